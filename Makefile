@@ -1,0 +1,51 @@
+# The contributor interface. `make demo` and `make test` are the two commands a user needs.
+SHELL := /bin/bash
+BIN := .venv/bin
+PY := $(BIN)/python
+PYTEST := $(PY) -m pytest -q
+PACKAGES := operator server kernels tests benchmarks scripts training
+
+.PHONY: help setup demo test lint types props kube e2e bench docs crds lock format
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv from the lock file
+	@scripts/setup
+
+demo: setup ## serve the shipped model on this machine and talk to it (ONCE=1 ends by itself)
+	@$(PY) -m mamba_cli up examples/01-quick-start/mamba.yaml --demo $(if $(ONCE),--once)
+
+test: setup ## every test that needs neither root nor a GPU, a real control plane included
+	@$(PYTEST) -m "not gpu and not e2e"
+
+lint: setup ## ruff and the import contracts
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
+
+types: setup ## mypy, strict
+	@$(BIN)/mypy
+
+props: setup ## the property tests with a large budget
+	@MAMBASERVE_PROPS=large $(PYTEST) tests/properties
+
+kube: setup ## the tests against a real Kubernetes control plane (no root)
+	@$(PYTEST) -m kube
+
+e2e: setup ## a real one-node Kubernetes; needs root on Linux
+	@$(PYTEST) -m e2e tests/e2e -v
+
+bench: setup ## the benchmarks; results go to benchmarks/results
+	@$(PY) -m benchmarks.run
+
+docs: setup ## write the generated reference pages and check the links
+	@$(PY) scripts/docs.py
+
+crds: setup ## write crds/ and the chart's copies from the models
+	@$(PY) -m mamba_cli crd --write
+
+format: setup ## let ruff mend what it can
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+lock: ## pin the dependencies anew (needs uv)
+	@uv pip compile pyproject.toml --all-extras --group test --group lint --group bench --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 --upgrade -o requirements/dev.lock

@@ -1,0 +1,1 @@
+"""Numbers: one folder per operator, plain-torch reference beside the kernels. torch and triton only."""

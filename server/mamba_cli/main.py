@@ -1,0 +1,46 @@
+"""The command line: collects the sub-commands, gives them one error style and one set of exit codes.
+
+Each sub-command is one module of `mamba_cli.commands` with a function `command`; those modules import
+typer and rich at most, and everything heavy inside the function, so that `--help` stays quick.
+"""
+
+import importlib
+import sys
+
+import typer
+from rich.console import Console
+
+from mamba_cli.errors import CliError
+
+COMMANDS: tuple[str, ...] = ()
+
+app = typer.Typer(
+    name="mambaserve",
+    help="Serve hybrid Mamba2/attention language models: on this machine or on Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _collect() -> None:
+    for name in COMMANDS:
+        module = importlib.import_module(f"mamba_cli.commands.{name}")
+        if isinstance(target := module.command, typer.Typer):
+            app.add_typer(target)
+        else:
+            app.command(getattr(module, "NAME", name))(target)
+
+
+def run() -> None:
+    """Entry point of `mambaserve`; exits with the codes of `mamba_cli.errors`."""
+    _collect()
+    try:
+        app()
+    except CliError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,1 @@
+"""One HybridModel for all families: config adapters, weights, layers."""

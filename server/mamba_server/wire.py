@@ -1,0 +1,174 @@
+"""Messages between the API process (1) and the engine process (2): msgspec structs over ZeroMQ.
+
+Both directions are one-way PUSH/PULL sockets over `ipc://`; a frame is one msgpack-encoded struct of
+`ToEngine` or `FromEngine`. Times are `time.monotonic()` seconds (one clock for all processes of a machine).
+No text crosses this seam: the API process owns tokenizer, chat template and stop strings.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one sequence is sampled. Ranges are checked by the API process; the engine trusts them."""
+
+    max_tokens: int
+    """Most tokens to generate, >= 1."""
+    temperature: float = 1.0
+    """0 = greedy."""
+    top_k: int = 0
+    """0 = all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: the engine derives one from its own seed; sequence i of a request uses seed + i."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int = -1
+    """-1 = none, 0 = of the sampled token alone, k = also of the k most likely (at most 20)."""
+    prompt_logprobs: int = -1
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
+    """One prompt with `n` sequences (outputs)."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    n: int = 1
+    priority: int = 0
+    """Lower runs first, as in vLLM."""
+    cache_salt: str = ""
+    """Prefixes are shared only between requests of one salt."""
+    turn_boundary: int = 0
+    """Depth just before the chat template's generation prompt; 0 = not a chat."""
+    arrival: float = 0.0
+    traceparent: str = ""
+
+
+class StopSequence(msgspec.Struct, tag="stop", frozen=True):
+    """The API process saw a stop string: the sequence ends with its first `keep` output tokens."""
+
+    request_id: str
+    index: int
+    keep: int
+
+
+class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
+    """The client is gone: free everything; nothing more is sent for this request."""
+
+    request_id: str
+
+
+class AdminCall(msgspec.Struct, tag="admin", frozen=True):
+    """One admin operation: flush_cache, plan, ledger, strategy, requests. Answered by `AdminReply`."""
+
+    call_id: int
+    verb: str
+    body: dict[str, Any] = {}
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """End the engine process now (after a drain, if one was wanted)."""
+
+
+ToEngine = AddRequest | StopSequence | AbortRequest | AdminCall | Shutdown
+
+
+class Progress(msgspec.Struct, tag="progress", frozen=True):
+    """Loading goes on: `done` of `total` units (bytes for weights) of `stage`."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The engine serves. `plan` is the JSON form of the memory plan in force."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    plan: dict[str, Any]
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities at one position: of the token, and of the most likely ones (best first)."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
+    """New tokens of one sequence, or its end, or both."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """Which stop token ended it: the last of `token_ids`, not to be shown as text."""
+    cached_tokens: int = 0
+    """Prompt tokens resumed from a checkpoint (with the first delta)."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """With the first delta when asked for; None at position 0."""
+
+
+class Outputs(msgspec.Struct, tag="out", frozen=True):
+    """What one committed step produced."""
+
+    deltas: list[SequenceDelta]
+
+
+class RequestRejected(msgspec.Struct, tag="rejected", frozen=True):
+    """The engine cannot run this request at all (too long, over capacity) or failed while running it."""
+
+    request_id: str
+    status: int
+    kind: str
+    code: str
+    message: str
+    retry_after: float | None = None
+
+
+class EngineStats(msgspec.Struct, tag="stats", frozen=True):
+    """Numbers for `/metrics`, sent about twice a second and after each idle transition.
+
+    `counters` only grow; `gauges` are current values; keys are metric names without the prefix, with labels
+    as `name{label=value}`.
+    """
+
+    counters: dict[str, float]
+    gauges: dict[str, float]
+    step_seconds: list[tuple[float, float, float]]
+    """(schedule, run, commit) of the steps since the last message."""
+    batch_sizes: list[int]
+
+
+class AdminReply(msgspec.Struct, tag="reply", frozen=True):
+    """Answer to an `AdminCall`: an HTTP status and a JSON body."""
+
+    call_id: int
+    status: int
+    body: dict[str, Any]
+
+
+class Fatal(msgspec.Struct, tag="fatal", frozen=True):
+    """The engine cannot start or go on; `exit_code`: 2 invalid input, 3 does not fit, 1 anything else."""
+
+    message: str
+    exit_code: int
+
+
+FromEngine = Progress | Ready | Outputs | RequestRejected | EngineStats | AdminReply | Fatal
