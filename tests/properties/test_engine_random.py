@@ -101,7 +101,7 @@ def drive(
             core.cache.flush()
         elif kind < 0.48:
             wish = rng.choice(["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"])
-            core.cache.change_strategy(reservation(wish, overlap=overlap))
+            core.change_strategy(wish)
 
     def beat() -> None:
         deltas = core.step()

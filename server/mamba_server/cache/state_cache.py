@@ -68,9 +68,9 @@ class StateCache:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def never_fits(self, tokens: int) -> bool:
+    def never_fits(self, tokens: int, strategy: Reservation | None = None) -> bool:
         """A sequence of `tokens` tokens could not run even with the arena to itself."""
-        slabs = self.arena.slabs - 1 - self.strategy.slots_per_sequence
+        slabs = self.arena.slabs - 1 - (strategy or self.strategy).slots_per_sequence
         per_slab = self.arena.pages_per_slab
         return slabs < 0 or (per_slab > 0 and self.pages_for(tokens) > slabs * per_slab)
 

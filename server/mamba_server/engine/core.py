@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mamba_server.cache.strategy import reservation
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.scheduler import Schedule, Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
@@ -152,6 +153,18 @@ class EngineCore:
         for sequence in self.sequences.get(message.request_id, ()):
             if sequence.phase is not Phase.FINISHED:
                 self._finish(sequence, "abort")
+
+    def change_strategy(self, name: str) -> str:
+        """Run under strategy `name` from the next step on. Returns why not (with numbers), or ""."""
+        wanted = reservation(name, overlap=self.overlap)
+        for group in self.sequences.values():
+            longest = len(group[0].tokens)
+            if self.cache.never_fits(longest, wanted):
+                return (
+                    f"request {group[0].request_id} may grow to {longest} tokens, which with "
+                    f"{wanted.slots_per_sequence} slots a sequence do not fit {self.cache.arena.slabs - 1} slabs"
+                )
+        return self.cache.change_strategy(wanted)
 
     # --- one beat ------------------------------------------------------------------------------------
 
