@@ -61,7 +61,7 @@ class Quantity(str):
             core_schema.union_schema(
                 [core_schema.str_schema(strict=True), core_schema.int_schema(strict=True)],
                 custom_error_type="quantity",
-                custom_error_message="a quantity is an integer or a string such as 80Gi, 512Mi, 500m or 4",
+                custom_error_message="a quantity: an integer or a string such as 80Gi, 512Mi, 500m or 4",
             ),
             serialization=core_schema.plain_serializer_function_ser_schema(str),
         )
@@ -106,7 +106,7 @@ class Duration(str):
             core_schema.union_schema(
                 [core_schema.str_schema(strict=True)],
                 custom_error_type="duration",
-                custom_error_message="a duration is a string with a unit, such as 300s, 5m, 1h or 500ms",
+                custom_error_message="a duration: a string with a unit, such as 300s, 5m, 1h or 500ms",
             ),
             serialization=core_schema.plain_serializer_function_ser_schema(str),
         )
