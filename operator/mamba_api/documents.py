@@ -103,9 +103,9 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.events.AliasEvent):
-            event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+            mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.constructor.ConstructorError(
-                None, None, "aliases (*name) are not supported: write the value out", event.start_mark
+                None, None, "aliases (*name) are not supported: write the value out", mark
             )
         return super().compose_node(parent, index)
 

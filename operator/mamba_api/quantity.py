@@ -103,8 +103,8 @@ class Duration(str):
 
         return core_schema.no_info_after_validator_function(
             check,
-            core_schema.union_schema(
-                [core_schema.str_schema(strict=True)],
+            core_schema.custom_error_schema(
+                core_schema.str_schema(strict=True),
                 custom_error_type="duration",
                 custom_error_message="a duration: a string with a unit, such as 300s, 5m, 1h or 500ms",
             ),

@@ -42,10 +42,19 @@ class ApiModel(BaseModel):
         serialize_by_alias=True,
         extra="forbid",
         frozen=True,
+        strict=True,
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """A null is an absent field, as it is for the API server: `engine:` with nothing below is fine."""
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
