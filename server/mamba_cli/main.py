@@ -23,6 +23,12 @@ app = typer.Typer(
 )
 
 
+@app.callback()
+def _root() -> None:
+    # Without a callback, an application with one command would not expect that command's name.
+    pass
+
+
 def _collect() -> None:
     for name in COMMANDS:
         module = importlib.import_module(f"mamba_cli.commands.{name}")
