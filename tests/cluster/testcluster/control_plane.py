@@ -1,0 +1,234 @@
+"""A real Kubernetes control plane without nodes: etcd, kube-apiserver and kube-controller-manager.
+
+Needs no root: everything listens on free ports of 127.0.0.1 and lives in one temporary folder. Pods are
+admitted and counted but never run; `node` adds what runs them. Started by the fixture `control_plane`.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testcluster import kubeconfig
+from testcluster.api import ApiClient, Dial
+from testcluster.cluster import Cluster
+from testcluster.component import Component
+from testcluster.errors import NotReady
+from testcluster.kubectl import Kubectl
+from testcluster.pki import Authority, Certificate, Identity
+
+SERVICE_RANGE = "10.96.0.0/16"
+SERVICE_ADDRESS = "10.96.0.1"
+READY_SECONDS = 60.0
+START_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the components listen."""
+
+    api: int
+    etcd_client: int
+    etcd_peer: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a control plane runs: the machine itself, or the network of a node."""
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    """Put before each command, to run it in another network namespace."""
+    dial: Dial = socket.create_connection
+    node: str = ""
+    """Name of the one node there will be; empty for none."""
+
+
+def free_ports() -> Ports:
+    """Ports nobody listens on at this moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    numbers = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return Ports(*numbers)
+
+
+class ControlPlane(Cluster):
+    """The control plane; `start` returns when it takes requests."""
+
+    def __init__(
+        self, folder: Path, binaries: Path, *, ports: Ports | None = None, place: Place | None = None
+    ) -> None:
+        self.folder = folder
+        self.place = place or Place()
+        self.ports = ports or free_ports()
+        self._binaries = binaries
+        (folder / "log").mkdir(parents=True)
+        self.authority = Authority(folder / "pki")
+        self._token_keys = self.authority.signing_pair("service-account")
+        self.admin = self.authority.issue(Identity("admin", "/O=system:masters/CN=admin", ("DNS:admin",)))
+        names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
+        addresses = sorted({"127.0.0.1", SERVICE_ADDRESS, self.place.address})
+        self._serving = self.authority.issue(
+            Identity(
+                "apiserver",
+                "/CN=kube-apiserver",
+                (*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)),
+            )
+        )
+        file = self.write_kubeconfig("admin", self.admin)
+        super().__init__(
+            file,
+            Kubectl(binaries / "kubectl", file, self.place.prefix),
+            ApiClient(self.server, self.authority.root.certificate, self.admin, self.place.dial),
+        )
+        self.etcd = self.component("etcd", self._etcd_arguments())
+        self.api_server = self.component("kube-apiserver", self._api_server_arguments())
+        self.controller_manager = self.component(
+            "kube-controller-manager", self._controller_manager_arguments()
+        )
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.place.address}:{self.ports.api}"
+
+    def component(self, name: str, arguments: Sequence[str], program: str | Path | None = None) -> Component:
+        """A further process in the same place, not started yet; `program` defaults to the binary `name`."""
+        argv = [*self.place.prefix, str(program or self._binaries / name), *arguments]
+        return Component(name, argv, self.folder / "log" / f"{name}.log")
+
+    def write_kubeconfig(self, name: str, client: Certificate) -> Path:
+        """The kubeconfig of somebody whose certificate the cluster's authority issued."""
+        given = kubeconfig.access(self.server, self.authority.root.certificate, client)
+        return kubeconfig.write(self.folder / f"{name}.kubeconfig", given)
+
+    def start(self) -> None:
+        """Starts everything. Raises NotReady with the end of the failing component's log."""
+        try:
+            self.etcd.start()
+            self.start_api_server()
+            self.controller_manager.start()
+            self.controller_manager.wait_until(
+                lambda: self.api.answers("/api/v1/namespaces/default/serviceaccounts/default"),
+                timeout=READY_SECONDS,
+                what="serving the default namespace",
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_api_server(self) -> None:
+        """Starts the API server, on its old port with its old data if it ran before, and waits for it."""
+        self.api_server.start()
+        self.api_server.wait_until(self.api.answers, timeout=READY_SECONDS, what="ready")
+
+    def stop_api_server(self, *, grace: float = 10.0) -> None:
+        """Ends the API server as a restart of its machine would: `grace` 0 is a crash."""
+        self.api_server.stop(grace=grace)
+
+    @contextmanager
+    def api_server_down(self, *, grace: float = 0.0) -> Iterator[None]:
+        """The API server is away for the length of the block and ready again after it."""
+        self.stop_api_server(grace=grace)
+        try:
+            yield
+        finally:
+            self.start_api_server()
+
+    def stop(self) -> None:
+        """Ends all processes at once: what they would still write is deleted anyway."""
+        for component in (self.controller_manager, self.api_server, self.etcd):
+            component.stop(grace=0)
+
+    def _etcd_arguments(self) -> list[str]:
+        client = f"http://127.0.0.1:{self.ports.etcd_client}"
+        peer = f"http://127.0.0.1:{self.ports.etcd_peer}"
+        return [
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            # Tests lose nothing by a power cut; without it every write waits for the disk.
+            "--unsafe-no-fsync",
+        ]
+
+    def _api_server_arguments(self) -> list[str]:
+        private, public = self._token_keys
+        root = self.authority.root.certificate
+        arguments = [
+            f"--etcd-servers=http://127.0.0.1:{self.ports.etcd_client}",
+            f"--bind-address={self.place.address}",
+            f"--advertise-address={self.place.address}",
+            f"--secure-port={self.ports.api}",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--tls-cert-file={self._serving.certificate}",
+            f"--tls-private-key-file={self._serving.key}",
+            f"--client-ca-file={root}",
+            f"--service-account-key-file={public}",
+            f"--service-account-signing-key-file={private}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+        ]
+        if not self.place.node:
+            # The address of the Service "kubernetes" may not be a loopback one, and nobody would reach it.
+            return [*arguments, "--endpoint-reconciler-type=none"]
+        return [
+            *arguments,
+            f"--kubelet-client-certificate={self.admin.certificate}",
+            f"--kubelet-client-key={self.admin.key}",
+            # By name the API server would ask DNS for the node on logs and exec.
+            "--kubelet-preferred-address-types=InternalIP",
+        ]
+
+    def _controller_manager_arguments(self) -> list[str]:
+        return [
+            f"--kubeconfig={self.kubeconfig}",
+            f"--service-account-private-key-file={self._token_keys[0]}",
+            f"--root-ca-file={self.authority.root.certificate}",
+            "--use-service-account-credentials",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        ]
+
+
+@contextmanager
+def running_control_plane(binaries: Path) -> Iterator[ControlPlane]:
+    """A control plane in a temporary folder for the length of the block.
+
+    A port that was free a moment ago may be taken by a run beside ours; then the next ports are tried.
+    `MAMBASERVE_KEEP_CLUSTER=1` leaves the folder with the logs where it is.
+    """
+    with temporary_folder() as folder:
+        for attempt in range(1, START_ATTEMPTS + 1):
+            plane = ControlPlane(folder / str(attempt), binaries)
+            try:
+                plane.start()
+                break
+            except NotReady as error:
+                if "address already in use" not in str(error) or attempt == START_ATTEMPTS:
+                    raise
+        try:
+            yield plane
+        finally:
+            plane.stop()
+
+
+@contextmanager
+def temporary_folder(prefix: str = "mambaserve-cluster-") -> Iterator[Path]:
+    """A folder that is removed at the end, unless MAMBASERVE_KEEP_CLUSTER is set."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        if not os.environ.get("MAMBASERVE_KEEP_CLUSTER"):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""Writes kubeconfig files that stand alone: the certificates are inside. Pure but for the last step."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testcluster.pki import Certificate
+
+CONTEXT = "test"
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a client needs to reach an API server as somebody; bytes are PEM."""
+
+    server: str
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+def access(server: str, authority: Path, client: Certificate) -> Access:
+    """Reads the PEM files of one client."""
+    return Access(server, authority.read_bytes(), client.certificate.read_bytes(), client.key.read_bytes())
+
+
+def document(given: Access) -> dict[str, Any]:
+    """The kubeconfig as a mapping with one cluster, one user and one context, all called `test`."""
+
+    def encoded(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    cluster = {"server": given.server, "certificate-authority-data": encoded(given.authority)}
+    user = {
+        "client-certificate-data": encoded(given.certificate),
+        "client-key-data": encoded(given.key),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CONTEXT, "cluster": cluster}],
+        "users": [{"name": CONTEXT, "user": user}],
+        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+        "current-context": CONTEXT,
+    }
+
+
+def write(path: Path, given: Access) -> Path:
+    """Writes the file, readable by its owner alone: it holds a private key."""
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(document(given), sort_keys=False))
+    return path
