@@ -70,6 +70,14 @@ class EngineSettings(BaseSettings):
     """File with one accepted API key a line; none = no authentication."""
     admin_token_file: str | None = None
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
+    max_waiting_requests: int = Field(512, ge=1)
+    """Most prompts that may wait for their first token; more get 429."""
+    max_body_bytes: ByteSize = Field(ByteSize(32 * 2**20), ge=1024)
+    """Largest request body; larger ones get 413."""
+    drain_timeout: float = Field(120.0, ge=0)
+    """Seconds that running requests get to finish after SIGTERM."""
+    engine_silence: float = Field(120.0, gt=0)
+    """Seconds without a sign of life after which a ready engine process counts as hung and is replaced."""
     seed: int = 0
     """Seed of requests that bring none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,7 +1,7 @@
 """The JSON of answers and chunks, encoded by msgspec: this is the hot path of streaming. Pure.
 
-Same fields as `mamba_api.openai_answers`, which documents them and which tests hold these against. Fields that
-are not asked for are absent, not null.
+Same fields as `mamba_api.openai_answers`, which documents them and which tests hold these against. Fields
+that are not asked for are absent, not null.
 """
 
 from typing import Any, Literal
@@ -50,7 +50,7 @@ class CompletionBody(msgspec.Struct):
     model: str
     choices: list[CompletionChoiceBody]
     object: str = "text_completion"
-    usage: UsageBody | None | UnsetType = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
 
 
 class ChatLogprobsBody(msgspec.Struct):
@@ -101,7 +101,7 @@ class ChatChunkBody(msgspec.Struct):
     model: str
     choices: list[ChatChunkChoiceBody]
     object: str = "chat.completion.chunk"
-    usage: UsageBody | None | UnsetType = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: Ids = UNSET
 
@@ -167,7 +167,7 @@ def completion_logprobs(
 
 
 def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -> PromptLogprobs:
-    """One object a prompt token: token id (a string) to log-probability, rank and text; null for the first."""
+    """One object a prompt token: token id (a string) to log-probability, rank, text; null for the first."""
     answer: PromptLogprobs = []
     for entry in entries:
         if entry is None:

@@ -39,14 +39,12 @@ class EngineClient:
 
     def __init__(
         self,
-        settings_json: str,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         silence: float = 120.0,
         on_stats: Callable[[wire.EngineStats], None] = lambda _: None,
         on_ready: Callable[[wire.Ready], None] = lambda _: None,
     ) -> None:
-        self._settings_json = settings_json
         self._command = command
         self._silence = silence
         self._on_stats = on_stats
@@ -121,12 +119,16 @@ class EngineClient:
 
     # Supervision.
 
-    async def run(self) -> None:
+    def loading(self, stage: str, done: int, total: int) -> None:
+        """Tell of work that has to be done before the engine can start; may be called from a thread."""
+        self.state = EngineState(self._unready_phase, f"loading: {stage}", stage, done, total)
+
+    async def run(self, settings_json: str) -> None:
         """Keep an engine running until `stop`. Raises EngineStartFailed if it never becomes ready."""
         deaths = 0
         while True:
             started = time.monotonic()
-            exit_code = await self._live()
+            exit_code = await self._live(settings_json)
             if self._stopping.is_set():
                 return
             reason = death_reason(exit_code) if self._fatal is None else self._fatal.message
@@ -144,10 +146,10 @@ class EngineClient:
                 await asyncio.wait_for(self._stopping.wait(), pause)
                 return
 
-    async def _live(self) -> int | None:
+    async def _live(self, settings_json: str) -> int | None:
         """One incarnation, from start to end; its exit code, None when it hung."""
         self._fatal = None
-        process = await EngineProcess.start(self._settings_json, self._command)
+        process = await EngineProcess.start(settings_json, self._command)
         self._process = process
         log.info("engine_started", engine_pid=process.pid)
         reader = asyncio.create_task(self._read(process))
@@ -159,7 +161,7 @@ class EngineClient:
             hung = watcher.done() and not waiter.done()
             if reader.done() and (error := reader.exception()) is not None:
                 log.error("engine_message_unreadable", error=str(error))
-            if self._fatal is not None:
+            if self._last_word() is not None:
                 await asyncio.wait({waiter}, timeout=FATAL_EXIT_SECONDS)
             process.kill()
             exit_code = await waiter
@@ -176,6 +178,9 @@ class EngineClient:
             process.close()
             self._lose(death_reason(None if hung else process.exit_code))
         return None if hung else exit_code
+
+    def _last_word(self) -> wire.Fatal | None:
+        return self._fatal
 
     def _lose(self, reason: str) -> None:
         if self._fatal is not None:
@@ -225,7 +230,7 @@ class EngineClient:
                 if (call := self._calls.get(call_id)) is not None and not call.done():
                     call.set_result(message)
             case wire.Progress(stage=stage, done=done, total=total):
-                self.state = EngineState(self._unready_phase, f"loading: {stage}", stage, done, total)
+                self.loading(stage, done, total)
             case wire.Ready():
                 self.ready = message
                 self.state = EngineState("ready", "the model is loaded")

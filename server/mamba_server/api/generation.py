@@ -41,6 +41,7 @@ class _Sequence:
 
     text: SequenceText
     choice: int
+    seen: bool = False
     started: bool = False
     finished: bool = False
     first_at: float = 0.0
@@ -119,7 +120,7 @@ class Generation:
         sequence = self._sequences.get(key)
         if sequence is None or sequence.finished:
             return None  # the engine runs one step behind a stop string
-        first = not sequence.started
+        first, sequence.seen = not sequence.seen, True
         finish = delta.finish_reason
         step = sequence.text.feed(
             delta.token_ids, stop_token=delta.stop_token_id is not None, last=finish is not None

@@ -8,19 +8,17 @@ TextError
 
 
 class TextError(Exception):
-    """Base."""
+    """Base. `exit_code` is what a process that cannot start ends with."""
+
+    exit_code = 2
 
 
 class BadTokenizer(TextError):
     """tokenizer.json or tokenizer_config.json is missing, broken, or does not fit the model."""
 
-    exit_code = 2
-
 
 class BadTemplate(TextError):
     """The chat template does not compile."""
-
-    exit_code = 2
 
 
 class TemplateRefused(TextError):
