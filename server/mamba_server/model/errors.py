@@ -5,10 +5,7 @@ ModelError
 │   ├── InvalidSource      the URI itself is malformed
 │   ├── SourceNotFound     nothing there, or no config.json in it
 │   └── DownloadFailed     the Hub refused or broke off; what arrived is kept for the next attempt
-<<<<<<< HEAD
 ├── UnsupportedModel       the configuration is understood, but its kind of layer cannot be served
-=======
->>>>>>> 5110d71 (Resolve model URIs: paths, file, hf, pvc and builtin, with download progress)
 └── WeightsError           the safetensors files and the configuration disagree, or a file is damaged
 """
 
@@ -37,12 +34,9 @@ class DownloadFailed(SourceError):
     exit_code = 1
 
 
-<<<<<<< HEAD
 class UnsupportedModel(ModelError):
     """Understood, but not servable; the message names what is missing."""
 
 
-=======
->>>>>>> 5110d71 (Resolve model URIs: paths, file, hf, pvc and builtin, with download progress)
 class WeightsError(ModelError):
     """Files and configuration disagree; the message names the file and the tensor."""
