@@ -25,7 +25,8 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 SERVICE_LABEL = "kubernetes.io/service-name"
 WATCH_SECONDS = 240
 """The server ends each watch after this; bookmarks keep the version fresh in between."""
-SILENCE_SECONDS = WATCH_SECONDS + 30
+LONGEST_WATCH = WATCH_SECONDS + 30
+"""A server that is still silent then is not there any more."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 Sink = Callable[[Iterable[Target]], None]
 
@@ -84,7 +85,8 @@ class SliceWatch:
             resource_version=version,
             allow_watch_bookmarks=True,
             timeout_seconds=WATCH_SECONDS,
-            _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS),
+            # For all of the watch: this client takes one number only, whatever its documentation says.
+            _request_timeout=LONGEST_WATCH,
         )
         try:
             if answer.status == 410:

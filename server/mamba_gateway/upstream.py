@@ -3,6 +3,7 @@
 Owns the HTTP client's settings and turns its many exceptions into three outcomes. Used by the relay.
 """
 
+import io
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from yarl import URL
+
+LARGE = 256 * 1024
 
 
 class Unreachable(Exception):
@@ -87,8 +90,10 @@ async def attempt(
     Leaving the context before the body's end closes the connection, which the engine sees as a cancellation.
     """
     url = URL(f"{base}{call.path}" + (f"?{call.query}" if call.query else ""), encoded=True)
+    # As a file the client writes it piece by piece, and a large body does not hold up the other streams.
+    data = call.body if len(call.body) < LARGE else io.BytesIO(call.body)
     with outcomes():
-        response = await session.post(url, data=call.body, headers=call.headers, allow_redirects=False)
+        response = await session.post(url, data=data, headers=call.headers, allow_redirects=False)
     try:
         with outcomes():
             first = await response.content.readany()
