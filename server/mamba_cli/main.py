@@ -12,7 +12,11 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 
-COMMANDS: tuple[str, ...] = ("crd", "serve")
+COMMANDS: tuple[str, ...] = (
+    "crd",
+    "gateway",
+    "serve",
+)
 
 app = typer.Typer(
     name="mambaserve",
