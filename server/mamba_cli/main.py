@@ -15,6 +15,7 @@ from mamba_cli.errors import CliError
 COMMANDS: tuple[str, ...] = (
     "crd",
     "gateway",
+    "plan",
     "serve",
 )
 

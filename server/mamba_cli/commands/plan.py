@@ -1,0 +1,74 @@
+"""`mambaserve plan`: what an engine would do with its memory, without starting anything."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Output(StrEnum):
+    """How the plan is shown."""
+
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+
+
+def command(
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE_OR_MODEL_DIR", help="MambaDeployment YAML, or a model directory.")
+    ],
+    device_memory: Annotated[
+        str | None,
+        typer.Option(envvar="MAMBASERVE_DEVICE_MEMORY", help="Memory of one GPU, such as 80Gi."),
+    ] = None,
+    utilization: Annotated[
+        float | None,
+        typer.Option(
+            envvar="MAMBASERVE_UTILIZATION", help="Share of it the engine may take; 0.9 unless the file says."
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0, envvar="MAMBASERVE_GPUS", help="GPUs one engine spreads over; 0 plans for the CPU."
+        ),
+    ] = None,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = Output.table,
+) -> None:
+    """Show strategy, concurrency and memory of an engine before it runs. Exit code 3: it does not fit."""
+    import json
+
+    from rich.console import Console
+
+    from mamba_cli.errors import DoesNotFit, InvalidInput
+    from mamba_cli.local.documents import read_deployments
+    from mamba_cli.local.plan_view import plan_view
+    from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory
+    from mamba_cli.local.sizes import size_option
+
+    if utilization is not None and not 0 < utilization <= 1:
+        raise InvalidInput(f"--utilization: {utilization} must be above 0 and at most 1")
+    flags = PlanFlags(size_option("--device-memory", device_memory), utilization, gpus)
+    if source.is_dir():
+        outcomes = [plan_directory(source, flags)]
+    else:
+        outcomes = [plan_deployment(each, flags) for each in read_deployments([source])]
+    if output is Output.table:
+        console = Console()
+        for outcome in outcomes:
+            console.print(plan_view(outcome))
+    else:
+        shown = [outcome.to_json() for outcome in outcomes]
+        document = shown if len(shown) > 1 else shown[0]
+        if output is Output.json:
+            typer.echo(json.dumps(document, indent=2))
+        else:
+            import yaml
+
+            typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+    if misfits := [outcome for outcome in outcomes if outcome.misfit]:
+        raise DoesNotFit("; ".join(f"{outcome.name}: {outcome.misfit}" for outcome in misfits))

@@ -1,0 +1,1 @@
+"""Local mode and the offline planner: a MambaDeployment on this machine, without a cluster."""

@@ -1,0 +1,108 @@
+"""What the planner must know of a model: its configuration and, when files are at hand, their bytes.
+
+Reads small files only; of a model on the Hub its config.json and weight index, never the weights.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamba_api.model_uri import ModelUri, parse_model_uri
+from mamba_cli.errors import CliError, InvalidInput, RunFailed
+from mamba_server.budget.arithmetic import DTYPE_BYTES
+from mamba_server.model.config import ModelConfig
+from mamba_server.model.errors import ModelError
+from mamba_server.model.families import ModelConfigError, load_model_config, model_config_from_hf
+from mamba_server.model.source import resolve
+from mamba_server.model.weight_files import WeightsSize, weights_size
+
+HUB_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`size` None: no weights at hand, so their bytes follow from the parameter count."""
+
+    config: ModelConfig
+    size: WeightsSize | None
+
+    def weights_bytes(self, dtype: str | None, tensor_parallel: int) -> int | None:
+        """Bytes on one device once loaded as `dtype` (None = as stored); None = by parameter count."""
+        if self.size is None:
+            return None
+        loaded = self.size.bytes if dtype is None else self.size.elements * DTYPE_BYTES[dtype]
+        return -(-loaded // tensor_parallel)
+
+
+def facts_of_directory(directory: Path) -> ModelFacts:
+    """Raises `InvalidInput` naming the file and the field."""
+    try:
+        return ModelFacts(load_model_config(directory), weights_size(directory))
+    except (ModelConfigError, ModelError) as error:
+        raise InvalidInput(str(error)) from error
+
+
+def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> ModelFacts:
+    """Facts of `spec.model`; `where` is the file it stands in. Raises `InvalidInput`, `RunFailed`."""
+    if inline:
+        try:
+            return ModelFacts(model_config_from_hf(inline, f"{where}: spec.model.config"), None)
+        except ModelConfigError as error:
+            raise InvalidInput(str(error)) from error
+    parsed = parse_model_uri(uri)
+    if parsed.scheme == "hf":
+        return _facts_of_hub(parsed, uri)
+    try:
+        return facts_of_directory(resolve(local_uri(uri, where)))
+    except ModelError as error:
+        hint = "; give spec.model.config to plan without the files" if parsed.scheme == "pvc" else ""
+        raise InvalidInput(f"{where}: spec.model.uri: {error}{hint}") from error
+
+
+def local_uri(uri: str, where: Path) -> str:
+    """The URI as this machine reads it: `file://./x` and `file://../x` start at the file `where`."""
+    parsed = parse_model_uri(uri)
+    if parsed.scheme == "file" and parsed.path.startswith((".", "..")):
+        return str((where.resolve().parent / parsed.path).resolve())
+    return uri
+
+
+def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+    except ImportError as error:
+        raise RunFailed(
+            f"{text}: reading from the Hub needs the package huggingface-hub: install mambaserve[server] or "
+            "give spec.model.config"
+        ) from error
+    try:
+        config = json.loads(
+            Path(hf_hub_download(uri.name, "config.json", revision=uri.revision)).read_text(encoding="utf-8")
+        )
+    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        raise _unreachable(text, error) from error
+    size = None
+    try:
+        index = Path(hf_hub_download(uri.name, HUB_INDEX, revision=uri.revision))
+        total = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+    except EntryNotFoundError:
+        total = 0
+    except Exception:  # without an index the parameter count stands in
+        total = 0
+    try:
+        model = model_config_from_hf(config, f"{text}: config.json")
+    except ModelConfigError as error:
+        raise InvalidInput(str(error)) from error
+    if total:
+        size = WeightsSize(total, total // DTYPE_BYTES[model.dtype])
+    return ModelFacts(model, size)
+
+
+def _unreachable(text: str, error: Exception) -> CliError:
+    return RunFailed(
+        f"{text}: config.json cannot be had from the Hub ({type(error).__name__}): check the name and the "
+        "network, or give spec.model.config in the file"
+    )

@@ -1,0 +1,103 @@
+"""From a MambaDeployment to what the planner, `serve` and `gateway` take. Pure.
+
+The operator renders pods from the same spec; the words here are those of the command line.
+"""
+
+from mamba_api.v1alpha1 import MambaDeployment, Spec
+from mamba_server.budget import Constraints, Plan, Workload
+
+
+def constraints_of(
+    spec: Spec, utilization: float | None = None, tensor_parallel: int | None = None
+) -> Constraints:
+    """What the spec fixes. Raises `UnusableInput`."""
+    cache, engine = spec.state_cache, spec.engine
+    return Constraints(
+        strategy=None if cache.strategy == "Auto" else cache.strategy,
+        state_dtype=None if cache.state_dtype == "Auto" else cache.state_dtype,
+        dtype=None if engine.dtype == "Auto" else engine.dtype,
+        page_size=engine.page_size,
+        track_interval=cache.track_interval,
+        max_model_len=spec.model.max_model_len,
+        max_running_requests=engine.max_running_requests,
+        chunked_prefill_tokens=engine.chunked_prefill_tokens,
+        max_checkpoints_per_path=cache.max_checkpoints_per_path,
+        prefix_caching=cache.prefix_caching,
+        overlap=engine.overlap_schedule,
+        utilization=utilization or spec.memory.utilization,
+        arena_bytes=spec.memory.arena.bytes if spec.memory.arena else None,
+        tensor_parallel=tensor_parallel or engine.tensor_parallel,
+    )
+
+
+def workload_of(spec: Spec) -> Workload | None:
+    """The declared workload; None = none declared."""
+    if (declared := spec.workload) is None:
+        return None
+    return Workload(
+        prompt_tokens=declared.prompt_tokens,
+        output_tokens=declared.output_tokens,
+        shared_prefix_ratio=declared.shared_prefix_ratio,
+        concurrency=declared.concurrency,
+        declared=True,
+    )
+
+
+def serve_argv(
+    deployment: MambaDeployment, plan: Plan, *, model: str, device: str, port: int, admin_port: int
+) -> list[str]:
+    """Arguments of `mambaserve serve` for this deployment as planned.
+
+    On a CPU the arena is passed on, because free memory changes between two looks; on a GPU the engine plans
+    with the memory the device really has.
+    """
+    spec = deployment.spec
+    argv = [
+        "serve", "--model", model, "--host", "127.0.0.1", "--port", str(port),
+        "--admin-port", str(admin_port), "--served-model-name", deployment.served_name, "--device", device,
+        "--dtype", "auto" if spec.engine.dtype == "Auto" else spec.engine.dtype,
+        "--strategy", plan.strategy, "--state-dtype", plan.state_dtype,
+        "--track-interval", str(spec.state_cache.track_interval),
+        "--page-size", str(spec.engine.page_size),
+        "--max-model-len", str(plan.max_model_len),
+        "--max-running-requests", str(plan.max_running_requests),
+        "--chunked-prefill-tokens", str(spec.engine.chunked_prefill_tokens),
+        "--eviction", spec.state_cache.eviction,
+        "--max-checkpoints-per-path", str(spec.state_cache.max_checkpoints_per_path),
+    ]  # fmt: skip
+    if device == "cpu" or spec.memory.arena is not None:
+        argv += ["--arena-bytes", str(plan.arena_bytes)]
+    else:
+        argv += ["--utilization", f"{spec.memory.utilization:g}"]
+        if spec.memory.device_memory is not None:
+            argv += ["--device-memory", str(spec.memory.device_memory.bytes)]
+    argv += ["--prefix-caching"] if spec.state_cache.prefix_caching else ["--no-prefix-caching"]
+    argv += ["--overlap"] if spec.engine.overlap_schedule else ["--no-overlap"]
+    argv += ["--batch-invariant"] if spec.engine.batch_invariant else []
+    return argv + list(spec.engine.extra_args)
+
+
+def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
+    """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
+    argv = ["gateway", "--backend", backend, "--host", host, "--port", str(port)]
+    redis = deployment.spec.prefix_index.redis
+    if redis is not None and redis.url is not None:
+        argv += ["--redis-url", redis.url]
+    return argv
+
+
+def not_in_local_mode(spec: Spec) -> list[str]:
+    """What the spec asks for that one machine without a cluster does not give, in words."""
+    notes = []
+    if spec.disaggregation is not None:
+        notes.append("spec.disaggregation: one unified engine runs here")
+    if spec.scaling.min_replicas > 1 or spec.replicas > 1:
+        notes.append("spec.scaling: one engine runs here")
+    if spec.engine.tensor_parallel > 1:
+        notes.append("spec.engine.tensorParallel: the engine runs on one device here")
+    if spec.gateway.auth is not None:
+        notes.append("spec.gateway.auth: Secrets are not read here, so anyone on this machine may call")
+    redis = spec.prefix_index.redis
+    if redis is not None and redis.url is None:
+        notes.append("spec.prefixIndex.redis.secretRef: Secrets are not read here, so the index stays local")
+    return notes
