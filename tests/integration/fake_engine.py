@@ -98,7 +98,8 @@ class FakeEngine:
                     await self.send(wire.AdminReply(call_id, 400, {"error": {"message": "not a multiple"}}))
                     return
                 answer = {
-                    "verb": verb, "body": body, "seen": self.seen, "aborted": self.aborted, "pid": os.getpid(),
+                    "verb": verb, "body": body, "seen": self.seen, "aborted": self.aborted,
+                    "pid": os.getpid(),
                     "stopped": [[*key, keep] for key, keep in self.stopped.items()],
                     "running": list(self.tasks), "settings": self.settings,
                 }  # fmt: skip
