@@ -42,7 +42,7 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._last_token = torch.zeros(rows.capacity, dtype=torch.int32, device=device)
-        self._sampler = Sampler(rows.capacity, vocab_size, device)
+        self._sampler = Sampler(vocab_size, device)
 
     def prepare(self, schedule: Schedule) -> Callable[[], StepResult]:
         """Everything the step needs, taken now; the work to launch."""
