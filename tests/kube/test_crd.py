@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mamba_api.schema import crd_yaml, custom_resource_definition
 from mamba_api.v1alpha1 import MambaDeployment
@@ -32,9 +34,7 @@ def deployment(name: str = "nano", **spec: Any) -> dict[str, Any]:
 def plane(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with the CRD in force."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
+    # Not `kubectl wait`: it gives up on an object that has no status yet.
     control_plane.wait_for(
         lambda: (
             "mambadeployments" in control_plane.kubectl("api-resources", "--api-group=serving.mambaserve.io")
@@ -58,7 +58,8 @@ def refusal(plane: ControlPlane, namespace: str, manifest: dict[str, Any]) -> st
 
 
 def test_the_schema_is_structural_and_its_rules_compile(plane: ControlPlane) -> None:
-    crd = plane.kubectl.json("get", "crd", "mambadeployments.serving.mambaserve.io")
+    crd = plane.get("crd", "mambadeployments.serving.mambaserve.io")
+    assert crd is not None
     state = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
     assert state["Established"] == "True"
     assert state["NamesAccepted"] == "True"
@@ -127,6 +128,38 @@ def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) ->
     plane.apply(deployment(), namespace)
     plane.apply(deployment(model={"uri": "hf://a/b"}), namespace)
     assert stored(plane, namespace)["metadata"]["generation"] == 2
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    page=st.sampled_from([1, 8, 16, 64]),
+    pages=st.integers(1, 64),
+    gpus=st.integers(0, 8),
+    low=st.integers(0, 5),
+    size=st.sampled_from(["80Gi", "1.5Gi", "512M", 85899345920, "7", "900m"]),
+    wait=st.sampled_from(["300s", "5m", "500ms", "1h30m", "0.5s"]),
+    uri=st.sampled_from(
+        ["hf://a/b@main", "pvc://claim/a/b", "file:///srv/x", "file://./x", "builtin://tiny"]
+    ),
+    share=st.floats(0, 1, allow_subnormal=False),
+)
+def test_whatever_the_models_accept_is_stored_as_the_models_read_it(
+    plane: ControlPlane, namespace: str, page: int, pages: int, gpus: int, low: int, size: Any, wait: str,
+    uri: str, share: float,
+) -> None:  # fmt: skip
+    manifest = deployment(
+        model={"uri": uri},
+        engine={"pageSize": page, "tensorParallel": max(gpus, 1)},
+        stateCache={"trackInterval": page * pages},
+        resources={"gpus": gpus, "memory": size},
+        memory={"arena": size},
+        scaling={"minReplicas": low, "maxReplicas": low + 1, "scaleDownDelay": wait},
+        workload={"sharedPrefixRatio": share},
+    )
+    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{namespace}/mambadeployments?dryRun=All"
+    status, answer = plane.api.request("POST", path, manifest)
+    assert status == 201, answer
+    assert MambaDeployment.model_validate(answer).spec == MambaDeployment.model_validate(manifest).spec
 
 
 def test_scaling_writes_the_replicas_and_shows_the_selector(plane: ControlPlane, namespace: str) -> None:
