@@ -93,6 +93,7 @@ def test_what_can_never_work_is_refused_in_words(
 ) -> None:
     said = refusal(plane, namespace, deployment(**case["spec"]))
     assert case["says"] in said
+    assert case.get("api", "") in said
 
 
 def test_an_unknown_field_is_refused(plane: ControlPlane, namespace: str) -> None:
