@@ -79,7 +79,7 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
     assert container["command"] == ["mambaserve"]
     assert container["args"] == [
-        "operator", "--namespace=a", "--namespace=b", "--host=0.0.0.0", "--port=8081", "--x",
+        "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081", "--x",
     ]  # fmt: skip
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}

@@ -39,7 +39,7 @@ def test_the_defaults_are_valid() -> None:
         ({"operator": {"replicas": 2}}, "operator"),
         ({"operator": {"logLevel": "loud"}}, "operator/logLevel"),
         ({"operator": {"command": []}}, "operator/command"),
-        ({"operator": {"port": 0}}, "operator/port"),
+        ({"operator": {"livenessPort": 0}}, "operator/livenessPort"),
         ({"operator": {"hostUsers": "no"}}, "operator/hostUsers"),
         ({"watchNamespaces": ["Upper"]}, "watchNamespaces/0"),
         ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
@@ -78,7 +78,7 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
 def test_the_defaults_agree_with_the_names_that_all_processes_share() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f"{VALUES['image']['repository']}:{chart['appVersion']}" == names.CONTROL_PLANE_IMAGE
-    assert VALUES["operator"]["port"] == names.OPERATOR_LIVENESS_PORT
+    assert VALUES["operator"]["livenessPort"] == names.OPERATOR_LIVENESS_PORT
 
 
 def test_the_operator_is_confined_by_default() -> None:
