@@ -10,6 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mamba_api.documents import load_documents
 from mamba_api.schema import crd_yaml, custom_resource_definition
 from mamba_api.v1alpha1 import MambaDeployment
 from testcluster.control_plane import ControlPlane
@@ -18,6 +19,7 @@ from testcluster.errors import CommandFailed
 pytestmark = pytest.mark.kube
 
 BROKEN = yaml.safe_load((Path(__file__).parents[1] / "data/broken_specs.yaml").read_text())
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml"))
 NOW = "2026-01-02T12:00:00Z"
 
 
@@ -123,6 +125,13 @@ def test_a_name_that_could_not_name_a_service_is_refused(
 def test_what_can_work_is_accepted(plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
     plane.apply(deployment(**spec), namespace)
     assert MambaDeployment.model_validate(stored(plane, namespace)).spec.model.uri == "builtin://tiny-recall"
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_the_examples_are_accepted_and_read_back(plane: ControlPlane, namespace: str, file: Path) -> None:
+    plane.apply(file.read_text(), namespace)
+    for wanted in load_documents(file.read_text(), str(file)):
+        assert MambaDeployment.model_validate(stored(plane, namespace, wanted.name)).spec == wanted.spec
 
 
 def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) -> None:
