@@ -13,6 +13,7 @@ from rich.console import Console
 from mamba_cli.errors import CliError
 
 COMMANDS: tuple[str, ...] = (
+    "bench",
     "crd",
     "gateway",
     "plan",
