@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 
+from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction

@@ -24,4 +24,6 @@ def cpu_device() -> Device:
     try:
         return Device("cpu", available_bytes(), told=False)
     except OSError as error:
-        raise RunFailed(f"cannot read the free memory of this machine: {error}: give --device-memory") from error
+        raise RunFailed(
+            f"cannot read the free memory of this machine: {error}: give --device-memory"
+        ) from error

@@ -75,15 +75,19 @@ def _fitting(outcome: PlanOutcome, plan: Plan) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("strategy", Text.assemble((plan.strategy, "bold green"), f" with {plan.state_dtype} states"))
+    facts.add_row(
+        "strategy", Text.assemble((plan.strategy, "bold green"), f" with {plan.state_dtype} states")
+    )
     facts.add_row("because", Text(plan.reason))
     facts.add_row(
         "running",
         f"up to {plan.max_running_requests:,} sequences, planned for {plan.planned_running:,}; "
-        f"{plan.binding_constraint} bind",
+        f"bound by {plan.binding_constraint}",
     )
     kv = f"KV {binary_size(plan.kv_bytes_per_token)} per token" if plan.page_bytes else "no attention KV"
-    facts.add_row("a sequence", f"state {binary_size(plan.state_bytes)} x {plan.slots_per_sequence} slots, {kv}")
+    facts.add_row(
+        "a sequence", f"state {binary_size(plan.state_bytes)} x {plan.slots_per_sequence} slots, {kv}"
+    )
     facts.add_row(
         "arena",
         f"{binary_size(plan.arena_bytes)} = {plan.slabs:,} slabs of {binary_size(plan.slab_bytes)}: "

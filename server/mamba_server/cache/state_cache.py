@@ -85,9 +85,11 @@ class StateCache:
             )
         return found
 
-    def without(self, match: Match) -> Match:
-        """`match`, but nothing of it is resumed: for a sequence that its own checkpoint would starve."""
-        return Match(match.kv_depth, match.state_depth, 0, None, NO_PAGES, "no_memory")
+    def without(self, match: Match, cause: str) -> Match:
+        """`match`, but nothing of it is resumed, because of `cause`."""
+        return Match(
+            match.kv_depth, match.state_depth, 0, None, NO_PAGES, cause if match.resumable else match.cause
+        )
 
     def admit(
         self, tokens: Tokens, salt: str, match: Match, context: int, turn_boundary: int

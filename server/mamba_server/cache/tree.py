@@ -41,9 +41,10 @@ MISS_CAUSES = (
     "off_grid",
     "salt_differs",
     "no_memory",
+    "prompt_logprobs",
 )
-"""`new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself. The
-others are losses of something that was seen."""
+"""`new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
+`prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
 
 
 @dataclass(frozen=True, slots=True)

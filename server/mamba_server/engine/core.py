@@ -162,7 +162,8 @@ class EngineCore:
             if self.cache.never_fits(longest, wanted):
                 return (
                     f"request {group[0].request_id} may grow to {longest} tokens, which with "
-                    f"{wanted.slots_per_sequence} slots a sequence do not fit {self.cache.arena.slabs - 1} slabs"
+                    f"{wanted.slots_per_sequence} slots a sequence do not fit "
+                    f"{self.cache.arena.slabs - 1} slabs"
                 )
         return self.cache.change_strategy(wanted)
 
@@ -206,8 +207,8 @@ class EngineCore:
         for number, piece in enumerate(schedule.pieces):
             sequence = piece.sequence
             sequence.in_flight -= 1
-            if sequence.prompt_logprobs is not None and number in result.prompt_logprobs:
-                sequence.prompt_logprobs.extend(result.prompt_logprobs[number])
+            if number in result.prompt_logprobs:
+                self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
             if piece.final:
                 sequence.prompt_done = True
                 self._take_token(sequence, tokens[at], result.logprobs.get(at), schedule.step)
@@ -217,6 +218,12 @@ class EngineCore:
         self.cache.settle()
         self.times.seconds.append((launched.schedule_seconds, ran - launched.started, self._clock() - ran))
         self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
+
+    @staticmethod
+    def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
+        # A piece of before a preemption comes too late: the list has begun anew.
+        if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) == start + 1:
+            sequence.prompt_logprobs.extend(logprobs)
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
         if sequence.phase is Phase.FINISHED:

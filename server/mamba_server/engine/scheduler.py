@@ -235,6 +235,9 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
         tokens = sequence.known_tokens()
         match = self.cache.match(tokens, sequence.salt, step)
+        if sequence.prompt_logprobs is not None and not sequence.prompt_done:
+            # Log-probabilities of the prompt need all of it computed.
+            match = self.cache.without(match, "prompt_logprobs")
         start = match.resumable
         take = aligned_piece(start, sequence.known - start, budget, self.limits.chunk)
         if take <= 0:
@@ -242,7 +245,7 @@ class Scheduler:
         holding = self.cache.admit(tokens, sequence.salt, match, start + take, sequence.turn_boundary)
         if holding is None and match.node is not None and not self.running and not self.cache.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.
-            match = self.cache.without(match)
+            match = self.cache.without(match, "no_memory")
             start = 0
             take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
             holding = self.cache.admit(tokens, sequence.salt, match, take, sequence.turn_boundary)
@@ -276,6 +279,8 @@ class Scheduler:
         self.counters.preemptions += 1
         sequence.preemptions += 1
         self._release(sequence)
+        if sequence.prompt_logprobs is not None and not sequence.prompt_done:
+            sequence.prompt_logprobs = [None]
         sequence.phase = Phase.WAITING
         self.waiting.push(sequence)
 
