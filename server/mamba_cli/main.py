@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 
-COMMANDS: tuple[str, ...] = ("plan", "serve", "crd")
+COMMANDS: tuple[str, ...] = ("up", "plan", "serve", "crd")
 
 app = typer.Typer(
     name="mambaserve",
