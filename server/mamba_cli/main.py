@@ -12,7 +12,13 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 
-COMMANDS: tuple[str, ...] = ("up", "plan", "serve", "crd")
+COMMANDS: tuple[str, ...] = (
+    "up",
+    "plan",
+    "crd",
+    "gateway",
+    "serve",
+)
 
 app = typer.Typer(
     name="mambaserve",

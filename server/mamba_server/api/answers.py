@@ -143,6 +143,12 @@ def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLog
     )
 
 
+def shown_length(tokenizer: Tokenizer, token_id: int) -> int:
+    """Characters that a token adds to the answer's text."""
+    piece = tokenizer.piece(token_id)
+    return 0 if piece.special else len(piece.text)
+
+
 def completion_logprobs(
     tokenizer: Tokenizer, token_ids: list[int], entries: list[TokenLogprobs | None], offset: int
 ) -> CompletionLogprobsBody:
@@ -152,7 +158,7 @@ def completion_logprobs(
         text = tokenizer.piece(token_id).text
         body.text_offset.append(offset)
         body.tokens.append(text)
-        offset += len(text)
+        offset += shown_length(tokenizer, token_id)
         if entry is None:
             body.token_logprobs.append(None)
             body.top_logprobs.append(None)

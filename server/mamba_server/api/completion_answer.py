@@ -101,7 +101,7 @@ class CompletionAnswer:
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
         if self._request.logprobs is not None and len(entries) == len(ids):
             body.logprobs = answers.completion_logprobs(self._tokenizer, ids, entries, choice.shown)
-            choice.shown += sum(map(len, body.logprobs.tokens))
+            choice.shown += sum(answers.shown_length(self._tokenizer, token_id) for token_id in ids)
         if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
             body.prompt_logprobs = answers.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
         if self._request.return_token_ids:

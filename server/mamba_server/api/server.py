@@ -5,6 +5,7 @@ Called by `mambaserve serve` and by local mode. It owns the order of things: lis
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -231,6 +232,8 @@ def serve(settings: EngineSettings, *, command: Sequence[str] = ENGINE_COMMAND) 
         return await Server(settings, command=command).run()
 
     set_up_logs(level=settings.log_level, process="api")
+    # It tells of starts and stops that we tell of better; its warnings and errors are welcome.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     set_up_traces(process="mambaserve")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

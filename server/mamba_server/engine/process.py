@@ -128,14 +128,17 @@ class EngineProcess:
         self._port.send(stats)
 
 
-def report_progress(port: Port, stage: str) -> Callable[[int, int], None]:
-    """A callback (done, total) that tells the API process, at most ten times a second."""
+Report = Callable[[str, int, int], None]
+
+
+def report_progress(port: Port) -> Report:
+    """A callback (stage, done, total) that tells the API process, at most ten times a second."""
     last = 0.0
 
-    def report(done: int, total: int) -> None:
+    def report(stage: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if done >= total or now - last > 0.1:
+        if done in (0, total) or now - last > 0.1:
             last = now
             port.send(Progress(stage, done, total))
 

@@ -38,7 +38,7 @@ class StepArrays:
     sampling: list[int]
     """Which sequences (0..S) sample, in the order of the result."""
     prompt_spans: dict[int, tuple[int, int, Ints]]
-    """Piece -> (first and last+1 index into `logits_rows`, the tokens that follow): prompt log-probabilities."""
+    """Piece -> (first and last+1 index into `logits_rows`, the tokens that follow)."""
 
 
 def build(schedule: Schedule, rows: Rows, chunk: int, page_size: int) -> StepArrays:

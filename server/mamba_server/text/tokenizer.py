@@ -61,6 +61,8 @@ class Piece:
 
     text: str
     raw: bytes
+    special: bool = False
+    """Not a part of the answer's text."""
 
 
 class Tokenizer:
@@ -78,7 +80,8 @@ class Tokenizer:
         self.bos_id = rust.token_to_id(bos) if bos is not None else None
         self._bos_rule = config.get("add_bos_token")
         self._byte_level = '"ByteLevel"' in rust.to_str().split('"model"', 1)[0]
-        self._added = {token.content for token in rust.get_added_tokens_decoder().values()}
+        added = rust.get_added_tokens_decoder().values()
+        self._added = {token.content: bool(token.special) for token in added}
         # Per object, so that a tokenizer of another model in the same process has its own.
         self.piece = functools.lru_cache(maxsize=1 << 16)(self._piece)
 
@@ -129,8 +132,8 @@ class Tokenizer:
         if token is None:
             return Piece("", b"")
         if token in self._added:
-            raw = token.encode()
-        elif self._byte_level and all(char in _BYTES for char in token):
+            return Piece(token, token.encode(), self._added[token])
+        if self._byte_level and all(char in _BYTES for char in token):
             raw = bytes(_BYTES[char] for char in token)
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             raw = bytes([int(token[3:5], 16)])

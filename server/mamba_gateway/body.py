@@ -1,0 +1,68 @@
+"""The request body: read within limits of size and time, and the few fields routing needs.
+
+The rest of the body is the engine's business; it is passed on as the bytes that came.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from mamba_gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
+from mamba_gateway.headers import RawHeaders, find
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody is left to answer."""
+
+
+class Peek(msgspec.Struct, frozen=True):
+    """The fields that are read here; everything else is skipped, not decoded."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+async def read_body(headers: RawHeaders, receive: Receive, limit: int, timeout: float) -> bytes:
+    """The whole body, at most `limit` bytes within `timeout` seconds.
+
+    Raises `BodyTooLarge` (at once when the client says the length), `BodyTooSlow`, `ClientGone`.
+    """
+    declared = find(headers, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {limit} are taken")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout):
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                more = message.get("more_body", False)
+                size += len(part)
+                if size > limit:
+                    raise BodyTooLarge(f"the body has more than {limit} bytes, the most that is taken")
+                parts.append(part)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not arrive within {timeout:g} s") from None
+    return b"".join(parts)
+
+
+def peek(body: bytes) -> Peek:
+    """Read the routing fields. Raises `InvalidRequest`, which names the field or where the JSON breaks."""
+    try:
+        return msgspec.json.decode(body, type=Peek)
+    except msgspec.ValidationError as error:
+        said, _, where = str(error).replace("`", "").partition(" - at $.")
+        message = (
+            f"{where}: {said[0].lower()}{said[1:]}" if where else f"the body: {said[0].lower()}{said[1:]}"
+        )
+        raise InvalidRequest(message, param=where or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None

@@ -1,0 +1,169 @@
+"""The pool: which engines exist, what each reports, and how many of our requests each has in flight.
+
+Sources say which targets exist, the prober and the relay report on them, routing reads a frozen snapshot.
+Holds no connection and never decides where a request goes.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address a source knows of."""
+
+    url: str
+    """Base URL, without a trailing slash."""
+    name: str = ""
+    """Pod name, or the URL's authority."""
+    ready: bool = True
+    """The source's own opinion (EndpointSlice condition); a static source has none and says True."""
+    draining: bool = False
+    """The source says that the engine is going away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one probe saw. `models` holds the engine's own `/v1/models` entries; None = it would not say."""
+
+    ready: bool
+    draining: bool = False
+    reason: str = ""
+    models: tuple[dict[str, Any], ...] | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Snapshot of one engine, as routing sees it."""
+
+    url: str
+    name: str
+    ready: bool
+    draining: bool
+    models: frozenset[str] | None
+    """Names it serves; None = unknown, then it may serve any."""
+    running: int
+    waiting: int
+    kv_usage: float
+    in_flight: int
+    """Requests of this gateway that it has now."""
+    in_flight_at_report: int
+    """The same when `running` and `waiting` were read: those numbers contain them already."""
+
+    @property
+    def load(self) -> int:
+        """Requests it has now: ours exactly, those of others as last reported."""
+        others = max(0, self.running + self.waiting - self.in_flight_at_report)
+        return others + self.in_flight
+
+
+UNKNOWN = Report(ready=False, reason="not probed yet")
+
+
+@dataclass(slots=True)
+class _Record:
+    target: Target
+    report: Report = UNKNOWN
+    in_flight: int = 0
+    in_flight_at_report: int = 0
+    suspect: str = ""
+
+
+class Pool:
+    """Mutable register behind the snapshots; used from one event loop."""
+
+    def __init__(self) -> None:
+        self.synced = False
+        """A source has told its targets at least once."""
+        self._records: dict[str, _Record] = {}
+        self._changed = asyncio.Event()
+
+    def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
+        """Make these the known targets. Returns the URLs that came and those that went."""
+        wanted = {target.url: target for target in targets}
+        came, went = wanted.keys() - self._records.keys(), self._records.keys() - wanted.keys()
+        for url in went:
+            del self._records[url]
+        for url, target in wanted.items():
+            if url in self._records:
+                self._records[url].target = target
+            else:
+                self._records[url] = _Record(target)
+        self.synced = True
+        self._notify()
+        return set(came), set(went)
+
+    def report(self, url: str, report: Report) -> None:
+        """Take what a probe saw; unknown URLs (just removed) are ignored."""
+        if (record := self._records.get(url)) is None:
+            return
+        if report.models is None:  # what it serves does not change while it is busy or restarting
+            report = replace(report, models=record.report.models)
+        record.report, record.suspect = report, ""
+        record.in_flight_at_report = record.in_flight
+        self._notify()
+
+    def suspect(self, url: str, reason: str) -> None:
+        """A request could not reach it: not chosen again before a probe finds it well."""
+        if record := self._records.get(url):
+            record.suspect = reason
+
+    def begin(self, url: str) -> None:
+        """One of our requests goes to it."""
+        if record := self._records.get(url):
+            record.in_flight += 1
+
+    def end(self, url: str) -> None:
+        """One of our requests is through with it."""
+        if record := self._records.get(url):
+            # An address that was removed and came back in between starts again at zero.
+            record.in_flight = max(0, record.in_flight - 1)
+
+    def snapshot(self) -> tuple[Endpoint, ...]:
+        """All known endpoints, frozen."""
+        return tuple(_freeze(record) for record in self._records.values())
+
+    def reasons(self) -> dict[str, str]:
+        """Why each endpoint that is not ready is not: by name."""
+        return {
+            record.target.name or url: record.suspect or record.report.reason or "not ready"
+            for url, record in self._records.items()
+            if not _freeze(record).ready
+        }
+
+    def model_entries(self) -> tuple[dict[str, Any], ...]:
+        """The `/v1/models` entries of all endpoints, ready or not; one for each id."""
+        entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
+        return tuple({str(entry["id"]): entry for entry in entries}.values())
+
+    async def changed(self) -> None:
+        """Return after the next change of targets or reports."""
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _freeze(record: _Record) -> Endpoint:
+    target, report = record.target, record.report
+    names = None
+    if report.models is not None:
+        names = frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
+    return Endpoint(
+        url=target.url,
+        name=target.name or target.url,
+        ready=target.ready and report.ready and not record.suspect,
+        draining=target.draining or report.draining,
+        models=names,
+        running=report.running,
+        waiting=report.waiting,
+        kv_usage=report.kv_usage,
+        in_flight=record.in_flight,
+        in_flight_at_report=record.in_flight_at_report,
+    )

@@ -1,0 +1,52 @@
+"""Server-sent events: keeps what is passed on aligned to event boundaries, and makes the error event.
+
+Nothing is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
+that an error event can follow at any time without spoiling a half-sent one.
+"""
+
+from mamba_gateway.errors import GatewayError
+
+HELD_LIMIT = 1024 * 1024
+"""Beyond this many bytes a partial event is passed on as it is: memory stays bounded."""
+
+
+def error_event(error: GatewayError) -> bytes:
+    """The event a client of a broken stream gets: `data: {"error": …}`."""
+    return b"data: " + error.envelope() + b"\n\n"
+
+
+class EventAligner:
+    """Cuts a byte stream behind the last complete event."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._inside = False
+        """Part of an unfinished event is already out."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Bytes to pass on now; the rest waits for more."""
+        data = self._held + chunk if self._held else chunk
+        end = _last_boundary(data)
+        if end == 0 and len(data) > HELD_LIMIT:
+            self._held, self._inside = b"", True
+            return data
+        if end:
+            self._inside = False
+        out, self._held = data[:end], data[end:]
+        return out
+
+    def rest(self) -> bytes:
+        """What is held when the stream ended well."""
+        held, self._held = self._held, b""
+        return held
+
+    def cut(self, error: GatewayError) -> bytes:
+        """What ends a broken stream: the error event; a held partial event is dropped."""
+        self._held = b""
+        return (b"\n\n" if self._inside else b"") + error_event(error)
+
+
+def _last_boundary(data: bytes) -> int:
+    # A blank line ends an event; the line end may be LF, CR LF or CR (HTML standard, section 9.2.5).
+    ends = (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if mark in data)
+    return max(ends, default=0)

@@ -1,0 +1,166 @@
+"""Exchange: one relayed request from the client's first header to the last byte of its answer.
+
+Puts the parts together: keys -> door -> body -> place -> relay, beside a watch for the client's disconnect.
+An ASGI application of its own, because a relay must neither buffer nor parse.
+"""
+
+import asyncio
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import structlog
+
+from mamba_gateway.admission import Admission
+from mamba_gateway.auth import KeyFile
+from mamba_gateway.body import ClientGone, Peek, Receive, peek, read_body
+from mamba_gateway.errors import Draining, GatewayError
+from mamba_gateway.headers import request_id, to_engine, traceparent
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.relay import Relay, Send, Truncated
+from mamba_gateway.upstream import Call
+
+log = structlog.get_logger("mambaserve.gateway")
+Message = MutableMapping[str, Any]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has been sent to the client so far."""
+
+    send: Send
+    status: int = 0
+    first_byte: float | None = None
+    complete: bool = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send one ASGI message and remember it."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message.get("body") and self.first_byte is None:
+            self.first_byte = time.monotonic()
+        await self.send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+
+
+def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
+    """Headers of an error response."""
+    headers = [(b"content-type", b"application/json")]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+    if error.status in (408, 413) or isinstance(error, Draining):
+        # What is left of the body must not be taken for the next request; and a drain wants no idle clients.
+        headers.append((b"connection", b"close"))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+class Exchange:
+    """The relayed POST routes of one gateway."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        keys: KeyFile | None,
+        rng: Random,
+        *,
+        max_body_bytes: int,
+        body_timeout: float,
+    ) -> None:
+        self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
+        self._rng, self._max_body_bytes, self._body_timeout = rng, max_body_bytes, body_timeout
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
+        begin, answer, asked = time.monotonic(), Answer(send), Peek()
+        try:
+            if self._keys:
+                self._keys.check(scope["headers"])
+            with self._admission.door():
+                body = await read_body(scope["headers"], receive, self._max_body_bytes, self._body_timeout)
+                asked = peek(body)
+                await self._relayed(self._call(scope, body, asked), receive, answer)
+        except ClientGone:
+            self._metrics.cancelled.inc()
+            answer.status = 499
+        except Truncated:
+            pass  # returning without the end of the body makes the server close the connection
+        except GatewayError as error:
+            headers = error_headers(error)
+            await answer({"type": "http.response.start", "status": error.status, "headers": headers})
+            await answer({"type": "http.response.body", "body": error.envelope()})
+        finally:
+            self._record(scope["path"], asked, answer, begin)
+
+    def cut(self) -> int:
+        """End what still runs; streams get an error event. Returns how many were cut."""
+        self._relay.cutting = True
+        for task in self._running:
+            task.cancel()
+        return len(self._running)
+
+    def _call(self, scope: MutableMapping[str, Any], body: bytes, asked: Peek) -> Call:
+        headers = scope["headers"]
+        identifier = scope.get("request_id") or request_id(headers, self._rng)
+        trace = traceparent(headers, self._rng)
+        return Call(
+            path=scope["path"],
+            query=scope.get("query_string", b"").decode("latin-1"),
+            headers=to_engine(headers, identifier, trace),
+            body=body,
+            model=asked.model,
+        )
+
+    async def _relayed(self, call: Call, receive: Receive, answer: Answer) -> None:
+        work = asyncio.create_task(self._work(call, answer))
+        gone = asyncio.create_task(_disconnected(receive))
+        self._running.add(work)
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGone
+            await _result(work, answer)
+        finally:
+            self._running.discard(work)
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _work(self, call: Call, answer: Answer) -> None:
+        async with self._admission.place():
+            await self._relay.run(call, answer)
+
+    def _record(self, path: str, asked: Peek, answer: Answer, begin: float) -> None:
+        now, metrics = time.monotonic(), self._metrics
+        model = metrics.model_label(asked.model)
+        metrics.requests.labels(path, model, str(answer.status)).inc()
+        metrics.duration.labels(model).observe(now - begin)
+        if answer.first_byte is not None:
+            metrics.first_byte.labels(model).observe(answer.first_byte - begin)
+        log.debug(
+            "request", path=path, model=asked.model, status=answer.status, seconds=round(now - begin, 4)
+        )
+
+
+async def _result(work: asyncio.Task[None], answer: Answer) -> None:
+    try:
+        await work
+    except asyncio.CancelledError:
+        # Only `cut` cancels a running one; a stream has said so itself by now.
+        if answer.complete:
+            return
+        if answer.status:
+            raise Truncated from None
+        raise Draining("the gateway is shutting down; send the request again", retry_after=1) from None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

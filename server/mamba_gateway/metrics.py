@@ -1,0 +1,99 @@
+"""Prometheus series of one gateway, in a registry of its own; written by the ASGI endpoint and the relay.
+
+Labels are bounded: a model name counts only if an endpoint reports it, never a request id.
+"""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mamba_gateway.endpoints import Endpoint
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class _EndpointCollector(Collector):
+    # Read at scrape time: endpoints come and go, and stale label sets must go with them.
+    def __init__(self, snapshot: Callable[[], tuple[Endpoint, ...]]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> list[Metric]:
+        ready = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_ready", "1 if the endpoint may be chosen.", labels=["endpoint"]
+        )
+        draining = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_draining", "1 if the endpoint is going away.", labels=["endpoint"]
+        )
+        in_flight = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_in_flight",
+            "Requests of this gateway the endpoint has.",
+            labels=["endpoint"],
+        )
+        load = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_load",
+            "Requests the endpoint has, those of others as last reported.",
+            labels=["endpoint"],
+        )
+        for endpoint in self._snapshot():
+            ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
+            draining.add_metric([endpoint.name], float(endpoint.draining))
+            in_flight.add_metric([endpoint.name], endpoint.in_flight)
+            load.add_metric([endpoint.name], endpoint.load)
+        return [ready, draining, in_flight, load]
+
+
+class GatewayMetrics:
+    """All series of the gateway."""
+
+    def __init__(self, snapshot: Callable[[], tuple[Endpoint, ...]]) -> None:
+        self.registry = registry = CollectorRegistry()
+        registry.register(_EndpointCollector(snapshot))
+        prefix = "mambaserve_gateway"
+        self.requests = Counter(
+            f"{prefix}_requests",
+            "Requests answered, by status.",
+            ["route", "model", "code"],
+            registry=registry,
+        )
+        self.cancelled = Counter(
+            f"{prefix}_cancelled", "Requests whose client went away before the end.", registry=registry
+        )
+        self.retries = Counter(
+            f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
+        )
+        self.broken = Counter(
+            f"{prefix}_broken_streams",
+            "Answers that an engine broke off after the first byte.",
+            registry=registry,
+        )
+        self.in_flight = Gauge(f"{prefix}_in_flight", "Requests being relayed.", registry=registry)
+        self.queued = Gauge(f"{prefix}_queued", "Requests waiting for a place.", registry=registry)
+        self.held = Gauge(
+            f"{prefix}_held", "Requests waiting for an endpoint to become ready.", registry=registry
+        )
+        self.first_byte = Histogram(
+            f"{prefix}_time_to_first_byte_seconds",
+            "From the request's arrival to the first byte of its answer.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            f"{prefix}_request_duration_seconds",
+            "From the request's arrival to the end of its answer.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._snapshot = snapshot
+
+    def model_label(self, model: str | None) -> str:
+        """`model` if an endpoint reports it; clients cannot make label values."""
+        known = any(model in (endpoint.models or ()) for endpoint in self._snapshot())
+        return str(model) if known else "unknown"
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)

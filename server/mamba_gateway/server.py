@@ -1,0 +1,164 @@
+"""The process: builds the parts, serves until SIGTERM or SIGINT, drains, and says with what exit code to end.
+
+Called by `mambaserve gateway`. A second signal, or the end of the drain time, cuts what still runs.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+import structlog
+import uvicorn
+
+from mamba_gateway.admission import Admission
+from mamba_gateway.app import Surface, build
+from mamba_gateway.auth import KeyFile
+from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.exchange import Exchange
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.probe import Prober
+from mamba_gateway.relay import Relay
+from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.upstream import make_session
+
+log = structlog.get_logger("mambaserve.gateway")
+
+
+class _Server(uvicorn.Server):
+    # Signals are ours: a drain comes before the listener closes, and the exit code says how it went.
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def url_of(bound: socket.socket) -> str:
+    """The URL under which a client on this machine reaches the socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    settings: GatewaySettings,
+    ready: Callable[[str], None],
+    *,
+    stop: asyncio.Event | None = None,
+    rng: Random | None = None,
+) -> int:
+    """Serve until `stop` or a signal; `ready` gets the URL once. Returns 0, or 1 if requests were cut.
+
+    Raises OSError when the address cannot be bound or the key file not read, ValueError for a key file
+    without a key or a missing Kubernetes configuration.
+    """
+    rng = rng or Random()
+    keys = KeyFile(Path(settings.api_key_file)) if settings.api_key_file else None
+    bound = listen(settings.host, settings.port)
+    pool = Pool()
+    metrics = GatewayMetrics(pool.snapshot)
+    admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
+    if settings.redis_url:
+        log.warning("the shared prefix index is not part of this version: routing by load alone")
+    async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
+        relay = Relay(
+            session, pool, metrics, rng,
+            hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
+        )  # fmt: skip
+        exchange = Exchange(
+            relay, admission, metrics, keys, rng,
+            max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
+        )  # fmt: skip
+        app = build(Surface(pool, admission, metrics, session, keys), exchange, rng)
+        prober = Prober(
+            session, pool, rng,
+            interval=settings.probe_interval, timeout=settings.probe_timeout,
+            key=(lambda: keys.first) if keys else None,
+        )  # fmt: skip
+        source = await _source(settings, prober, rng)
+        try:
+            return await _until_drained(
+                app, bound, admission, exchange, settings.drain_timeout, ready, stop or asyncio.Event()
+            )
+        finally:
+            source.cancel()
+            await asyncio.gather(source, return_exceptions=True)
+            await prober.close()
+
+
+async def _source(settings: GatewaySettings, prober: Prober, rng: Random) -> "asyncio.Task[None]":
+    if settings.deployment is None:
+        prober.set_targets(Target(url, urlsplit(url).netloc) for url in settings.backend)
+        return asyncio.create_task(asyncio.sleep(0))
+    # The Kubernetes client is large, and only this source needs it.
+    from mamba_gateway.discovery import configure, watch_slices
+
+    configuration, namespace = await configure(settings.kubeconfig, settings.namespace)
+    service = f"{settings.deployment}-engine"
+    watching = watch_slices(configuration, namespace, service, prober.set_targets, rng)
+    return asyncio.create_task(watching, name="endpoint slices")
+
+
+async def _until_drained(
+    app: object,
+    bound: socket.socket,
+    admission: Admission,
+    exchange: Exchange,
+    drain_timeout: float,
+    ready: Callable[[str], None],
+    stop: asyncio.Event,
+) -> int:
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None, access_log=False, lifespan="off", server_header=False, timeout_keep_alive=75,
+    )  # fmt: skip
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    hurry = asyncio.Event()
+
+    def told() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    serving = asyncio.create_task(server.serve(sockets=[bound]), name="http server")
+    try:
+        # The socket listens already: a client that comes before the server's first turn just waits for it.
+        ready(url_of(bound))
+        await _first(serving, stop.wait())
+        admission.draining = True
+        log.info("draining", requests=admission.inside, timeout=drain_timeout)
+        cut = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout):
+                await _first(serving, hurry.wait(), admission.empty())
+        if admission.inside:
+            cut = exchange.cut()
+            log.warning("cut", requests=cut)
+        server.should_exit = True
+        # Idle connections are closed at once; answers that are out need a moment to leave the buffers.
+        server.config.timeout_graceful_shutdown = 5
+        await serving
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    return 1 if cut else 0
+
+
+async def _first(serving: "asyncio.Task[None]", *others: "object") -> None:
+    waiting = [asyncio.ensure_future(other) for other in others]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait((serving, *waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

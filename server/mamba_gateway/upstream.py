@@ -1,0 +1,102 @@
+"""Upstream: one attempt at one engine, up to the first byte of its answer.
+
+Owns the HTTP client's settings and turns its many exceptions into three outcomes. Used by the relay.
+"""
+
+import io
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from yarl import URL
+
+LARGE = 256 * 1024
+
+
+class Unreachable(Exception):
+    """No connection: the engine saw nothing of the request."""
+
+
+class Died(Exception):
+    """The engine closed the connection before its answer was complete."""
+
+
+class Silent(Exception):
+    """The engine sent nothing for longer than the idle limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is sent to an engine, the same for every attempt."""
+
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+    body: bytes = field(repr=False)
+    model: str | None = None
+
+
+def _keepalive_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    # A node that vanished sends no reset: without these a request to it would wait for the idle limit.
+    family, kind, protocol = address[0], address[1], address[2]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if (option := getattr(socket, name, None)) is not None:
+            made.setsockopt(socket.IPPROTO_TCP, option, seconds)
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
+        made.setsockopt(socket.IPPROTO_TCP, option, 40_000)
+    return made
+
+
+def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientSession:
+    """The client that relays: no decompression, no cookies, no limit of its own on connections."""
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        # Below the five seconds after which the servers in use close idle connections: no race for one.
+        keepalive_timeout=4,
+        socket_factory=_keepalive_socket,
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
+    )
+
+
+@contextmanager
+def outcomes() -> Iterator[None]:
+    """Turn what the HTTP client raises into `Unreachable`, `Died` or `Silent`."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise Unreachable(str(error)) from error
+    except aiohttp.SocketTimeoutError as error:
+        raise Silent(str(error)) from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise Died(str(error) or type(error).__name__) from error
+
+
+@asynccontextmanager
+async def attempt(
+    session: aiohttp.ClientSession, base: str, call: Call
+) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
+    """Send the request; yields the response and the first bytes of its body (empty if it has none).
+
+    Leaving the context before the body's end closes the connection, which the engine sees as a cancellation.
+    """
+    url = URL(f"{base}{call.path}" + (f"?{call.query}" if call.query else ""), encoded=True)
+    # As a file the client writes it piece by piece, and a large body does not hold up the other streams.
+    data = call.body if len(call.body) < LARGE else io.BytesIO(call.body)
+    with outcomes():
+        response = await session.post(url, data=data, headers=call.headers, allow_redirects=False)
+    try:
+        with outcomes():
+            first = await response.content.readany()
+        yield response, first
+    finally:
+        response.close()

@@ -1,0 +1,155 @@
+"""From settings to a running core: resolve, read, plan, load, allocate. Every failure is named and coded.
+
+Called once by the engine process. What it builds is what the plan says: the same planner as the command line
+and the operator, fed with the device's true memory and the files' true bytes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mamba_server.budget.arithmetic import DTYPE_BYTES
+from mamba_server.budget.constraints import Constraints
+from mamba_server.budget.engine_plan import Plan
+from mamba_server.budget.memory import Device
+from mamba_server.budget.planner import plan
+from mamba_server.cache.arena import Arena
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.layout import CacheLayout
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.strategy import reservation
+from mamba_server.cache.tree import RadixTree
+from mamba_server.engine.core import EngineCore
+from mamba_server.engine.errors import NoDevice
+from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
+from mamba_server.engine.rows import Rows
+from mamba_server.engine.runner import ModelRunner
+from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.host_memory import available_bytes
+from mamba_server.model.config import ModelConfig
+from mamba_server.model.device_arena import DTYPES, DeviceArena
+from mamba_server.model.families.registry import load_model_config
+from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.source import resolve
+from mamba_server.model.weights import weights_bytes
+from mamba_server.settings import EngineSettings
+
+CHUNK = 64
+"""Tokens per prefill chunk: ours to choose. Smaller than a GPU would like, right for matrix sizes on a CPU."""
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What boot made."""
+
+    core: EngineCore
+    plan: Plan
+    model: ModelConfig
+    directory: Path
+    stream: ForwardStream
+
+
+def boot(settings: EngineSettings, report: Report) -> Engine:
+    """Build the engine.
+
+    Raises ModelError, ModelConfigError, BudgetError, NoDevice: each with an `exit_code` and what to do.
+    """
+    directory = resolve(settings.model, report)
+    config = load_model_config(directory)
+    device = pick_device(settings.device)
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    made = plan(
+        config,
+        Constraints.of(settings),
+        _memory(settings, device),
+        weights_bytes=_weights(directory, config, dtype),
+    )
+    model = HybridModel.load(
+        config,
+        directory,
+        device=device,
+        dtype=DTYPES[dtype],
+        progress=report,
+        batch_invariant=settings.batch_invariant,
+    )
+    report("allocating the arena", 0, made.arena_bytes)
+    layout = CacheLayout.of(config, made, dtype)
+    memory = DeviceArena(layout, device)
+    report("allocating the arena", made.arena_bytes, made.arena_bytes)
+    cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}")
+    rows = Rows(made.max_running_requests, cache.pages_for(made.max_model_len))
+    limits = Limits(settings.chunked_prefill_tokens, CHUNK, rows.capacity, made.max_model_len)
+    stream = make_stream(device, overlap=settings.overlap)
+    runner = ModelRunner(
+        model,
+        memory.views(config, made.state_dtype, DTYPES[dtype]),
+        rows,
+        chunk=CHUNK,
+        page_size=made.page_size,
+        vocab_size=config.vocab_size,
+        device=device,
+    )
+    core = EngineCore(
+        Scheduler(cache, limits, rows),
+        stream,
+        runner,
+        overlap=settings.overlap,
+        eos_token_ids=frozenset(config.eos_token_ids),
+        seed=settings.seed,
+    )
+    return Engine(core, made, config, directory, stream)
+
+
+def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device to run on. Raises NoDevice."""
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise NoDevice("--device cuda: torch sees no CUDA device here; use --device cpu or check the driver")
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
+    """The forward stream for `device`."""
+    if device.type == "cuda":
+        from mamba_server.engine.cuda_stream import CudaStream
+
+        return CudaStream(device)
+    return ThreadStream() if overlap else InlineStream()
+
+
+def _memory(settings: EngineSettings, device: torch.device) -> Device:
+    told = settings.device_memory is not None
+    if settings.device_memory is not None:
+        size = int(settings.device_memory)
+    elif device.type == "cuda":
+        size = torch.cuda.get_device_properties(device).total_memory
+    else:
+        size = available_bytes()
+    return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
+
+
+def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
+    """Bytes of the weights as they will lie in memory, from the files' headers."""
+    stored = weights_bytes(directory)
+    return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES[config.dtype]
+
+
+def _cache(settings: EngineSettings, made: Plan, layout: CacheLayout, fingerprint: str) -> StateCache:
+    return StateCache(
+        Arena(layout.slabs, layout.pages_per_slab),
+        RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
+        reservation(made.strategy, overlap=settings.overlap),
+        track_interval=settings.track_interval,
+        cap=settings.max_checkpoints_per_path,
+        prefix_caching=settings.prefix_caching,
+    )
+
+
+def ready_plan(engine: Engine) -> dict[str, Any]:
+    """The plan as the admin call and the API show it."""
+    return engine.plan.to_json()

@@ -1,0 +1,253 @@
+"""Fake engines (real HTTP servers with a script) and gateways in front of them, all in one event loop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from mamba_gateway.server import serve
+from mamba_gateway.settings import GatewaySettings
+
+Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def event(text: str, **more: Any) -> bytes:
+    """One completion chunk as an engine frames it."""
+    choice = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
+    body = {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        **more,
+    }
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+@dataclass
+class FakeEngine:
+    """One engine: says what it is told to say, counts what it sees."""
+
+    name: str
+    models: tuple[str, ...] = ("m",)
+    ready: bool = True
+    reason: str = "loading"
+    running: int = 0
+    waiting: int = 0
+    handler: Handler | None = None
+    seen: list[web.Request] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    active: int = 0
+    most_active: int = 0
+    cancelled: list[float] = field(default_factory=list)
+    url: str = ""
+    port: int = 0
+    probes: int = 0
+    _runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen; on the port of the first start when started again."""
+        app = web.Application(client_max_size=256 * 1024 * 1024)
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._post),
+                web.post("/v1/chat/completions", self._post),
+                web.get("/v1/models", self._list),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+                web.get("/openapi.json", self._openapi),
+                web.post("/admin/drain", self._admin),
+            ]
+        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def kill(self) -> None:
+        """Gone, with every connection."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            if runner.server is not None:
+                for connection in list(runner.server.connections):
+                    if connection.transport is not None:
+                        connection.transport.abort()
+            await runner.cleanup()
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        self.seen.append(request)
+        self.bodies.append(raw)
+        self.active += 1
+        self.most_active = max(self.most_active, self.active)
+        try:
+            return await (self.handler or answer)(request, json.loads(raw))
+        except asyncio.CancelledError:
+            self.cancelled.append(asyncio.get_running_loop().time())
+            raise
+        finally:
+            self.active -= 1
+
+    async def _list(self, _request: web.Request) -> web.Response:
+        data = [{"id": m, "object": "model", "created": 1, "owned_by": self.name} for m in self.models]
+        return web.json_response({"object": "list", "data": data})
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        self.probes += 1
+        if self.ready:
+            return web.json_response({"status": "ready"})
+        error = {"message": self.reason, "type": "server_error", "param": None, "code": self.reason}
+        return web.json_response({"error": error}, status=503, headers={"Retry-After": "1"})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        text = (
+            "# HELP mambaserve_requests_running x\n# TYPE mambaserve_requests_running gauge\n"
+            f'mambaserve_requests_running{{model="m"}} {self.running}\n'
+            f'mambaserve_requests_waiting{{model="m"}} {self.waiting}\n'
+        )
+        return web.Response(text=text)
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        return web.json_response({"openapi": "3.1.0", "info": {"title": self.name, "version": "1"}})
+
+    async def _admin(self, _request: web.Request) -> web.Response:
+        raise AssertionError("the gateway relayed an admin call")
+
+
+async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """The ordinary engine: `max_tokens` events with `gap` seconds between them, or one JSON body."""
+    count, gap = int(body.get("max_tokens", 3)), float(body.get("gap", 0))
+    usage = {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": 2 + count}
+    if not body.get("stream"):
+        await asyncio.sleep(gap * count)
+        choice = {"index": 0, "text": "t" * count, "finish_reason": "length", "logprobs": None}
+        shape = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
+        return web.json_response({**shape, "choices": [choice], "usage": usage})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for number in range(count):
+        await response.write(event(f"{number} "))
+        if gap:
+            await asyncio.sleep(gap)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+@dataclass
+class Gateway:
+    """A running gateway and how to stop it."""
+
+    url: str
+    stop: asyncio.Event
+    task: "asyncio.Task[int]"
+
+    async def metrics(self, client: aiohttp.ClientSession) -> dict[str, float]:
+        """Its series by full name with labels."""
+        async with client.get(f"{self.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+
+EngineFactory = Callable[..., Awaitable[FakeEngine]]
+GatewayFactory = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[EngineFactory]:
+    """Start a fake engine: `await engine("a", running=3)`."""
+    started: list[FakeEngine] = []
+
+    async def start(name: str = "a", **options: Any) -> FakeEngine:
+        made = FakeEngine(name, **options)
+        await made.start()
+        started.append(made)
+        return made
+
+    yield start
+    for one in started:
+        await one.kill()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client without a connection limit."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session:
+        yield session
+
+
+@pytest.fixture
+async def gateway(client: aiohttp.ClientSession) -> AsyncIterator[GatewayFactory]:
+    """Start a gateway: `await gateway(engine_a, engine_b, hold_timeout=0.2)`; waits until it sees them."""
+    running: list[Gateway] = []
+
+    async def start(*engines: FakeEngine, wait: bool = True, **options: Any) -> Gateway:
+        defaults: dict[str, Any] = {
+            "port": 0,
+            "hold_timeout": 0.3,
+            "probe_interval": 0.05,
+            "drain_timeout": 5.0,
+        }
+        defaults["backend"] = tuple(one.url for one in engines)
+        settings = GatewaySettings(**{**defaults, **options})
+        where: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        task = asyncio.create_task(serve(settings, where.set_result, stop=stop, rng=Random(7)))
+        await asyncio.wait((where, task), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        made = Gateway(where.result(), stop, task)
+        running.append(made)
+        if wait:
+            await until(lambda: all(one.probes > 0 for one in engines))
+            await seen_ready(client, made, sum(one.ready for one in engines))
+        return made
+
+    yield start
+    for one in running:
+        one.stop.set()
+        await one.task
+
+
+async def seen_ready(client: aiohttp.ClientSession, gateway: Gateway, count: int) -> None:
+    """Return when the gateway counts this many ready endpoints."""
+    async with asyncio.timeout(5):
+        while True:
+            async with client.get(f"{gateway.url}/readyz") as response:
+                body = await response.json()
+            if body.get("endpoints", {}).get("ready") == count:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Return as soon as the condition holds; fail after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the conditions of tests have no event
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Awaitable[None]]:
+    """`until`, for tests."""
+    return until
+
+
+@pytest.fixture
+def wait_ready(client: aiohttp.ClientSession) -> Callable[[Gateway, int], Awaitable[None]]:
+    """Wait for a number of ready endpoints in the gateway's eyes."""
+
+    async def wait(gateway: Gateway, count: int) -> None:
+        await seen_ready(client, gateway, count)
+
+    return wait

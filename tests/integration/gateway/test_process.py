@@ -1,0 +1,180 @@
+"""`mambaserve gateway` as a process: ready line, drain, exit codes, wrong usage; the official client."""
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+
+COMMAND = (sys.executable, "-m", "mamba_cli", "gateway")
+Spawn = Callable[..., Awaitable[tuple[asyncio.subprocess.Process, str]]]
+
+
+async def drain(stream: openai.AsyncStream[Any]) -> None:
+    async for _ in stream:
+        pass
+
+
+@pytest.fixture
+async def spawn() -> AsyncIterator[Spawn]:
+    """Start the command with options; returns the process and the URL of its ready line."""
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def start(*options: str) -> tuple[asyncio.subprocess.Process, str]:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        async with asyncio.timeout(30):
+            while line := (await process.stderr.readline()).decode():
+                if found := re.search(r"mambaserve gateway ready at (http://\S+)", line):
+                    return process, found[1]
+        raise AssertionError(f"ended with {await process.wait()} before it was ready")
+
+    yield start
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_the_openai_client_works_through_the_gateway(engine, spawn) -> None:
+    fake = await engine()
+    _, url = await spawn("--backend", fake.url)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+        assert [model.id async for model in api.models.list()] == ["m"]
+        whole = await api.completions.create(model="m", prompt="x", max_tokens=4)
+        assert whole.choices[0].text == "tttt"
+        stream = await api.completions.create(model="m", prompt="x", max_tokens=5, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "0 1 2 3 4 "
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await api.completions.create(model="nope", prompt="x")
+        assert unknown.value.code == "model_not_found"
+
+
+async def test_the_openai_client_sees_the_error_of_a_broken_stream(engine, spawn, eventually) -> None:
+    fake = await engine()
+    _, url = await spawn("--backend", fake.url)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+        body = {"gap": 0.05}
+        stream = await api.completions.create(
+            model="m", prompt="x", max_tokens=100, stream=True, extra_body=body
+        )
+        texts = [(await anext(stream)).choices[0].text for _ in range(3)]
+        assert texts == ["0 ", "1 ", "2 "]
+        await fake.kill()
+        with pytest.raises(openai.APIError, match="closed the connection"):
+            await drain(stream)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_streams_finish_and_the_process_ends_with_0(
+    number, engine, spawn, client, eventually
+) -> None:
+    fake = await engine()
+    process, url = await spawn("--backend", fake.url)
+
+    async def read() -> bytes:
+        body = {"model": "m", "stream": True, "max_tokens": 30, "gap": 0.03}
+        async with client.post(f"{url}/v1/completions", json=body) as response:
+            return await response.read()
+
+    running = asyncio.create_task(read())
+    await eventually(lambda: fake.active == 1)
+    process.send_signal(number)
+    await asyncio.sleep(0.1)
+    async with client.get(f"{url}/readyz") as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "draining"
+    async with client.post(f"{url}/v1/completions", json={"model": "m"}) as refused:
+        assert refused.status == 503
+        assert "Retry-After" in refused.headers
+    assert (await running).endswith(b"[DONE]\n\n")
+    async with asyncio.timeout(5):
+        assert await process.wait() == 0
+    assert len(fake.seen) == 1
+
+
+async def test_the_end_of_the_drain_time_cuts_streams_with_an_error_event_and_ends_with_1(
+    engine, spawn, client, eventually
+) -> None:
+    fake = await engine()
+    process, url = await spawn("--backend", fake.url, "--drain-timeout", "0.2")
+
+    async def read() -> bytes:
+        body = {"model": "m", "stream": True, "max_tokens": 1000, "gap": 0.02}
+        async with client.post(f"{url}/v1/completions", json=body) as response:
+            return await response.read()
+
+    running = asyncio.create_task(read())
+    await eventually(lambda: fake.active == 1)
+    await asyncio.sleep(0.1)
+    process.terminate()
+    async with asyncio.timeout(5):
+        got = await running
+        assert await process.wait() == 1
+    assert got.startswith(b"data: ")
+    assert b'"code":"draining"' in got.split(b"\n\n")[-2]
+    await eventually(lambda: fake.active == 0)
+
+
+async def test_a_second_signal_hurries(engine, spawn, client, eventually) -> None:
+    fake = await engine()
+    process, url = await spawn("--backend", fake.url)
+    body = {"model": "m", "max_tokens": 1000, "gap": 1}
+    running = asyncio.create_task(_answered(client, url, body))
+    await eventually(lambda: fake.active == 1)
+    process.terminate()
+    await asyncio.sleep(0.1)
+    process.terminate()
+    async with asyncio.timeout(5):
+        assert await process.wait() == 1
+        assert await running == 503
+
+
+async def _answered(client, url, body) -> int:
+    async with client.post(f"{url}/v1/completions", json=body) as response:
+        return response.status
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ((), 2, "either --backend URL"),
+        (("--backend", "http://127.0.0.1:1", "--deployment", "x"), 2, "not both"),
+        (("--backend", "127.0.0.1:1"), 2, "is not an http:// or https:// URL"),
+        (("--backend", "http://127.0.0.1:1", "--max-in-flight", "0"), 2, "--max-in-flight"),
+        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 1, "/nonexistent/keys"),
+        (("--deployment", "x", "--kubeconfig", "/nonexistent/config"), 2, "Kubernetes configuration"),
+        (("--backend", "http://127.0.0.1:1", "--host", "203.0.113.1"), 1, "203.0.113.1"),
+    ],
+)
+async def test_wrong_usage_ends_with_its_code_and_says_why(options, code, said) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *options, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode == code
+    assert said in " ".join(err.decode().split())
+    assert out == b""
+
+
+async def test_options_come_from_the_environment(engine) -> None:
+    fake = await engine()
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        stderr=asyncio.subprocess.PIPE,
+        env={"MAMBASERVE_BACKEND": fake.url, "MAMBASERVE_PORT": "0", "PATH": ""},
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while b"ready at" not in (line := await process.stderr.readline()):
+            assert line
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0

@@ -1,0 +1,178 @@
+"""The gateway follows the EndpointSlices of a Service through changes, restarts and expired versions."""
+
+import asyncio
+import contextlib
+import re
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterable
+from random import Random
+from typing import Any
+
+import pytest
+
+from mamba_gateway.discovery import SliceWatch, Stale, configure, watch_slices
+from mamba_gateway.endpoints import Target
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+
+
+def slice_of(service: str, name: str, *pods: tuple[str, str, dict[str, bool]]) -> dict[str, Any]:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8000, "protocol": "TCP"}],
+        "endpoints": [
+            {"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "name": pod}}
+            for pod, address, conditions in pods
+        ],
+    }
+
+
+WELL = {"ready": True, "serving": True, "terminating": False}
+TLS_GOODBYE = 0.25
+"""Closing a TLS connection takes a few turns of the loop after the client is closed."""
+GOING = {"ready": False, "serving": True, "terminating": True}
+
+
+class Seen:
+    """The sink: what the watch said last, and how often it spoke."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, bool] = {}
+        self.calls = 0
+
+    def __call__(self, targets: Iterable[Target]) -> None:
+        self.names = {target.name: target.draining for target in targets}
+        self.calls += 1
+
+    async def until(self, names: dict[str, bool], seconds: float = 15.0) -> None:
+        """Return when exactly these pods are known, each with whether it drains."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.names != names or not self.calls:  # noqa: ASYNC110 - polled on purpose
+                    await asyncio.sleep(0.02)
+        assert self.names == names
+
+
+@contextlib.asynccontextmanager
+async def watching(plane: ControlPlane, namespace: str, service: str) -> AsyncIterator[Seen]:
+    seen = Seen()
+    configuration, _ = await configure(str(plane.kubeconfig), namespace)
+    task = asyncio.create_task(watch_slices(configuration, namespace, service, seen, Random(0)))
+    try:
+        yield seen
+        assert not task.done()
+    finally:
+        await ended(task)
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(TLS_GOODBYE)
+
+
+async def put(plane: ControlPlane, namespace: str, *slices: dict[str, Any]) -> None:
+    for one in slices:
+        await asyncio.to_thread(plane.apply, one, namespace)
+
+
+async def test_slices_are_followed_as_they_come_change_and_go(control_plane, namespace) -> None:
+    async with watching(control_plane, namespace, "x-engine") as seen:
+        await seen.until({})
+        await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
+        await seen.until({"a": False})
+        other = slice_of("y-engine", "other", ("z", "10.1.0.9", WELL))
+        await put(control_plane, namespace, other, slice_of("x-engine", "s2", ("b", "10.1.0.2", WELL)))
+        await seen.until({"a": False, "b": False})
+        await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", GOING)))
+        await seen.until({"a": True, "b": False})
+        calls = seen.calls
+        await asyncio.sleep(1.5)
+        assert seen.calls == calls, "without a change there is nothing to say: it lists again and again"
+        await asyncio.to_thread(control_plane.kubectl, "delete", "endpointslice", "s1", "-n", namespace)
+        await seen.until({"b": False})
+
+
+async def test_losing_the_api_server_loses_no_endpoint_and_changes_meanwhile_arrive(
+    control_plane, namespace
+) -> None:
+    await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
+    async with watching(control_plane, namespace, "x-engine") as seen:
+        await seen.until({"a": False})
+        with control_plane.api_server_down():
+            await asyncio.sleep(1.0)
+            assert seen.names == {"a": False}
+        await put(control_plane, namespace, slice_of("x-engine", "s2", ("b", "10.1.0.2", WELL)))
+        await seen.until({"a": False, "b": False}, seconds=40)
+
+
+async def test_an_expired_version_is_stale_and_leads_to_a_new_list(control_plane, namespace) -> None:
+    from kubernetes.aio import client
+
+    await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
+    configuration, _ = await configure(str(control_plane.kubeconfig), namespace)
+    seen = Seen()
+    async with client.ApiClient(configuration) as api:
+        selector = "kubernetes.io/service-name=x-engine"
+        slices = SliceWatch(client.DiscoveryV1Api(api), namespace, selector, seen)
+        with pytest.raises(Stale):
+            await slices.watch("1")
+        version = await slices.list()
+    await asyncio.sleep(TLS_GOODBYE)
+    assert int(version) > 1
+    assert seen.names == {"a": False}
+
+
+async def test_a_namespace_that_forbids_it_is_tried_again_and_not_fatal(control_plane, namespace) -> None:
+    from testcluster.pki import Identity
+
+    nobody = control_plane.authority.issue(Identity("nobody", "/CN=nobody", ("DNS:nobody",)))
+    file = control_plane.write_kubeconfig("nobody", nobody)
+    seen = Seen()
+    configuration, _ = await configure(str(file), namespace)
+    task = asyncio.create_task(watch_slices(configuration, namespace, "x-engine", seen, Random(0)))
+    await asyncio.sleep(1.5)
+    assert not task.done()
+    assert seen.calls == 0
+    rule = ("create", "rolebinding", "nobody", "--clusterrole=view", "--user=nobody", "-n", namespace)
+    await asyncio.to_thread(control_plane.kubectl, *rule)
+    role = ("create", "role", "slices", "--verb=list,watch", "--resource=endpointslices.discovery.k8s.io")
+    await asyncio.to_thread(control_plane.kubectl, *role, "-n", namespace)
+    bind = ("create", "rolebinding", "slices", "--role=slices", "--user=nobody", "-n", namespace)
+    await asyncio.to_thread(control_plane.kubectl, *bind)
+    await seen.until({})
+    await ended(task)
+
+
+async def test_the_command_watches_the_engines_of_its_deployment(control_plane, namespace) -> None:
+    await put(control_plane, namespace, slice_of("nano-engine", "s1", ("nano-engine-0", "10.1.0.1", WELL)))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mamba_cli", "gateway", "--port", "0", "--deployment", "nano"),
+        *("--namespace", namespace, "--kubeconfig", str(control_plane.kubeconfig)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(60):
+            url = ""
+            while not url and (line := (await process.stderr.readline()).decode()):
+                if found := re.search(r"ready at (http://\S+)", line):
+                    url = found[1]
+            series = '{endpoint="nano-engine-0"}'
+            while series not in await asyncio.to_thread(read, f"{url}/metrics"):  # noqa: ASYNC110 - other process
+                await asyncio.sleep(0.05)
+        assert '"known":1' in await asyncio.to_thread(read, f"{url}/readyz")
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 0
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())

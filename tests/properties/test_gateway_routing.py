@@ -1,0 +1,120 @@
+"""Properties of the gateway's pure parts: routing, event alignment, admission arithmetic."""
+
+import os
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mamba_gateway.admission import retry_after
+from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.errors import UpstreamDied
+from mamba_gateway.events import EventAligner, error_event
+from mamba_gateway.probe import read_gauges
+from mamba_gateway.route.choose import Ask, Nothing, choose
+from mamba_gateway.route.scorers import least_loaded
+
+LARGE = os.environ.get("MAMBASERVE_PROPS") == "large"
+budget = settings(max_examples=2000 if LARGE else 150, deadline=None)
+counts = st.integers(0, 50)
+
+
+@st.composite
+def endpoints(draw: st.DrawFn) -> tuple[Endpoint, ...]:
+    return tuple(
+        Endpoint(
+            url=f"http://{number}",
+            name=str(number),
+            ready=draw(st.booleans()),
+            draining=draw(st.booleans()),
+            models=draw(st.sampled_from([None, frozenset({"m"}), frozenset({"z"}), frozenset({"m", "z"})])),
+            running=draw(counts),
+            waiting=draw(counts),
+            kv_usage=0.0,
+            in_flight=draw(counts),
+            in_flight_at_report=draw(counts),
+        )
+        for number in range(draw(st.integers(0, 8)))
+    )
+
+
+asks = st.builds(
+    Ask,
+    st.sampled_from([None, "m", "z", "q"]),
+    st.lists(st.integers(0, 8).map("http://{}".format), max_size=3).map(tuple),
+)
+
+
+@budget
+@given(endpoints(), asks, st.integers())
+def test_the_choice_is_always_one_that_fits_and_none_that_fits_is_less_loaded(ends, ask, seed) -> None:
+    chosen = choose(ends, ask, Random(seed))
+    fits = [
+        end
+        for end in ends
+        if end.ready
+        and not end.draining
+        and (ask.model is None or end.models is None or ask.model in end.models)
+        and end.url not in ask.tried
+    ]
+    if isinstance(chosen, Nothing):
+        assert fits == []
+    else:
+        assert chosen in fits
+        assert chosen.load == min(end.load for end in fits)
+
+
+@budget
+@given(endpoints(), asks, st.integers())
+def test_the_same_snapshot_and_seed_give_the_same_choice(ends, ask, seed) -> None:
+    assert choose(ends, ask, Random(seed)) == choose(ends, ask, Random(seed))
+
+
+@budget
+@given(endpoints())
+def test_scores_stay_between_zero_and_one_and_fall_with_load(ends) -> None:
+    scores = least_loaded(ends)
+    assert all(0 <= score <= 1 for score in scores.values())
+    ordered = sorted(ends, key=lambda end: end.load)
+    rates = [scores[end.url] for end in ordered]
+    assert rates == sorted(rates, reverse=True)
+
+
+pieces = st.lists(
+    st.sampled_from([b"data: x", b"\n", b"\n\n", b"\r\n\r\n", b"\r", b": c", b"\xc3", b"\xa9"]), max_size=30
+)
+
+
+@budget
+@given(pieces)
+def test_alignment_changes_no_byte_and_cuts_only_behind_events(chunks) -> None:
+    aligner = EventAligner()
+    passed = [aligner.feed(chunk) for chunk in chunks]
+    assert all(out == b"" or out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) for out in passed)
+    assert b"".join(passed) + aligner.rest() == b"".join(chunks)
+
+
+@budget
+@given(pieces)
+def test_an_error_event_always_starts_on_a_fresh_line(chunks) -> None:
+    aligner = EventAligner()
+    passed = b"".join(aligner.feed(chunk) for chunk in chunks)
+    error = UpstreamDied("x")
+    whole = passed + aligner.cut(error)
+    assert whole.endswith(error_event(error))
+    before = whole.removesuffix(error_event(error))
+    assert before == b"" or before.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+
+
+@budget
+@given(st.integers(0, 10**6), st.integers(1, 10**4), st.floats(0, 10**6))
+def test_retry_after_is_a_whole_second_within_a_minute(queued, places, service) -> None:
+    seconds = retry_after(queued, places, service)
+    assert seconds == int(seconds)
+    assert 1 <= seconds <= 60
+
+
+@budget
+@given(st.text(max_size=300))
+def test_no_text_breaks_the_reader_of_metrics(text) -> None:
+    assert isinstance(read_gauges(text), dict)

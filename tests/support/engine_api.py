@@ -1,0 +1,168 @@
+"""Starts the API process with the fake engine, as a child process or inside the test's event loop."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_ENGINE = ROOT / "tests" / "integration" / "fake_engine.py"
+_LAUNCH = """
+import sys
+from mamba_cli.errors import CliError
+from mamba_cli.commands import serve as module
+from mamba_server.api import server
+real = server.serve
+server.serve = lambda settings: real(settings, command=(sys.executable, sys.argv[1]))
+import json
+try:
+    sys.exit(module.run(json.loads(sys.argv[2])))
+except CliError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+@dataclass
+class Answer:
+    """One HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+
+@dataclass
+class ApiProcess:
+    """A running API process."""
+
+    process: subprocess.Popen[str]
+    output: "queue.Queue[str]"
+    url: str = ""
+    admin: str = ""
+    logs: list[str] = field(default_factory=list)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        raw: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        admin: bool = False,
+        timeout: float = 20,
+    ) -> Answer:
+        """One request, errors included."""
+        data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+        sent = {"content-type": "application/json", **(headers or {})}
+        base = self.admin if admin else self.url
+        request = urllib.request.Request(base + path, data=data, method=method, headers=sent)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
+
+    def engine(self) -> dict[str, Any]:
+        """What the fake engine saw so far."""
+        state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True).json
+        return state
+
+    def wait_ready(self, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if self.call("GET", "/readyz").status == 200:
+                    return
+            except OSError:
+                pass
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(f"not ready; exit code {self.process.poll()}; logs: {''.join(self.logs[-20:])}")
+
+
+def launch(model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any) -> ApiProcess:
+    """Start it; the caller waits and ends it."""
+    given = {"model": str(model), "port": 0, "served_model_name": "tiny", "drain_timeout": 10.0, **settings}
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("MAMBASERVE_", "OTEL_"))},
+        "FAKE_ENGINE": json.dumps(script or {}),
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+    api = ApiProcess(process, queue.Queue())
+
+    def pump(stream: Any, sink: Any) -> None:
+        for line in stream:
+            sink(line)
+
+    for stream, sink in ((process.stdout, api.output.put), (process.stderr, api.logs.append)):
+        threading.Thread(target=pump, args=(stream, sink), daemon=True).start()
+    return api
+
+
+@contextmanager
+def serving(
+    model: Path | str, *, script: dict[str, Any] | None = None, seconds: float = 30, **settings: Any
+) -> Iterator[ApiProcess]:
+    """A ready API process, ended afterwards."""
+    api = launch(model, script=script, **settings)
+    try:
+        read_ready_line(api, seconds)
+        yield api
+    finally:
+        end(api)
+
+
+def read_ready_line(api: ApiProcess, seconds: float = 30) -> str:
+    """Wait for the ready line and take the URLs out of it."""
+    try:
+        line = api.output.get(timeout=seconds)
+    except queue.Empty:
+        api.process.kill()
+        raise AssertionError(f"no ready line; logs: {''.join(api.logs[-20:])}") from None
+    words = line.split()
+    api.url = next(word for word in words if word.startswith("http")).removesuffix("/v1")
+    api.admin = words[-1].rstrip(")")
+    return line
+
+
+def end(api: ApiProcess) -> None:
+    if api.process.poll() is None:
+        api.process.terminate()
+        try:
+            api.process.wait(5)
+        except subprocess.TimeoutExpired:
+            api.process.kill()
+    api.process.wait(10)
+    for stream in (api.process.stdout, api.process.stderr):
+        if stream is not None:
+            stream.close()

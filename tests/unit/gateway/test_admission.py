@@ -1,0 +1,96 @@
+"""Admission bounds the house and the places, first come first served."""
+
+import asyncio
+import time
+
+import pytest
+
+from mamba_gateway.admission import Admission, retry_after
+from mamba_gateway.errors import Draining, Overloaded
+
+
+def house(places: int = 1, queue: int = 1, timeout: float = 5.0) -> Admission:
+    return Admission(places, queue, timeout, time.monotonic)
+
+
+async def test_the_door_closes_when_the_house_is_full() -> None:
+    admission = house(places=1, queue=1)
+    with admission.door(), admission.door():
+        assert (admission.inside, admission.queued) == (2, 2)
+        with pytest.raises(Overloaded) as full, admission.door():
+            pass
+        assert full.value.retry_after is not None
+        assert full.value.retry_after >= 1
+    assert admission.inside == 0
+
+
+async def test_the_door_is_shut_while_draining_and_those_inside_go_on() -> None:
+    admission = house()
+    with admission.door():
+        admission.draining = True
+        with pytest.raises(Draining), admission.door():
+            pass
+        async with admission.place():
+            assert admission.in_flight == 1
+    async with asyncio.timeout(1):
+        await admission.empty()
+
+
+async def test_places_go_to_who_came_first() -> None:
+    admission = house(places=1, queue=9)
+    order: list[int] = []
+
+    async def visit(number: int) -> None:
+        with admission.door():
+            async with admission.place():
+                order.append(number)
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(visit(n) for n in range(8)))
+    assert order == list(range(8))
+
+
+async def test_who_waits_too_long_is_told_to_come_back() -> None:
+    admission = house(timeout=0.02)
+    async with admission.place():
+        with pytest.raises(Overloaded, match="waited"):
+            async with admission.place():
+                raise AssertionError
+    async with admission.place():
+        assert admission.in_flight == 1
+
+
+async def test_a_visitor_that_leaves_the_queue_gives_its_turn_away() -> None:
+    admission = house(places=1, queue=9)
+    async with admission.place():
+        leaving = asyncio.create_task(_visit(admission))
+        staying = asyncio.create_task(_visit(admission))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    async with asyncio.timeout(1):
+        await staying
+    assert admission.in_flight == 0
+
+
+async def _visit(admission: Admission) -> None:
+    async with admission.place():
+        await asyncio.sleep(0)
+
+
+async def test_a_failure_inside_frees_the_place() -> None:
+    admission = house()
+    with pytest.raises(RuntimeError):
+        async with admission.place():
+            raise RuntimeError
+    assert admission.in_flight == 0
+    async with asyncio.timeout(1), admission.place():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("queued", "places", "service", "seconds"),
+    [(0, 10, 1.0, 1), (99, 10, 2.0, 20), (10_000, 1, 30.0, 60), (0, 1, 0.0, 1)],
+)
+def test_retry_after_is_the_queue_at_the_mean_service_time(queued, places, service, seconds) -> None:
+    assert retry_after(queued, places, service) == seconds

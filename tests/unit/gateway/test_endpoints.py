@@ -1,0 +1,102 @@
+"""The pool keeps what is known of each engine, and tells who waits."""
+
+import asyncio
+
+import pytest
+
+from mamba_gateway.endpoints import Pool, Report, Target
+
+A, B = Target("http://a", "a"), Target("http://b", "b")
+WELL = Report(ready=True, models=({"id": "m"},), running=2)
+
+
+def test_targets_come_and_go_and_keep_their_counts() -> None:
+    pool = Pool()
+    assert not pool.synced
+    assert pool.set_targets([A]) == ({"http://a"}, set())
+    assert pool.synced
+    pool.begin(A.url)
+    assert pool.set_targets([A, B]) == ({"http://b"}, set())
+    assert [end.in_flight for end in pool.snapshot()] == [1, 0]
+    assert pool.set_targets([B]) == (set(), {"http://a"})
+    assert [end.name for end in pool.snapshot()] == ["b"]
+
+
+def test_a_new_target_is_not_ready_before_its_first_report() -> None:
+    pool = Pool()
+    pool.set_targets([A])
+    assert not pool.snapshot()[0].ready
+    assert pool.reasons() == {"a": "not probed yet"}
+    pool.report(A.url, WELL)
+    assert pool.snapshot()[0].ready
+    assert pool.reasons() == {}
+
+
+def test_reports_and_ends_of_removed_targets_change_nothing() -> None:
+    pool = Pool()
+    pool.set_targets([A])
+    pool.begin(A.url)
+    pool.set_targets([])
+    pool.report(A.url, WELL)
+    pool.end(A.url)
+    pool.suspect(A.url, "x")
+    assert pool.snapshot() == ()
+    pool.set_targets([A])
+    pool.end(A.url)
+    assert pool.snapshot()[0].in_flight == 0
+
+
+def test_a_suspect_is_not_chosen_before_the_next_good_report() -> None:
+    pool = Pool()
+    pool.set_targets([A])
+    pool.report(A.url, WELL)
+    pool.suspect(A.url, "connection refused")
+    assert not pool.snapshot()[0].ready
+    assert pool.reasons() == {"a": "connection refused"}
+    pool.report(A.url, WELL)
+    assert pool.snapshot()[0].ready
+
+
+def test_the_source_s_opinion_and_the_engine_s_own_must_both_be_good() -> None:
+    pool = Pool()
+    pool.set_targets([Target("http://a", "a", ready=False), Target("http://b", "b", draining=True)])
+    for url in ("http://a", "http://b"):
+        pool.report(url, WELL)
+    assert [end.ready for end in pool.snapshot()] == [False, True]
+    assert [end.draining for end in pool.snapshot()] == [False, True]
+
+
+def test_models_are_remembered_while_an_engine_is_away() -> None:
+    pool = Pool()
+    pool.set_targets([A])
+    pool.report(A.url, WELL)
+    pool.report(A.url, Report(ready=False, reason="loading"))
+    assert pool.snapshot()[0].models == frozenset({"m"})
+    assert pool.model_entries() == ({"id": "m"},)
+
+
+def test_what_was_ours_at_the_report_is_not_counted_twice() -> None:
+    pool = Pool()
+    pool.set_targets([A])
+    pool.begin(A.url)
+    pool.begin(A.url)
+    pool.report(A.url, WELL)
+    assert pool.snapshot()[0].load == 2
+    pool.begin(A.url)
+    assert pool.snapshot()[0].load == 3
+    pool.end(A.url)
+    pool.end(A.url)
+    pool.end(A.url)
+    assert pool.snapshot()[0].load == 0
+
+
+async def test_every_waiter_wakes_at_a_change() -> None:
+    pool = Pool()
+    waiting = [asyncio.create_task(pool.changed()) for _ in range(3)]
+    await asyncio.sleep(0)
+    pool.set_targets([A])
+    async with asyncio.timeout(1):
+        await asyncio.gather(*waiting)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await pool.changed()

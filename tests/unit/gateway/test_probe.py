@@ -1,0 +1,51 @@
+"""What the prober understands of engines' answers."""
+
+import pytest
+
+from mamba_gateway.probe import KV_USAGE, RUNNING, WAITING, first_known, read_gauges, reason_of
+
+TEXT = """
+# HELP mambaserve_requests_running Running.
+# TYPE mambaserve_requests_running gauge
+mambaserve_requests_running{model="a",strategy="x"} 3
+mambaserve_requests_running{model="b {}"} 2.0
+mambaserve_requests_waiting 7 1700000000000
+vllm:num_requests_running{model_name="a"} 99
+vllm:kv_cache_usage_perc{model_name="a"} 0.25
+odd{label="x y"} NaN
+broken
+also broken{
+"""
+
+
+def test_label_sets_are_summed_and_timestamps_ignored() -> None:
+    gauges = read_gauges(TEXT)
+    assert gauges["mambaserve_requests_running"] == 5
+    assert first_known(gauges, RUNNING) == 5
+    assert first_known(gauges, WAITING) == 7
+    assert first_known(gauges, KV_USAGE) == 0.25
+
+
+def test_other_engines_names_are_understood_and_absence_is_zero() -> None:
+    assert first_known(read_gauges('sglang:num_running_reqs{x="1"} 4'), RUNNING) == 4
+    assert first_known({}, RUNNING) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "draining"),
+    [
+        (b'{"status": "loading"}', "loading", False),
+        (b'{"status": "draining"}', "draining", True),
+        (b'{"error": {"message": "the engine drains", "code": "draining"}}', "draining", True),
+        (b'{"error": {"message": "Draining now", "code": null}}', "Draining now", True),
+        (b"draining", "draining", True),
+        (b"", "", False),
+        (b"[1]", "[1]", False),
+        (b'{"error": "odd"}', "", False),
+        (b"\xff\xff", "\ufffd\ufffd", False),
+    ],
+)
+def test_the_reason_of_a_503_is_read_from_json_or_text(body, reason, draining) -> None:
+    said, drains = reason_of(body)
+    assert drains is draining
+    assert said == reason or not reason

@@ -1,0 +1,180 @@
+"""Chat templates: rendering, the sandbox, and the turn boundary."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import TEMPLATE, TOOLS, write_model
+
+from mamba_server.text.chat_template import ChatTemplate
+from mamba_server.text.errors import BadTemplate, TemplateRefused
+from mamba_server.text.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2026, 11, 21))
+
+
+def test_messages_become_the_prompt() -> None:
+    text = template(TEMPLATE).render(USER)
+    assert text == "<s><|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ strftime_now('%d %b %Y') }}", "21 Nov 2026"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "hello"}]'),
+        ("{{ {'a': '<ü>'} | tojson }}", '{"a": "<ü>"}'),
+        ("{{ {'a': 1} | tojson(indent=2) }}", '{\n  "a": 1\n}'),
+        ("{% for m in messages %}{% break %}{% endfor %}x", "x"),
+        ("{% if tools %}t{% endif %}{{ missing }}", ""),
+        ("{%- set ns = namespace(n=0) -%}{% set ns.n = 2 %}{{ ns.n }}", "2"),
+    ],
+)
+def test_what_templates_of_the_field_use_is_there(source: str, expected: str) -> None:
+    assert template(source).render(USER) == expected
+
+
+def test_raise_exception_is_a_refusal_in_the_templates_words() -> None:
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
+        template("{{ raise_exception('roles must alternate') }}").render(USER)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'a': 1}) }}",
+        "{{ messages[0].content.missing.deeper }}",
+        "{{ 1 / 0 }}",
+        "{{ [] + 1 }}",
+        "{{ range(10000000) | list | length }}",
+    ],
+)
+def test_what_the_sandbox_forbids_is_a_refusal(source: str) -> None:
+    with pytest.raises(TemplateRefused):
+        template(source).render([dict(USER[0])])
+
+
+def test_the_sandbox_shows_no_internals() -> None:
+    assert "class" not in template("{{ messages.__class__ }}").render(USER)
+
+
+def test_a_template_that_does_not_compile_is_told_with_its_file(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "tiny", template="{% if %}")
+    with pytest.raises(BadTemplate, match=r"chat_template\.jinja.*does not compile"):
+        ChatTemplate.load(directory, Tokenizer.load(directory))
+
+
+def test_variables_of_a_request_reach_the_template() -> None:
+    assert template("{{ enable_thinking }}").render(USER, variables={"enable_thinking": False}) == "False"
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "tools", "bos_token"])
+def test_variables_of_a_request_replace_nothing_of_ours(name: str) -> None:
+    source = "{{ messages[0].content }}{{ add_generation_prompt }}{{ tools }}{{ bos_token }}"
+    assert template(source).render(USER, variables={name: "mine"}) == "helloTrueNone<s>"
+
+
+def test_whether_tools_are_taken_is_read_off_the_template() -> None:
+    assert template(TOOLS + TEMPLATE).takes_tools
+    assert not template(TEMPLATE).takes_tools
+
+
+def test_tools_are_shown_to_the_model() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert '"name": "add"' in template(TOOLS + TEMPLATE).render(USER, tools=tools)
+
+
+class TestTurnBoundary:
+    def test_it_is_the_depth_just_before_the_generation_prompt(self, tokenizer: Tokenizer) -> None:
+        prompt = template(TEMPLATE).prompt(tokenizer, USER)
+        closed = tokenizer.encode(template(TEMPLATE).render(USER, generation_prompt=False), special=False)
+        assert prompt.token_ids[: prompt.turn_boundary] == closed
+
+    def test_the_next_turn_shares_the_prompt_up_to_it(self, tokenizer: Tokenizer) -> None:
+        first = template(TEMPLATE).prompt(tokenizer, USER)
+        turns = [*USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "more"}]
+        second = template(TEMPLATE).prompt(tokenizer, turns)
+        boundary = first.turn_boundary
+        assert 0 < boundary < len(first.token_ids)
+        assert second.token_ids[:boundary] == first.token_ids[:boundary]
+
+    def test_multi_byte_text_does_not_shift_it(self, tokenizer: Tokenizer) -> None:
+        messages = [{"role": "user", "content": "世界 🎉👩‍👧 ü"}]
+        prompt = template(TEMPLATE).prompt(tokenizer, messages)
+        closed = tokenizer.encode(template(TEMPLATE).render(messages, generation_prompt=False), special=False)
+        assert prompt.turn_boundary == len(closed)
+
+    def test_a_token_across_it_is_not_counted(self, tokenizer: Tokenizer) -> None:
+        source = "{{ messages[0].content }}hel{% if add_generation_prompt %}lo{% endif %}"
+        prompt = template(source).prompt(tokenizer, [{"role": "user", "content": "a "}])
+        text = tokenizer.decode(prompt.token_ids[: prompt.turn_boundary])
+        assert "a hel".startswith(text)
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{{ messages[0].content }}",
+            "{% if not add_generation_prompt %}x{% endif %}{{ messages[0].content }}",
+            "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}text",
+        ],
+    )
+    def test_a_template_without_a_generation_prompt_has_none(self, tokenizer: Tokenizer, source: str) -> None:
+        assert template(source).prompt(tokenizer, USER).turn_boundary == 0
+
+    def test_the_tokenizer_adds_no_second_bos(self, tokenizer: Tokenizer) -> None:
+        prompt = template(TEMPLATE).prompt(tokenizer, USER)
+        assert prompt.token_ids.count(tokenizer.bos_id or 0) == 1
+
+
+class TestWhereItComesFrom:
+    @staticmethod
+    def load(directory: Path) -> ChatTemplate | None:
+        return ChatTemplate.load(directory, Tokenizer.load(directory))
+
+    def rendered(self, directory: Path) -> str:
+        loaded = self.load(directory)
+        assert loaded is not None
+        return loaded.render(USER)
+
+    def test_the_file_wins_over_the_tokenizer_config(self, tmp_path: Path) -> None:
+        directory = write_model(tmp_path, template="file", tokenizer_config={"chat_template": "config"})
+        assert self.rendered(directory) == "file"
+
+    def test_the_tokenizer_config_is_next(self, tmp_path: Path) -> None:
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": "config"})
+        assert self.rendered(directory) == "config"
+
+    def test_of_several_the_default_is_taken(self, tmp_path: Path) -> None:
+        several: list[dict[str, Any]] = [
+            {"name": "tool_use", "template": "tools"},
+            {"name": "default", "template": "plain"},
+        ]
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": several})
+        assert self.rendered(directory) == "plain"
+
+    def test_a_json_file_is_read_too(self, tmp_path: Path) -> None:
+        directory = write_model(tmp_path, template=None)
+        (directory / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+        assert self.rendered(directory) == "json"
+
+    def test_a_model_without_one_has_none(self, tmp_path: Path) -> None:
+        assert self.load(write_model(tmp_path, template=None)) is None
+
+    def test_a_template_that_is_no_text_is_refused(self, tmp_path: Path) -> None:
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": 5})
+        with pytest.raises(BadTemplate, match="must be a string"):
+            self.load(directory)

@@ -1,0 +1,142 @@
+"""Incremental text against the text of all ids at once, over scripts whose characters span tokens."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_model import byte_level_tokenizer
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from mamba_server.text.detokenizer import MOST_HELD, REPLACEMENT, Detokenizer
+from mamba_server.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>", "eos_token": "</s>"})
+SCRIPTS = [
+    "plain English text, with punctuation.",
+    "Übermäßige Größe, naïve café",
+    "Съешь же ещё этих мягких французских булок",
+    "色は匂へど 散りぬるを",
+    "天地玄黃,宇宙洪荒。",
+    "키스의 고유조건은 입술끼리",
+    "สวัสดีชาวโลก",
+    "مرحبا بالعالم",
+    "नमस्ते दुनिया",
+    "🎉👩‍👩‍👧‍👦🏳️‍🌈👍🏽 and text",
+    "𝕌𝕟𝕚𝕔𝕠𝕕𝕖 \U0001f9ff",
+    "line\nbreaks\r\n\ttabs\x00nul",
+]
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encoding(text).ids
+
+
+def stream(ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    detokenizer = Detokenizer(TOKENIZER, prompt or [])
+    return [*(detokenizer.feed(item) for item in ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_pieces_join_to_the_text(text: str) -> None:
+    assert "".join(stream(ids_of(text))) == text
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_no_piece_holds_a_part_of_a_character(text: str) -> None:
+    assert all(REPLACEMENT not in piece for piece in stream(ids_of(text)))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_comes_back_whole(text: str) -> None:
+    text = text.replace(REPLACEMENT, "")
+    assert "".join(stream(ids_of(text))) == text
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1, max_size=12), st.text(max_size=12))
+def test_text_after_a_prompt_is_what_the_whole_adds(before: str, after: str) -> None:
+    before, after = before.replace(REPLACEMENT, "x"), after.replace(REPLACEMENT, "x")
+    prompt = ids_of(before)
+    assert "".join(stream(ids_of(after), prompt)) == after
+
+
+def test_an_incomplete_last_character_is_dropped_and_the_rest_kept() -> None:
+    ids = ids_of("ok 🎉")
+    pieces = stream(ids[:-1])
+    assert "".join(pieces) == "ok "
+
+
+def test_a_whole_character_held_with_a_broken_one_comes_at_the_end() -> None:
+    ids = ids_of("世") + ids_of("界")[:1]
+    assert "".join(stream(ids)) == "世"
+
+
+def test_special_tokens_are_no_text() -> None:
+    rust = TOKENIZER.rust
+    ids = [rust.token_to_id("<|im_start|>"), *ids_of("hello"), rust.token_to_id("</s>")]
+    assert "".join(stream(ids)) == "hello"
+
+
+def test_broken_bytes_do_not_hold_text_back_for_ever() -> None:
+    broken = ids_of("世")[0]
+    detokenizer = Detokenizer(TOKENIZER)
+    pieces = [detokenizer.feed(broken) for _ in range(MOST_HELD)]
+    assert any(pieces)
+    assert "".join(detokenizer.feed(item) for item in ids_of(" fine")).endswith("fine")
+
+
+def test_text_follows_broken_bytes_at_once() -> None:
+    broken = ids_of("世")[0]
+    detokenizer = Detokenizer(TOKENIZER)
+    detokenizer.feed(broken)
+    assert detokenizer.feed(ids_of("a")[0]) == REPLACEMENT + "a"
+
+
+def test_many_special_tokens_in_a_row_are_no_trouble() -> None:
+    end = TOKENIZER.rust.token_to_id("</s>")
+    assert "".join(stream([end] * (3 * MOST_HELD) + ids_of("done"))) == "done"
+
+
+def test_flush_of_nothing_is_nothing() -> None:
+    assert Detokenizer(TOKENIZER, ids_of("prompt")).flush() == ""
+
+
+def metaspace_tokenizer() -> Tokenizer:
+    """As SentencePiece models are: words begin with U+2581, unknown bytes are <0xNN>."""
+    words = ["<unk>", "\u2581Hello", "\u2581world", "!", "\u2581"]
+    vocabulary = {word: place for place, word in enumerate(words)}
+    vocabulary.update({f"<0x{value:02X}>": len(words) + value for value in range(256)})
+    rust = RustTokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return Tokenizer(rust, {})
+
+
+def test_a_word_after_a_prompt_keeps_its_space() -> None:
+    tokenizer = metaspace_tokenizer()
+    detokenizer = Detokenizer(tokenizer, [1])
+    assert detokenizer.feed(2) == " world"
+    assert detokenizer.feed(3) == "!"
+
+
+def test_fallback_bytes_wait_for_their_character() -> None:
+    tokenizer = metaspace_tokenizer()
+    detokenizer = Detokenizer(tokenizer, [1])
+    pieces = [detokenizer.feed(5 + value) for value in "é".encode()]
+    assert pieces[0] == ""
+    assert "".join([*pieces, detokenizer.flush()]) == "é"
+
+
+def test_pieces_of_a_metaspace_tokenizer_are_their_bytes() -> None:
+    tokenizer = metaspace_tokenizer()
+    assert tokenizer.piece(2).raw == b" world"
+    assert tokenizer.piece(5 + 0xC3).raw == b"\xc3"
+    assert tokenizer.piece(5 + 0xC3).text == REPLACEMENT
