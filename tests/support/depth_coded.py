@@ -64,7 +64,7 @@ class DepthCodedRunner:
         self.fail_steps: set[int] = set()
         self.violations: list[str] = []
 
-    def prepare(self, schedule: Schedule) -> Callable[[], StepResult]:
+    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         decodes = []
         for index, sequence in enumerate(schedule.decodes):
             row = int(schedule.decode_rows[index])
@@ -83,12 +83,13 @@ class DepthCodedRunner:
                  piece.sequence.tokens[: piece.stop].tolist(), piece.final)
             )  # fmt: skip
 
-        def work() -> StepResult:
+        def work() -> Callable[[], StepResult]:
             try:
-                return self._run(schedule.step, decodes, pieces)
+                result = self._run(schedule.step, decodes, pieces)
             except AssertionError as error:
                 self.violations.append(f"step {schedule.step}: {traceback.format_exc()}")
                 raise error
+            return lambda: result
 
         return work
 

@@ -38,7 +38,7 @@ from mamba_server.model.weights import weights_bytes
 from mamba_server.settings import EngineSettings
 
 CHUNK = 64
-"""Tokens per prefill chunk: ours to choose. Smaller than a GPU would like, right for matrix sizes on a CPU."""
+"""Tokens per prefill chunk: ours to choose. Small for a GPU, right for matrix sizes on a CPU."""
 
 Report = Callable[[str, int, int], None]
 
@@ -92,6 +92,7 @@ def boot(settings: EngineSettings, report: Report) -> Engine:
         chunk=CHUNK,
         page_size=made.page_size,
         vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
         device=device,
     )
     core = EngineCore(

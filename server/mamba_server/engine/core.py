@@ -42,9 +42,11 @@ class StepResult:
 
 
 class StepRunner(Protocol):
-    """The device side. `prepare` runs on the loop's side of the stream, the returned work on the stream."""
+    """The device side, in three beats: `prepare` on the loop's side before the launch; the work it returns
+    on the stream; what that returns on the loop's side again, once the step's fence has passed.
+    """
 
-    def prepare(self, schedule: Schedule) -> Callable[[], StepResult]: ...
+    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]: ...
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class StepTimes:
 @dataclass(slots=True)
 class _Launched:
     schedule: Schedule
-    ticket: Ticket[StepResult]
+    ticket: Ticket[Callable[[], StepResult]]
     schedule_seconds: float
     started: float
 
@@ -193,7 +195,7 @@ class EngineCore:
     def _commit(self, launched: _Launched) -> None:
         schedule = launched.schedule
         try:
-            result = self._stream.wait(launched.ticket)
+            result = self._stream.wait(launched.ticket)()
         except Exception as error:
             self._fail(schedule, error)
             return

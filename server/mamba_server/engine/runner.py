@@ -1,24 +1,48 @@
-"""The device side of a step: moves its integers over, runs the model, samples, keeps what the next step needs.
+"""The device side of a step: moves its integers over, runs the model, samples, keeps the sampled tokens.
 
-`prepare` runs on the loop's thread and copies everything out of rows and holdings; what it returns runs on
-the forward stream and reads nothing else of the host.
+`prepare` runs on the loop's side and copies everything out of rows and holdings; the work it returns runs on
+the forward stream, where alone sampler and model are touched; what that returns reads the results after the
+step's fence.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.rows import Rows
-from mamba_server.engine.sampler import Sampler
+from mamba_server.engine.rows import Ints, Rows
+from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, score_tokens
+from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow
 from mamba_server.engine.scheduler import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.hybrid import HybridModel
+from mamba_server.wire import SamplingParams, TokenLogprobs
 
-_FIELDS = HostBatch.__dataclass_fields__
+_FIELDS = tuple(field.name for field in fields(HostBatch))
+
+
+@dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """A row that samples for the first time in this step (or for the first time after a preemption)."""
+
+    row: int
+    params: SamplingParams
+    seed: int
+    prompt: list[int]
+    output: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptSpan:
+    piece: int
+    first: int
+    stop: int
+    follow: Ints
+    top: int
 
 
 class ModelRunner:
@@ -33,6 +57,7 @@ class ModelRunner:
         chunk: int,
         page_size: int,
         vocab_size: int,
+        eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
         self._model = model
@@ -42,27 +67,134 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._last_token = torch.zeros(rows.capacity, dtype=torch.int32, device=device)
-        self._sampler = Sampler(rows.capacity, vocab_size, device)
+        self._sampler = Sampler(vocab_size, device, eos_token_ids)
+        self._sampling: dict[int, SamplingRow] = {}
+        self._batch_key = b""
+        self._batch: SamplingBatch | None = None
 
-    def prepare(self, schedule: Schedule) -> Callable[[], StepResult]:
+    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Everything the step needs, taken now; the work to launch."""
         arrays = build(schedule, self._rows, self._chunk, self._page_size)
-        return lambda: self._run(arrays, len(schedule.decodes))
+        newcomers = [
+            _Newcomer(
+                sequence.row,
+                sequence.params,
+                sequence.seed,
+                sequence.tokens[: sequence.prompt_len].tolist(),
+                sequence.tokens[sequence.prompt_len : sequence.known].tolist(),
+            )
+            for sequence in (piece.sequence for piece in schedule.pieces if piece.final)
+        ]
+        spans = [
+            _PromptSpan(piece, first, stop, follow, schedule.pieces[piece].sequence.params.prompt_logprobs)
+            for piece, (first, stop, follow) in arrays.prompt_spans.items()
+        ]
+        return lambda: self._run(arrays, len(schedule.decodes), newcomers, spans)
 
-    def _run(self, arrays: StepArrays, decodes: int) -> StepResult:
+    def _run(
+        self, arrays: StepArrays, decodes: int, newcomers: list[_Newcomer], spans: list[_PromptSpan]
+    ) -> Callable[[], StepResult]:
         with torch.inference_mode():
-            host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS})
+            sampling_rows = arrays.rows[arrays.sampling]
             batch = ForwardBatch.from_host(
-                host,
+                HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
                 input_ids=arrays.input_ids,
                 chunk_size=self._chunk,
                 page_size=self._page_size,
                 device=self._device,
             )
-            sampled_rows = torch.from_numpy(arrays.rows[arrays.sampling]).to(self._device)
+            rows = _to(sampling_rows.astype(np.int64), self._device)
             if decodes:
-                batch.input_ids[:decodes] = self._last_token[sampled_rows[:decodes]]
+                batch.input_ids[:decodes] = self._last_token[rows[:decodes]]
             logits = self._model.forward(batch, self._cache)
-            tokens = logits[: len(arrays.sampling)].argmax(-1).to(torch.int32)
-            self._last_token[sampled_rows] = tokens
-            return StepResult(np.asarray(tokens.cpu()))
+            scores = [self._score(logits, span) for span in spans]
+            wanted = len(arrays.sampling)
+            if not wanted:
+                return lambda: _land(None, spans, scores, [])
+            sampling = self._sampling_batch(sampling_rows, newcomers)
+            positions = _to(arrays.context_len[arrays.sampling], self._device)
+            sampled = self._sampler.sample(logits[:wanted], sampling, positions)
+            self._last_token[rows] = sampled.ids
+            tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
+            landed = _to_host(sampled)
+            return lambda: _land(landed, spans, scores, tops)
+
+    def _sampling_batch(self, rows: Ints, newcomers: list[_Newcomer]) -> SamplingBatch:
+        """Parameters of the sampling rows; the same object while the rows stay the same."""
+        for each in newcomers:
+            before = self._sampling.pop(each.row, None)
+            if before is not None:
+                self._sampler.release(before)
+            self._sampling[each.row] = self._sampler.admit(each.params, each.seed, each.prompt, each.output)
+        key = rows.tobytes()
+        if newcomers or key != self._batch_key or self._batch is None:
+            self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])
+            self._batch_key = key
+        return self._batch
+
+    def _score(self, logits: torch.Tensor, span: _PromptSpan) -> TokenScores:
+        part = logits[span.first : span.stop]
+        scores = score_tokens(part, _to(span.follow.astype(np.int64), self._device), max(1, span.top))
+        return TokenScores(
+            scores.logprob.to("cpu", non_blocking=True),
+            scores.top_ids.to("cpu", non_blocking=True),
+            scores.top_logprobs.to("cpu", non_blocking=True),
+        )
+
+
+def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _to_host(sampled: SampledTokens) -> SampledTokens:
+    """Start the copies; they are complete when the step's fence has passed."""
+
+    def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or tensor.device.type == "cpu":
+            return tensor
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return out.copy_(tensor, non_blocking=True)
+
+    ids = copy(sampled.ids)
+    assert ids is not None
+    return SampledTokens(ids, copy(sampled.logprob), copy(sampled.top_ids), copy(sampled.top_logprobs))
+
+
+def _land(
+    sampled: SampledTokens | None,
+    spans: list[_PromptSpan],
+    scores: list[TokenScores],
+    tops: list[int],
+) -> StepResult:
+    """The step's numbers on the host. Runs after the fence."""
+    tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
+    prompt: dict[int, list[TokenLogprobs]] = {}
+    for span, score in zip(spans, scores, strict=True):
+        follow = span.follow.tolist()
+        prompt[span.piece] = [
+            TokenLogprobs(token, logprob, ids[: span.top], values[: span.top])
+            for token, logprob, ids, values in zip(
+                follow,
+                score.logprob.tolist(),
+                score.top_ids.tolist(),
+                score.top_logprobs.tolist(),
+                strict=True,
+            )
+        ]
+    return StepResult(tokens, _row_logprobs(sampled, tops), prompt)
+
+
+def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, TokenLogprobs]:
+    if sampled is None or sampled.logprob is None:
+        return {}
+    out = {}
+    logprobs, ids = sampled.logprob.tolist(), sampled.ids.tolist()
+    top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else None
+    top_logprobs = sampled.top_logprobs.tolist() if sampled.top_logprobs is not None else None
+    for index, top in enumerate(tops):
+        if top < 0:
+            continue
+        best = (top_ids[index][:top], top_logprobs[index][:top]) if top_ids and top_logprobs else ([], [])
+        out[index] = TokenLogprobs(ids[index], logprobs[index], *best)
+    return out

@@ -1,3 +1,239 @@
+"""Turns logits into tokens on the device, without a host sync: penalties, truncation, choice, logprobs.
+
+Called by the engine loop after each forward. A row's result depends on its own logits, parameters and
+position alone. Owns the token counts that penalties need: the engine runs one step ahead and does not know
+the sampled token yet, so the sampler counts it.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mamba_server.engine.noise import gumbel
+from mamba_server.engine.sampling_batch import Filter, Penalties, SamplingBatch, SamplingRow, TokenEntries
+from mamba_server.wire import SamplingParams
+
+Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
+
+_ONE_BITS = 0x3F800000
+"""float32 1.0 as an integer: non-negative floats are ordered as their bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Result of one step, on the device. Log-probabilities are those of the model, before any processing."""
+
+    ids: torch.Tensor
+    """[L] int32"""
+    logprob: torch.Tensor | None
+    """[L] of the sampled token; NaN in rows that did not ask; None when no row asks."""
+    top_ids: torch.Tensor | None
+    """[L, k] int32, best first, k = the most any row asks for; None when k is 0."""
+    top_logprobs: torch.Tensor | None
+    """[L, k]"""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probabilities of given tokens and of the most likely ones, on the device."""
+
+    logprob: torch.Tensor
+    """[L]"""
+    top_ids: torch.Tensor
+    """[L, k] int32"""
+    top_logprobs: torch.Tensor
+    """[L, k]"""
+
+
 class Sampler:
-    def __init__(self, *a):
-        pass
+    """One per engine. `admit` and `release` bracket a sequence; `sample` runs once per step.
+
+    `admit`, `release` and `batch` belong to the thread that plans, `sample` to the forward stream. A row of
+    the count tables may be handed on while a step that still counts for its last owner is in flight;
+    therefore tables are only touched by `sample`, which sets a row up when it first meets its new owner.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int] = ()) -> None:
+        self.vocab_size, self.device = vocab_size, device
+        self._eos = tuple(eos_token_ids)
+        self._tokens = torch.arange(vocab_size, dtype=torch.int32, device=device)[None]
+        self._serial = itertools.count()
+        self._rows = 0
+        self._free: list[int] = []
+        self._output_counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._owners: list[int] = []
+        """Serial of the sequence whose counts are in each row."""
+
+    def admit(
+        self, params: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int] = ()
+    ) -> SamplingRow:
+        """Row of a sequence; `output` is what it has generated already (it was preempted and comes back)."""
+        penalized = (
+            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
+        eos = () if params.ignore_eos else self._eos
+        return SamplingRow(
+            params=params,
+            seed=seed,
+            prompt_len=len(prompt),
+            serial=next(self._serial),
+            counts_row=self._take_row() if penalized else -1,
+            prompt=tuple(prompt) if penalized else (),
+            output=tuple(output) if penalized else (),
+            blocked=tuple(sorted({t for t in (*eos, *params.stop_token_ids) if 0 <= t < self.vocab_size})),
+        )
+
+    def release(self, row: SamplingRow) -> None:
+        """The sequence ended or was preempted. Its counts may be reused from the next `admit` on."""
+        if row.counts_row >= 0:
+            self._free.append(row.counts_row)
+
+    def batch(self, rows: Sequence[SamplingRow]) -> SamplingBatch:
+        """Group the rows of a step; keep the result while the rows stay the same."""
+        return SamplingBatch.build(rows, self.vocab_size, self.device)
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> SampledTokens:
+        """Choose one token per row.
+
+        logits: [L, vocab] float32, overwritten; positions: [L] int32, absolute position in its sequence of
+        the token to be chosen (that of the row's last token plus one).
+        """
+        with torch.inference_mode():
+            raw = None if batch.logprobs is None else logits[batch.logprobs]
+            if batch.bias is not None:
+                logits.index_put_((batch.bias.rows, batch.bias.tokens), batch.bias.values, accumulate=True)
+            if batch.minimum is not None:
+                _block(logits, batch.minimum, positions)
+            if batch.penalties is not None:
+                self._penalize(logits, batch.penalties)
+            ids = logits.argmax(-1)
+            if batch.random is not None:
+                ids[batch.random] = self._draw(logits[batch.random], batch, positions[batch.random])
+            if batch.penalties is not None:
+                where = (batch.penalties.counts_rows, ids[batch.penalties.rows])
+                self._output_counts[where] += 1
+            if raw is None or batch.logprobs is None:
+                return SampledTokens(ids.to(torch.int32), None, None, None)
+            return _with_logprobs(ids, raw, batch.logprobs, batch.logprobs_max)
+
+    def _draw(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> torch.Tensor:
+        """logits: [R, vocab] of the random rows, a copy. Returns ids [R]."""
+        assert batch.temperature is not None
+        assert batch.words is not None
+        # Shifted by the maximum first: a tiny temperature then sharpens instead of overflowing.
+        logits.sub_(logits.amax(-1, keepdim=True)).div_(batch.temperature)
+        if batch.min_p is not None:
+            _apply(logits, batch.min_p, _min_p)
+        if batch.top_k is not None:
+            _apply(logits, batch.top_k, lambda part, k: _top_k(part, k, batch.top_k_max))
+        if batch.top_p is not None:
+            _apply(logits, batch.top_p, _top_p)
+        return logits.add_(gumbel(batch.words, positions, self._tokens)).argmax(-1)
+
+    def _penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
+        self._meet(penalties.owners)
+        part = logits[penalties.rows]
+        counts = self._output_counts[penalties.counts_rows]
+        seen = counts > 0
+        known = seen | self._in_prompt[penalties.counts_rows]
+        scaled = torch.where(part > 0, part / penalties.repetition, part * penalties.repetition)
+        part = torch.where(known, scaled, part)
+        part -= penalties.frequency * counts
+        part -= penalties.presence * seen
+        logits[penalties.rows] = part
+
+    def _histogram(self, tokens: Sequence[int]) -> torch.Tensor:
+        kept = [token for token in tokens if 0 <= token < self.vocab_size]
+        counts = torch.bincount(torch.tensor(kept, dtype=torch.int64), minlength=self.vocab_size)
+        return counts.to(torch.int32).to(self.device)
+
+    def _take_row(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._rows += 1
+        return self._rows - 1
+
+    def _meet(self, owners: list[SamplingRow]) -> None:
+        """Set up the rows of sequences that are here for the first time."""
+        for row in owners:
+            if (missing := row.counts_row + 1 - len(self._owners)) > 0:
+                missing = max(missing, len(self._owners), 4)
+                for name in ("_output_counts", "_in_prompt"):
+                    table: torch.Tensor = getattr(self, name)
+                    setattr(self, name, torch.cat([table, table.new_zeros(missing, self.vocab_size)]))
+                self._owners += [-1] * missing
+            if self._owners[row.counts_row] != row.serial:
+                self._owners[row.counts_row] = row.serial
+                self._in_prompt[row.counts_row] = self._histogram(row.prompt) > 0
+                self._output_counts[row.counts_row] = self._histogram(row.output)
+
+
+def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> TokenScores:
+    """Log-probabilities of given next tokens, for prompt log-probabilities.
+
+    logits: [L, vocab] float32; token_ids: [L]; top: how many of the most likely tokens to add.
+    """
+    with torch.inference_mode():
+        normalizer = logits.logsumexp(-1, keepdim=True)
+        chosen = logits.gather(1, token_ids.to(torch.int64)[:, None]) - normalizer
+        values, ids = logits.topk(min(top, logits.shape[1]))
+        return TokenScores(chosen[:, 0], ids.to(torch.int32), values - normalizer)
+
+
+def _with_logprobs(ids: torch.Tensor, raw: torch.Tensor, rows: torch.Tensor, top: int) -> SampledTokens:
+    scores = score_tokens(raw, ids[rows], top)
+    logprob = raw.new_full((len(ids),), torch.nan)
+    logprob[rows] = scores.logprob
+    if top == 0:
+        return SampledTokens(ids.to(torch.int32), logprob, None, None)
+    width = scores.top_ids.shape[1]
+    top_ids = torch.zeros(len(ids), width, dtype=torch.int32, device=ids.device)
+    top_logprobs = raw.new_full((len(ids), width), torch.nan)
+    top_ids[rows], top_logprobs[rows] = scores.top_ids, scores.top_logprobs
+    return SampledTokens(ids.to(torch.int32), logprob, top_ids, top_logprobs)
+
+
+def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor) -> None:
+    where = (minimum.rows, minimum.tokens)
+    early = positions[minimum.rows] < minimum.values
+    logits[where] = logits[where].masked_fill(early, -torch.inf)
+
+
+def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:
+    """Truncate the rows that ask for it to their `keep` mask."""
+    if len(users.rows) == len(logits):
+        logits.masked_fill_(~keep(logits, users.values), -torch.inf)
+        return
+    part = logits[users.rows]
+    logits[users.rows] = part.masked_fill_(~keep(part, users.values), -torch.inf)
+
+
+def _min_p(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Tokens with at least `share` of the best one's probability. The best logit is 0 here."""
+    return logits >= share.log()
+
+
+def _top_k(logits: torch.Tensor, k: torch.Tensor, most: int) -> torch.Tensor:
+    """The k best; those equal to the k-th stay too."""
+    best = logits.topk(most).values
+    return logits >= best.gather(1, k.to(torch.int64) - 1)
+
+
+def _top_p(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """The most likely tokens whose probabilities first reach `mass`; equals of the last one stay too.
+
+    No sort: the threshold is found by bisection over the bits of float32, in a fixed number of passes.
+    """
+    probabilities = logits.softmax(-1)
+    low = torch.zeros_like(mass, dtype=torch.int32)  # always enough mass
+    high = torch.full_like(low, _ONE_BITS + 1)  # never
+    for _ in range(_ONE_BITS.bit_length()):
+        middle = (low + high) >> 1
+        kept = probabilities.where(probabilities >= middle.view(torch.float32), 0)
+        enough = kept.sum(-1, keepdim=True, dtype=torch.float64) >= mass
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    return probabilities >= low.view(torch.float32)

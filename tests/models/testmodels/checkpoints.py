@@ -54,10 +54,11 @@ def random_nemotron_h(
     config = NemotronHConfig(**{**SMALL, **overrides})
     model = NemotronHForCausalLM(config)
     randomize(model, seed)
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embeddings.weight
     directory.mkdir(parents=True, exist_ok=True)
-    model.to(dtype).save_pretrained(directory, max_shard_size=shard)
+    tensors = model.to(dtype).state_dict()
+    if config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    model.save_pretrained(directory, state_dict=tensors, max_shard_size=shard)
     write_tokenizer(directory)
     return directory
 

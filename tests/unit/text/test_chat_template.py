@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import TEMPLATE, TOOLS, write_model
 
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.errors import BadTemplate, TemplateRefused
 from mamba_server.text.tokenizer import Tokenizer
+from tiny_model import TEMPLATE, TOOLS, write_model
 
 USER = [{"role": "user", "content": "hello"}]
 

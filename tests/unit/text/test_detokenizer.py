@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import byte_level_tokenizer
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from mamba_server.text.detokenizer import MOST_HELD, REPLACEMENT, Detokenizer
 from mamba_server.text.tokenizer import Tokenizer
+from tiny_model import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>", "eos_token": "</s>"})
 SCRIPTS = [

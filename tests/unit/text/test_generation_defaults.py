@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import write_model
 
 from mamba_server.text.errors import BadTokenizer
 from mamba_server.text.generation_defaults import GenerationDefaults
+from tiny_model import write_model
 
 
 def load(tmp_path: Path, **config: Any) -> GenerationDefaults:

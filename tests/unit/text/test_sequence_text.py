@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import SPECIAL, byte_level_tokenizer
 
 from mamba_server.text.sequence_text import SequenceText
 from mamba_server.text.tokenizer import Tokenizer
+from tiny_model import SPECIAL, byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})
 END = SPECIAL.index("</s>")

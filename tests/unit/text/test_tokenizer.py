@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import SPECIAL, byte_level_tokenizer, write_model
 
 from mamba_server.text.errors import BadTokenizer
 from mamba_server.text.tokenizer import THREAD_FROM_CHARS, Tokenizer
+from tiny_model import SPECIAL, byte_level_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")

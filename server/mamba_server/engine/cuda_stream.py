@@ -1,0 +1,37 @@
+"""The forward stream on a CUDA device: work is issued at once, its results come back behind an event.
+
+Issuing is asynchronous by nature, so there is no thread: the loop issues step n+1 while the device runs n.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from mamba_server.engine.forward_stream import Ticket
+
+Result = TypeVar("Result")
+
+
+class CudaStream:
+    """One CUDA stream on `device`; every state write of the engine happens on it (O1)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._events: dict[int, torch.cuda.Event] = {}
+
+    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        ticket = Ticket(work)
+        with torch.cuda.stream(self._stream):
+            ticket.run()
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._events[id(ticket)] = event
+        return ticket
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        self._events.pop(id(ticket)).synchronize()
+        return ticket.get()
+
+    def close(self) -> None:
+        self._stream.synchronize()

@@ -1,0 +1,178 @@
+"""What the sampler needs to know about the rows of a step; rebuilt only when the rows change.
+
+The engine asks the sampler for a `SamplingRow` per sequence (`Sampler.admit`) and builds a `SamplingBatch`
+from the rows in the order of their logits. Nothing here changes from one step to the next.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mamba_server.engine.noise import seed_words
+from mamba_server.wire import SamplingParams
+
+Rows = torch.Tensor
+"""[r] int64 indices into the rows of the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One sequence's sampling: its parameters and where its token counts live."""
+
+    params: SamplingParams
+    seed: int
+    prompt_len: int
+    serial: int
+    """Tells apart the sequences that use one row of the count tables after each other."""
+    counts_row: int
+    """Row of the sampler's count tables; -1 when no penalty is asked for."""
+    prompt: tuple[int, ...]
+    """Only kept for penalties."""
+    output: tuple[int, ...]
+    """Tokens generated before it was admitted (again); only kept for penalties."""
+    blocked: tuple[int, ...]
+    """Token ids that may not come before `min_tokens` outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Rows with any penalty, and its strengths [r, 1]."""
+
+    rows: Rows
+    owners: list[SamplingRow]
+    counts_rows: torch.Tensor
+    """[r] int64"""
+    repetition: torch.Tensor
+    """[r, 1]"""
+    presence: torch.Tensor
+    frequency: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntries:
+    """Single entries of the logits: `values[i]` belongs to row `rows[i]`, token `tokens[i]`."""
+
+    rows: Rows
+    tokens: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows with one truncation, and its parameter [r, 1]."""
+
+    rows: Rows
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Parameters of L rows on the device, grouped by feature; None = no row uses it."""
+
+    size: int
+    """L"""
+    bias: TokenEntries | None
+    minimum: TokenEntries | None
+    """Blocked tokens; `values` = first absolute position at which the token may come."""
+    penalties: Penalties | None
+    random: Rows | None
+    """Rows with temperature > 0; the other filters hold positions in this list."""
+    temperature: torch.Tensor | None
+    """[random, 1]"""
+    words: torch.Tensor | None
+    """[random, 2] int32 seed words"""
+    min_p: Filter | None
+    top_k: Filter | None
+    top_k_max: int
+    top_p: Filter | None
+    logprobs: Rows | None
+    logprobs_max: int
+    """Most alternatives any row asks for."""
+
+    @classmethod
+    def build(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> "SamplingBatch":
+        """Group L rows, in the order of their logits."""
+
+        def where(condition: Callable[[SamplingRow], bool]) -> list[int]:
+            return [index for index, row in enumerate(rows) if condition(row)]
+
+        def column(indices: list[int], value: Callable[[SamplingRow], float]) -> torch.Tensor:
+            return _move(
+                torch.tensor([value(rows[i]) for i in indices], dtype=torch.float32)[:, None], device
+            )
+
+        def filter_of(
+            uses: Callable[[SamplingParams], bool], value: Callable[[SamplingParams], float]
+        ) -> Filter | None:
+            places = [place for place, i in enumerate(random) if uses(rows[i].params)]
+            if not places:
+                return None
+            return Filter(
+                _indices(places, device),
+                column([random[place] for place in places], lambda r: value(r.params)),
+            )
+
+        random = where(lambda row: row.params.temperature > 0)
+        penalized = where(lambda row: row.counts_row >= 0)
+        logprobs = where(lambda row: row.params.logprobs >= 0)
+        bias = [
+            (index, token, value)
+            for index, row in enumerate(rows)
+            for token, value in row.params.logit_bias.items()
+            if 0 <= token < vocab_size
+        ]
+        minimum = [
+            (index, token, float(row.prompt_len + row.params.min_tokens))
+            for index, row in enumerate(rows)
+            if row.params.min_tokens > 0
+            for token in row.blocked
+        ]
+        ks = [min(rows[i].params.top_k, vocab_size) for i in random if rows[i].params.top_k > 0]
+        return cls(
+            size=len(rows),
+            bias=_entries(bias, device),
+            minimum=_entries(minimum, device),
+            penalties=Penalties(
+                rows=_indices(penalized, device),
+                owners=[rows[i] for i in penalized],
+                counts_rows=_indices([rows[i].counts_row for i in penalized], device),
+                repetition=column(penalized, lambda row: row.params.repetition_penalty),
+                presence=column(penalized, lambda row: row.params.presence_penalty),
+                frequency=column(penalized, lambda row: row.params.frequency_penalty),
+            )
+            if penalized
+            else None,
+            random=_indices(random, device) if random else None,
+            temperature=column(random, lambda row: row.params.temperature) if random else None,
+            words=_move(torch.tensor([seed_words(rows[i].seed) for i in random], dtype=torch.int32), device)
+            if random
+            else None,
+            min_p=filter_of(lambda params: params.min_p > 0, lambda params: params.min_p),
+            top_k=filter_of(
+                lambda params: 0 < params.top_k < vocab_size, lambda params: min(params.top_k, vocab_size)
+            ),
+            top_k_max=max(ks, default=0),
+            top_p=filter_of(lambda params: params.top_p < 1, lambda params: params.top_p),
+            logprobs=_indices(logprobs, device) if logprobs else None,
+            logprobs_max=max((rows[i].params.logprobs for i in logprobs), default=0),
+        )
+
+
+def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _indices(values: list[int], device: torch.device) -> torch.Tensor:
+    return _move(torch.tensor(values, dtype=torch.int64), device)
+
+
+def _entries(triples: list[tuple[int, int, float]], device: torch.device) -> TokenEntries | None:
+    if not triples:
+        return None
+    rows, tokens, values = zip(*triples, strict=True)
+    return TokenEntries(
+        _indices(list(rows), device),
+        _indices(list(tokens), device),
+        _move(torch.tensor(values, dtype=torch.float32), device),
+    )

@@ -1,0 +1,144 @@
+"""Parity with transformers through the whole engine: greedy tokens and top-5 log-probabilities in float32."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engines import Answer, greedy, make_engine, run
+from mamba_server.budget.engine_plan import Plan
+from mamba_server.budget.planner import plan
+from mamba_server.engine import boot
+from mamba_server.wire import AddRequest
+from testmodels.checkpoints import random_nemotron_h
+
+TOLERANCE = 1e-4
+OUTPUTS = 64
+
+SHAPES = {
+    "groups-1": {"hybrid_override_pattern": "M*-M", "n_groups": 1},
+    "groups-8": {"hybrid_override_pattern": "M-*", "n_groups": 8},
+    "tied": {"hybrid_override_pattern": "MM*-", "tie_word_embeddings": True},
+    "biases": {
+        "hybrid_override_pattern": "-M*M",
+        "use_bias": True,
+        "mlp_bias": True,
+        "attention_bias": True,
+        "mamba_proj_bias": True,
+    },
+    "wide-state": {"hybrid_override_pattern": "M*M", "ssm_state_size": 64, "mamba_num_heads": 4},
+    "no-conv-bias": {"hybrid_override_pattern": "*M-", "use_conv_bias": False},
+    "many-attention": {"hybrid_override_pattern": "M**M-", "num_key_value_heads": 4},
+}
+
+
+def requests(vocabulary: int, seed: int) -> list[AddRequest]:
+    """16 ragged prompts of 1 to 700 tokens, some sharing prefixes."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(vocabulary) for _ in range(400)]
+    lengths = [1, 2, 3, 17, 63, 64, 65, 130, 257, 700]
+    prompts = [[rng.randrange(vocabulary) for _ in range(length)] for length in lengths]
+    prompts += [
+        stem[:shared] + [rng.randrange(vocabulary) for _ in range(rng.randint(1, 60))]
+        for shared in (100, 129, 300, 300, 384, 400)
+    ]
+    return [greedy(f"r{index}", prompt, OUTPUTS) for index, prompt in enumerate(prompts)]
+
+
+def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
+    """Teacher-forced along our own tokens: where two tokens tie within the tolerance, either is right."""
+    text = torch.tensor([[*request.prompt, *answer.tokens]])
+    with torch.no_grad():
+        logits = model(text, use_cache=False).logits[0, len(request.prompt) - 1 : -1]
+    truth = torch.log_softmax(logits.double(), -1)
+    assert len(answer.tokens) == OUTPUTS
+    for position, (token, ours) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
+        row = truth[position]
+        assert row.max() - row[token] < TOLERANCE, (request.request_id, position)
+        assert abs(ours.logprob - row[token].item()) < TOLERANCE, (request.request_id, position)
+        best = row.topk(5).values
+        for ranked, value in enumerate(ours.top_logprobs[:5]):
+            assert abs(value - best[ranked].item()) < TOLERANCE, (request.request_id, position, ranked)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+    made: dict[str, tuple[Path, torch.nn.Module]] = {}
+
+    def get(name: str) -> tuple[Path, torch.nn.Module]:
+        if name not in made:
+            path = random_nemotron_h(tmp_path_factory.mktemp(name), **SHAPES[name])
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            if model.config.tie_word_embeddings:
+                # The reference does not tie by itself: the file has no head of its own.
+                model.lm_head.weight = model.model.embeddings.weight
+            made[name] = (path, model)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sixteen_ragged_requests_at_once_say_what_transformers_says(checkpoint, shape: str) -> None:
+    path, model = checkpoint(shape)
+    engine = make_engine(path, dtype="float32", max_running_requests=16)
+    wanted = requests(engine.model.vocab_size, seed=1)
+    answers = run(engine, wanted)
+    for request in wanted:
+        check(model, request, answers[request.request_id, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("budget", [64, 256, 4096])
+def test_chunked_prefill_and_overlap_change_nothing(checkpoint, budget: int, overlap: bool) -> None:
+    path, model = checkpoint("groups-1")
+    engine = make_engine(
+        path, dtype="float32", max_running_requests=16, chunked_prefill_tokens=budget, overlap=overlap
+    )
+    wanted = requests(engine.model.vocab_size, seed=2)
+    answers = run(engine, wanted)
+    for request in wanted:
+        check(model, request, answers[request.request_id, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"])
+def test_a_pool_so_small_that_sequences_are_preempted_changes_nothing(
+    checkpoint, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    path, model = checkpoint("groups-1")
+    slab = make_engine(path, dtype="float32").plan.slab_bytes
+
+    def hopeful(*args: Any, **fields: Any) -> Plan:
+        # More at once than the arena can hold to their end.
+        return replace(plan(*args, **fields), max_running_requests=16)
+
+    monkeypatch.setattr(boot, "plan", hopeful)
+    engine = make_engine(path, dtype="float32", strategy=strategy, max_model_len=800, arena_bytes=24 * slab)
+    wanted = requests(engine.model.vocab_size, seed=3)
+    answers = run(engine, wanted)
+    assert engine.core.scheduler.counters.preemptions > 0
+    for request in wanted:
+        check(model, request, answers[request.request_id, 0])
+
+
+@pytest.mark.slow
+def test_served_together_equals_served_alone(checkpoint) -> None:
+    path, _ = checkpoint("groups-8")
+    wanted = requests(264, seed=4)
+    together = run(make_engine(path, dtype="float32", max_running_requests=16), wanted)
+    for request in wanted:
+        alone = run(make_engine(path, dtype="float32"), [request])[request.request_id, 0]
+        here = together[request.request_id, 0]
+        for ours, theirs in zip(alone.logprobs, here.logprobs, strict=True):
+            if ours.token_id != theirs.token_id:
+                # Within the tolerance either is right, and from here on the texts differ.
+                assert abs(ours.logprob - theirs.logprob) < TOLERANCE
+                break
+            assert abs(ours.logprob - theirs.logprob) < TOLERANCE

@@ -1,0 +1,57 @@
+"""A whole engine in this process, booted as the engine process boots it, and a way to run requests on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mamba_server.cache import ledger
+from mamba_server.engine.boot import Engine, boot
+from mamba_server.settings import EngineSettings
+from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
+
+
+@dataclass
+class Answer:
+    """What one sequence got."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    cached_tokens: int = 0
+
+
+def make_engine(directory: Path, **settings: Any) -> Engine:
+    """Boot an engine on the CPU; sizes default to something small."""
+    return boot(
+        EngineSettings(model=str(directory), device="cpu", **{"arena_bytes": 64 << 20, **settings}),
+        lambda *_: None,
+    )
+
+
+def greedy(name: str, prompt: list[int], outputs: int, *, top: int = 5, **fields: Any) -> AddRequest:
+    params = SamplingParams(max_tokens=outputs, temperature=0.0, logprobs=top, ignore_eos=True)
+    return AddRequest(name, prompt, params, **fields)
+
+
+def run(
+    engine: Engine, requests: list[AddRequest], *, most_steps: int = 20_000
+) -> dict[tuple[str, int], Answer]:
+    """Add all at once, step until idle, check the ledger; answers by (request id, index)."""
+    answers: dict[tuple[str, int], Answer] = {}
+    for request in requests:
+        rejected = engine.core.add(request)
+        assert rejected is None, rejected
+    for _ in range(most_steps):
+        for delta in engine.core.step():
+            answer = answers.setdefault((delta.request_id, delta.index), Answer())
+            answer.tokens.extend(delta.token_ids)
+            answer.logprobs.extend(delta.logprobs or [])
+            answer.cached_tokens += delta.cached_tokens
+            answer.finish_reason = delta.finish_reason or answer.finish_reason
+        assert not engine.core.failed_steps, engine.core.last_error
+        if engine.core.idle:
+            ledger.check(engine.core.cache)
+            return answers
+    raise AssertionError("the engine hangs")

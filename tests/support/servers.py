@@ -1,0 +1,123 @@
+"""`mambaserve` commands as child processes for tests: started on free ports, ended by pid, never by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+
+class Command:
+    """One running `mambaserve …`; its standard error is kept."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mamba_cli", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, timeout: float = 90.0) -> re.Match[str]:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if match := re.search(pattern, line):
+                    return match
+            if self.process.poll() is not None:
+                self._reader.join(2)
+                if match := re.search(pattern, self.output):
+                    return match
+                raise AssertionError(f"exit {self.process.returncode} before {pattern!r}:\n{self.output}")
+            time.sleep(0.05)
+        raise AssertionError(f"no {pattern!r} within {timeout} s:\n{self.output}")
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float = 60.0) -> int:
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        """End it, whatever it does; for the end of a test."""
+        if self.process.poll() is None:
+            self.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(10)
+        assert self.process.stdout is not None
+        self._reader.join(5)
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Server(Command):
+    """`mambaserve serve` on a model directory, ready."""
+
+    def __init__(self, model: Path | str, *arguments: str, ready: float = 120.0) -> None:
+        super().__init__(
+            "serve", "--model", str(model), "--port", "0", "--admin-port", "0", "--device", "cpu", *arguments
+        )
+        match = self.wait_for(r"ready: (\S+) at (http://\S+)/v1 \(admin (http://[^)]+)\)", ready)
+        self.model, self.url, self.admin = match[1], match[2], match[3]
+
+    def engine_pid(self) -> int:
+        """The engine process: the one child of the server."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for child in children:
+            if b"mamba_server.engine" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        raise AssertionError(f"no engine process among {children}")
+
+    def ledger(self) -> dict[str, int]:
+        return call(f"{self.admin}/admin/ledger")[1]
+
+
+def call(url: str, body: Any = None, *, timeout: float = 60.0, method: str | None = None) -> tuple[int, Any]:
+    """(status, JSON) of one request; error statuses are answers too."""
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url,
+        data,
+        {"Content-Type": "application/json"},
+        method=method or ("POST" if data is not None else "GET"),
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.status, json.loads(answer.read() or b"null")
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read()
+        return error.code, json.loads(text or b"null")
