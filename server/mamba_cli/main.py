@@ -9,15 +9,18 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from mamba_cli.errors import CliError
 
 COMMANDS: tuple[str, ...] = (
     "bench",
+    "config",
     "crd",
     "gateway",
     "plan",
     "serve",
+    "up",
 )
 
 app = typer.Typer(
@@ -41,7 +44,9 @@ def _collect() -> None:
         if isinstance(target := module.command, typer.Typer):
             app.add_typer(target)
         else:
-            app.command(getattr(module, "NAME", name))(target)
+            app.command(getattr(module, "NAME", name), context_settings=getattr(module, "CONTEXT", None))(
+                target
+            )
 
 
 def run() -> None:
@@ -50,7 +55,7 @@ def run() -> None:
     try:
         app()
     except CliError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(error.exit_code)
 
 

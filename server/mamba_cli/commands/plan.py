@@ -71,4 +71,12 @@ def command(
 
             typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
     if misfits := [outcome for outcome in outcomes if outcome.misfit]:
-        raise DoesNotFit("; ".join(f"{outcome.name}: {outcome.misfit}" for outcome in misfits))
+        # The table has said it all; after JSON the reason goes to standard error in full.
+        raise DoesNotFit(
+            "; ".join(
+                f"the plan of {each.name} does not fit"
+                if output is Output.table
+                else f"{each.name}: {each.misfit}"
+                for each in misfits
+            )
+        )

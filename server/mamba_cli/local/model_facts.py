@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mamba_api.model_uri import ModelUri, parse_model_uri
-from mamba_cli.errors import CliError, InvalidInput, RunFailed
+from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_server.budget.arithmetic import DTYPE_BYTES
 from mamba_server.model.config import ModelConfig
 from mamba_server.model.errors import ModelError
@@ -70,28 +70,14 @@ def local_uri(uri: str, where: Path) -> str:
 
 
 def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
+    config_file = _hub_file(uri, "config.json", text)
+    index = _hub_file(uri, HUB_INDEX, text, needed=False)
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-    except ImportError as error:
-        raise RunFailed(
-            f"{text}: reading from the Hub needs the package huggingface-hub: install mambaserve[server] or "
-            "give spec.model.config"
-        ) from error
-    try:
-        config = json.loads(
-            Path(hf_hub_download(uri.name, "config.json", revision=uri.revision)).read_text(encoding="utf-8")
-        )
-    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
-        raise _unreachable(text, error) from error
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+        total = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]) if index else 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFailed(f"{text}: what the Hub sent cannot be read: {error!r}") from error
     size = None
-    try:
-        index = Path(hf_hub_download(uri.name, HUB_INDEX, revision=uri.revision))
-        total = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
-    except EntryNotFoundError:
-        total = 0
-    except Exception:  # without an index the parameter count stands in
-        total = 0
     try:
         model = model_config_from_hf(config, f"{text}: config.json")
     except ModelConfigError as error:
@@ -101,8 +87,30 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
     return ModelFacts(model, size)
 
 
-def _unreachable(text: str, error: Exception) -> CliError:
-    return RunFailed(
-        f"{text}: config.json cannot be had from the Hub ({type(error).__name__}): check the name and the "
-        "network, or give spec.model.config in the file"
-    )
+def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path | None:
+    """One small file of a Hub model, from the local cache when it is there. Raises `RunFailed`."""
+    try:
+        import logging
+
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError
+    except ImportError as error:
+        raise RunFailed(
+            f"{text}: reading from the Hub needs the package huggingface-hub: install mambaserve[server] or "
+            "give spec.model.config"
+        ) from error
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    cached = try_to_load_from_cache(uri.name, name, revision=uri.revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        return Path(hf_hub_download(uri.name, name, revision=uri.revision))
+    except EntryNotFoundError as error:
+        if not needed:
+            return None
+        raise RunFailed(f"{text}: the Hub has no {name} there") from error
+    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        raise RunFailed(
+            f"{text}: {name} cannot be had from the Hub ({type(error).__name__}): check the name and the "
+            "network, or give spec.model.config in the file"
+        ) from error

@@ -82,7 +82,7 @@ def _fitting(outcome: PlanOutcome, plan: Plan) -> RenderableType:
     facts.add_row(
         "running",
         f"up to {plan.max_running_requests:,} sequences, planned for {plan.planned_running:,}; "
-        f"{plan.binding_constraint} bind",
+        f"bound by {plan.binding_constraint}",
     )
     kv = f"KV {binary_size(plan.kv_bytes_per_token)} per token" if plan.page_bytes else "no attention KV"
     facts.add_row(

@@ -1,0 +1,47 @@
+"""`mambaserve up`: a MambaDeployment on this machine, without a cluster."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="MambaDeployment YAML.")],
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            envvar="MAMBASERVE_PORT",
+            help="Port of the first endpoint; others follow. 0 takes free ones.",
+        ),
+    ] = 8000,
+    host: Annotated[
+        str, typer.Option(envvar="MAMBASERVE_HOST", help="Address the endpoints bind.")
+    ] = "127.0.0.1",
+    once: Annotated[
+        bool, typer.Option("--once", envvar="MAMBASERVE_ONCE", help="End once it is ready (and shown).")
+    ] = False,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo", envvar="MAMBASERVE_DEMO", help="Send chats that share a prefix; show the reuse."
+        ),
+    ] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", envvar="MAMBASERVE_NO_COLOR", help="Plain text.")
+    ] = False,
+    logs: Annotated[
+        Path | None,
+        typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; none = a new one."),
+    ] = None,
+) -> None:
+    """Serve FILE here: check it, plan it, start engine and gateway, watch over them. Ctrl-C drains."""
+    from rich.console import Console
+
+    from mamba_cli.local.bring_up import bring_up
+
+    console = Console(no_color=no_color or None, force_terminal=False if no_color else None)
+    code = bring_up(files, host=host, port=port, once=once, demo=demo, logs=logs, console=console)
+    raise typer.Exit(code)

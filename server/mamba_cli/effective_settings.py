@@ -1,0 +1,92 @@
+"""Which value each option of a command has, and who set it: a flag, the environment, or nobody.
+
+`mambaserve config` shows it. Parses, never runs the command; passwords in URLs are masked.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import typer.main
+from typer import Typer
+
+from mamba_cli.errors import InvalidInput
+
+Source = Literal["flag", "environment", "default"]
+
+_PASSWORD = re.compile(r"(?<=://)([^/@\s]*):([^/@\s]+)@")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option. `value` None = unset, so the command decides."""
+
+    option: str
+    value: Any
+    source: Source
+    variable: str
+
+
+def effective_settings(
+    app: Typer, name: str, arguments: list[str], environment: Mapping[str, str], defaults: Mapping[str, Any]
+) -> list[Setting]:
+    """Settings of `name ARGUMENTS…`. `defaults` fill options whose default lives in a settings model.
+
+    Raises `InvalidInput` for an unknown command or option.
+    """
+    group: Any = typer.main.get_command(app)
+    command = group.commands.get(name)
+    if command is None:
+        raise InvalidInput(f"{name!r} is no command; there are: {', '.join(group.commands)}")
+    context = _parse(command, name, arguments)
+    found = []
+    for parameter in command.params:
+        if parameter.param_type_name != "option" or parameter.name == "help":
+            continue
+        source = context.get_parameter_source(parameter.name)
+        value = context.params.get(parameter.name)
+        variable = _variable(parameter)
+        kind: Source = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}.get(  # type: ignore[assignment]
+            getattr(source, "name", ""), "default"
+        )
+        if kind == "default" and variable in environment:
+            kind, value = "environment", environment[variable]
+        elif kind == "default" and value in (None, []):
+            value = defaults.get(parameter.name)
+        found.append(Setting(_longest(parameter.opts), masked(value), kind, variable))
+    return found
+
+
+def _parse(command: Any, name: str, arguments: list[str]) -> Any:
+    try:
+        return command.make_context(name, list(arguments))
+    except Exception as error:
+        if type(error).__name__ == "MissingParameter":
+            # Only the options matter here: a file or model to work on may be absent.
+            return command.make_context(name, list(arguments), resilient_parsing=True)
+        if hasattr(error, "format_message"):
+            raise InvalidInput(f"{name}: {error.format_message()}") from error
+        raise
+
+
+def masked(value: Any) -> Any:
+    """The value as it may be shown: plain data, without passwords."""
+    if isinstance(value, str):
+        return _PASSWORD.sub(r"\1:***@", value)
+    if isinstance(value, list | tuple):
+        return [masked(each) for each in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return masked(str(getattr(value, "value", value)))
+
+
+def _variable(parameter: Any) -> str:
+    declared = parameter.envvar
+    if isinstance(declared, list | tuple):
+        declared = declared[0] if declared else None
+    return str(declared or f"MAMBASERVE_{parameter.name.upper()}")
+
+
+def _longest(names: list[str]) -> str:
+    return max(names, key=len)

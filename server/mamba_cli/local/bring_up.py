@@ -1,0 +1,122 @@
+"""What `mambaserve up` does from start to end: read, plan, show, run. It decides nothing itself."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from mamba_cli.errors import DoesNotFit, RunFailed
+from mamba_cli.local.devices import cpu_device, gpu_memory
+from mamba_cli.local.documents import LoadedDeployment, read_deployments
+from mamba_cli.local.plan_view import plan_view
+from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
+from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.supervisor import Rules
+from mamba_cli.local.translate import not_in_local_mode
+from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
+from mamba_server.budget import Device
+
+
+def bring_up(
+    files: list[Path],
+    *,
+    host: str,
+    port: int,
+    once: bool,
+    demo: bool,
+    logs: Path | None,
+    console: Console,
+    launcher: tuple[str, ...] = LAUNCHER,
+) -> int:
+    """Run until drained; the exit code. Raises `InvalidInput` (2), `DoesNotFit` (3), `RunFailed` (1)."""
+    loaded = read_deployments(files)
+    gpu = gpu_memory() if any(each.deployment.spec.resources.gpus for each in loaded) else None
+    outcomes = [_plan(each, gpu) for each in loaded]
+    for each, outcome in zip(loaded, outcomes, strict=True):
+        console.print(plan_view(outcome))
+        for note in _notes(each, gpu):
+            console.print(
+                f"note: {each.deployment.name}: {note}", style="yellow", highlight=False, markup=False
+            )
+    if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
+        raise DoesNotFit(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
+    active = [
+        (each, outcome)
+        for each, outcome in zip(loaded, outcomes, strict=True)
+        if each.deployment.spec.mode == "Active"
+    ]
+    if not active:
+        console.print("mode: Plan: nothing is started")
+        return 0
+    units = _units(active, host, port, launcher)
+    return asyncio.run(_run(units, files, gpu, once=once, demo=demo, logs=_logs(logs), console=console))
+
+
+async def _run(
+    units: list[Unit],
+    files: list[Path],
+    gpu: int | None,
+    *,
+    once: bool,
+    demo: bool,
+    logs: Path,
+    console: Console,
+) -> int:
+    from mamba_cli.local.edits import Edits
+    from mamba_cli.local.session import Options, Session
+
+    rules = Rules(drain_timeout=max(_drain_timeout(unit.loaded) for unit in units))
+    edits = Edits(units, lambda: read_deployments(files), lambda each: _plan(each, gpu))
+    options = Options(once=once, demo=demo, logs=logs, rules=rules)
+    return await Session(units, options, console, edits.take_over).run()
+
+
+def _plan(loaded: LoadedDeployment, gpu: int | None) -> PlanOutcome:
+    spec = loaded.deployment.spec
+    if spec.resources.gpus and gpu is not None:
+        told = spec.memory.device_memory
+        device = Device("cuda", told.bytes if told else gpu)
+    else:
+        device = cpu_device()
+    # One engine on one device: tensor parallelism needs more than local mode starts.
+    return plan_deployment(loaded, PlanFlags(gpus=1), device)
+
+
+def _units(
+    active: list[tuple[LoadedDeployment, PlanOutcome]], host: str, port: int, launcher: tuple[str, ...]
+) -> list[Unit]:
+    fronts = front_ports(host, port, len(active))
+    inner = iter(free_ports(2 * len(active)))
+    units = []
+    for (loaded, outcome), front in zip(active, fronts, strict=True):
+        assert outcome.plan is not None  # misfits ended before
+        units.append(
+            unit_of(
+                loaded, outcome.plan, device=outcome.device.kind, host=host, port=front,
+                engine_port=next(inner), admin_port=next(inner), drain_timeout=_drain_timeout(loaded),
+                launcher=launcher,
+            )
+        )  # fmt: skip
+    return units
+
+
+def _drain_timeout(loaded: LoadedDeployment) -> float:
+    return loaded.deployment.spec.rollout.drain_timeout.seconds
+
+
+def _notes(loaded: LoadedDeployment, gpu: int | None) -> list[str]:
+    notes = not_in_local_mode(loaded.deployment.spec)
+    if loaded.deployment.spec.resources.gpus and gpu is None:
+        notes.append("no NVIDIA GPU found: runs on the CPU")
+    return notes
+
+
+def _logs(given: Path | None) -> Path:
+    try:
+        if given is None:
+            return Path(tempfile.mkdtemp(prefix="mambaserve-"))
+        given.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFailed(f"--logs: cannot write there: {error}") from error
+    return given

@@ -1,0 +1,70 @@
+"""Shows how far children are: a bar on a terminal, plain lines elsewhere. Renders; decides nothing."""
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from mamba_cli.local.readiness import Readiness
+from mamba_server.budget.binary_size import binary_size
+
+_PLAIN_STEPS = 4
+"""Plain lines per stage: a log wants quarters, not frames."""
+
+
+class LoadingView:
+    """One bar per engine; `show` may be called as often as one likes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars: dict[str, TaskID] = {}
+        self._last: dict[str, tuple[str, int]] = {}
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        if console.is_terminal:
+            self._progress.start()
+
+    def show(self, name: str, readiness: Readiness | None) -> None:
+        """Take in the engine's latest word; None = it does not answer yet."""
+        stage = "starting" if readiness is None else readiness.stage or "loading"
+        done, total = (readiness.done, readiness.total) if readiness else (0, 0)
+        amount = _amount(stage, done, total)
+        if self._console.is_terminal:
+            if name not in self._bars:
+                self._bars[name] = self._progress.add_task(name, total=None, amount="")
+            self._progress.update(
+                self._bars[name], description=f"{name}: {stage}", total=total or None, completed=done,
+                amount=amount,
+            )  # fmt: skip
+            return
+        reached = done * _PLAIN_STEPS // total if total else 0
+        if self._last.get(name) != (stage, reached):
+            self._last[name] = (stage, reached)
+            self._console.print(f"{name}: {stage} {amount}".rstrip(), highlight=False)
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line that stays, above the bars."""
+        self._console.print(text, style=style, highlight=False, markup=False)
+
+    def finish(self, name: str) -> None:
+        """The engine is ready: its bar goes."""
+        self._last.pop(name, None)
+        if (bar := self._bars.pop(name, None)) is not None:
+            self._progress.remove_task(bar)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._progress.stop()
+
+
+def _amount(stage: str, done: int, total: int) -> str:
+    if not total:
+        return ""
+    if stage in ("weights", "download", "load", "loading") or total > 1 << 20:
+        return f"{binary_size(done)} of {binary_size(total)}"
+    return f"{done} of {total}"

@@ -1,0 +1,90 @@
+"""Starts, signals and reaps child processes; tells what happened through one callback.
+
+Children get a session of their own, so that Ctrl-C in the terminal reaches only the supervisor, and SIGTERM
+from the kernel when the supervisor is gone, however it went.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ExitCallback = Callable[[str, int | None, str], None]
+"""(name, exit code or None when it could not start, reason)."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Processes:
+    """Children by name; output goes to one log file each below `logs`."""
+
+    def __init__(self, logs: Path, on_exit: ExitCallback) -> None:
+        self._logs = logs
+        self._on_exit = on_exit
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._waits: set[asyncio.Task[None]] = set()
+
+    async def start(self, name: str, argv: list[str], environment: dict[str, str]) -> None:
+        """Start `argv`; a failure is reported through the callback like any other end."""
+        parent = os.getpid()
+        try:
+            with self.log(name).open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env={**os.environ, **environment},
+                    start_new_session=True,
+                    preexec_fn=lambda: _die_with(parent),
+                )
+        except OSError as error:
+            self._on_exit(name, None, str(error))
+            return
+        self._running[name] = process
+        task = asyncio.create_task(self._wait(name, process))
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Signal a child, if it still runs."""
+        if (process := self._running.get(name)) is not None and process.returncode is None:
+            process.send_signal(number)
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def tail(self, name: str, lines: int = 12) -> list[str]:
+        """The last lines the child wrote."""
+        try:
+            with self.log(name).open("rb") as file:
+                file.seek(max(0, self.log(name).stat().st_size - 16_384))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    async def close(self) -> None:
+        """Kill and reap whatever is left: after an orderly end that is nothing."""
+        for process in self._running.values():
+            if process.returncode is None:
+                process.kill()
+        await asyncio.gather(*self._waits, return_exceptions=True)
+
+    async def _wait(self, name: str, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._running.get(name) is process:
+            del self._running[name]
+        self._on_exit(name, code, "")
+
+
+def _die_with(parent: int) -> None:
+    """In the child, before exec: SIGTERM when the parent dies, also if it is dead by now."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)

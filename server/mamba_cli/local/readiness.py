@@ -1,0 +1,74 @@
+"""Asks children over HTTP whether they are ready, and engines for another strategy. Short calls only."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+TIMEOUT = aiohttp.ClientTimeout(total=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What `/readyz` says. `stage` with `done` of `total` while loading."""
+
+    ready: bool
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    reason: str = ""
+
+
+async def engine_readiness(session: aiohttp.ClientSession, url: str) -> Readiness | None:
+    """None = nobody answers yet."""
+    answer = await _get(session, f"{url}/readyz")
+    return None if answer is None else readiness_of(*answer)
+
+
+async def gateway_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether the gateway serves and sees a ready engine."""
+    answer = await _get(session, f"{url}/readyz")
+    if answer is None or answer[0] != 200:
+        return False
+    endpoints = answer[1].get("endpoints")
+    return not isinstance(endpoints, dict) or int(endpoints.get("ready") or 0) > 0
+
+
+def readiness_of(status: int, body: dict[str, Any]) -> Readiness:
+    """Reads the answer of an engine, tolerating fields that are absent or null."""
+    return Readiness(
+        ready=status == 200,
+        stage=str(body.get("stage") or body.get("status") or ""),
+        done=_count(body.get("done")),
+        total=_count(body.get("total")),
+        reason=str(body.get("reason") or ""),
+    )
+
+
+async def put_strategy(
+    session: aiohttp.ClientSession, admin_url: str, strategy: str, track_interval: int
+) -> str:
+    """Ask the engine for another strategy; empty = done, else why not."""
+    body = {"strategy": strategy, "trackInterval": track_interval}
+    try:
+        async with session.put(f"{admin_url}/admin/strategy", json=body, timeout=TIMEOUT) as answer:
+            if answer.status < 300:
+                return ""
+            return f"the engine answered {answer.status}: {(await answer.text())[:300]}"
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        return f"the engine cannot be reached: {error or type(error).__name__}"
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]] | None:
+    try:
+        async with session.get(url, timeout=TIMEOUT) as answer:
+            body = await answer.json(content_type=None)
+            return answer.status, body if isinstance(body, dict) else {}
+    except ValueError:
+        return 0, {}
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return None
+
+
+def _count(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) else 0

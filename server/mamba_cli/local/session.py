@@ -1,0 +1,220 @@
+"""Runs units until they are told to stop: performs what the supervisor decides, shows how it goes.
+
+One loop takes events from one queue; the tasks around it (processes, probes, file watch, demo, signals) only
+put events into it. Called by `mambaserve up`.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+
+from mamba_cli.errors import CliError
+from mamba_cli.local import demo
+from mamba_cli.local.loading_view import LoadingView
+from mamba_cli.local.processes import Processes
+from mamba_cli.local.readiness import engine_readiness, gateway_ready
+from mamba_cli.local.supervisor import (
+    Action,
+    BecameReady,
+    Child,
+    Drain,
+    Event,
+    Exited,
+    Kill,
+    Rules,
+    Say,
+    Start,
+    State,
+    Terminate,
+    Tick,
+    step,
+    wake_at,
+)
+from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Unit
+from mamba_cli.local.watch import Stamp, changed, settled
+
+OnEdit = Callable[[aiohttp.ClientSession], Awaitable[list[str]]]
+"""Called when a watched file changed; gives lines to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How `up` behaves. Times are seconds."""
+
+    once: bool = False
+    demo: bool = False
+    logs: Path = Path()
+    rules: Rules = field(default_factory=Rules)
+    probe_every: float = 0.25
+    look_every: float = 1.0
+
+
+class Session:
+    """One run. `run` returns the exit code."""
+
+    def __init__(
+        self, units: list[Unit], options: Options, console: Console, on_edit: OnEdit | None = None
+    ) -> None:
+        self._units = units
+        self._options = options
+        self._view = LoadingView(console)
+        self._console = console
+        self._on_edit = on_edit
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._processes = Processes(options.logs, self._child_ended)
+        self._commands = {unit.engine: (unit.engine_argv, unit.environment) for unit in units}
+        self._commands |= {unit.gateway: (unit.gateway_argv, {}) for unit in units}
+        children = [Child(unit.engine, ENGINE_RANK) for unit in units]
+        children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
+        self._state = State(tuple(children))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Until drained. The exit code: 0 after a wanted end, else that of what went wrong."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop)
+        async with aiohttp.ClientSession() as http:
+            self._task(self._after_ready(http))
+            if self._on_edit is not None:
+                self._task(self._watch(http, self._on_edit))
+            try:
+                while not self._state.done:
+                    await self._handle(await self._next_event())
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._processes.close()
+                self._view.close()
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    loop.remove_signal_handler(number)
+        return self._state.exit_code or 0
+
+    async def _next_event(self) -> Event:
+        wake = wake_at(self._state)
+        now = self._now()
+        if wake is None:
+            return await self._events.get()
+        try:
+            return await asyncio.wait_for(self._events.get(), max(0.0, wake - now))
+        except TimeoutError:
+            return Tick(max(self._now(), wake))
+
+    async def _handle(self, event: Event) -> None:
+        self._state, actions = step(self._state, event, self._options.rules)
+        for action in actions:
+            await self._perform(action)
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case Start(name):
+                argv, environment = self._commands[name]
+                await self._processes.start(name, list(argv), environment)
+            case Terminate(name):
+                self._processes.send(name, signal.SIGTERM)
+            case Kill(name):
+                self._processes.send(name, signal.SIGKILL)
+            case Say(text, name, bad):
+                self._view.say(text, style="yellow" if bad else "")
+                if bad:
+                    for line in self._processes.tail(name):
+                        self._view.say(f"  | {line}", style="dim")
+                    self._view.say(f"  all of it: {self._processes.log(name)}", style="dim")
+
+    async def _after_ready(self, http: aiohttp.ClientSession) -> None:
+        """Wait for all units, say so, demonstrate; then end, if that is all that was wanted."""
+        try:
+            await asyncio.gather(*(self._until_ready(http, unit) for unit in self._units))
+            for unit in self._units:
+                self._announce(unit)
+            if self._options.demo:
+                for unit in self._units:
+                    await self._demonstrate(http, unit)
+            if self._options.once or (self._options.demo and not self._console.is_terminal):
+                self._events.put_nowait(Drain(self._now()))
+            elif self._console.is_terminal:
+                self._view.say("Ctrl-C drains and ends.", style="dim")
+        except CliError as error:
+            self._view.say(f"error: {error}", style="red")
+            self._events.put_nowait(Drain(self._now(), exit_code=error.exit_code))
+
+    async def _until_ready(self, http: aiohttp.ClientSession, unit: Unit) -> None:
+        engine_was_ready = False
+        while True:
+            if not engine_was_ready:
+                readiness = await engine_readiness(http, unit.engine_url)
+                self._view.show(unit.name, readiness)
+                if readiness is not None and readiness.ready:
+                    engine_was_ready = True
+                    self._events.put_nowait(BecameReady(self._now(), unit.engine))
+            elif await gateway_ready(http, unit.url):
+                self._events.put_nowait(BecameReady(self._now(), unit.gateway))
+                self._view.finish(unit.name)
+                return
+            await asyncio.sleep(self._options.probe_every)
+
+    def _announce(self, unit: Unit) -> None:
+        self._view.say("")
+        self._view.say(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
+        # In one piece, so that it can be copied whatever the width of the terminal.
+        self._console.print(unit.curl(), highlight=False, markup=False, soft_wrap=True)
+
+    async def _demonstrate(self, http: aiohttp.ClientSession, unit: Unit) -> None:
+        answers = []
+        words = len(demo.document().split())
+        self._view.say(f"\nfour chats with {unit.model} that share a document of {words} words:")
+        for question, messages in demo.chats():
+            answer = await demo.ask(http, unit.url, unit.model, question, messages)
+            answers.append(answer)
+            share = f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens resumed"
+            self._view.say(f"  {question:<24} {answer.text[:60]!r:<24} {share}")
+        self._view.say(demo.summary(answers), style="bold")
+        self._view.say(f"the endpoint: {unit.url}/v1")
+
+    async def _watch(self, http: aiohttp.ClientSession, on_edit: OnEdit) -> None:
+        paths = list(dict.fromkeys(unit.loaded.path for unit in self._units))
+
+        def look() -> list[Stamp]:
+            return [Stamp.of(path) for path in paths]
+
+        stamps = await asyncio.to_thread(look)
+        while True:
+            await asyncio.sleep(self._options.look_every)
+            now = await asyncio.to_thread(look)
+            if found := changed(stamps, now):
+                self._view.say(f"{', '.join(map(str, found))} changed", style="cyan")
+                for line in await on_edit(http):
+                    self._view.say(f"  {line}")
+            stamps = settled(stamps, now)
+
+    def _stop(self) -> None:
+        if self._state.draining:
+            self._view.say("ending now", style="yellow")
+        else:
+            self._view.say("draining: requests that run may finish; again ends at once", style="dim")
+        self._events.put_nowait(Drain(self._now()))
+
+    def _child_ended(self, name: str, code: int | None, reason: str) -> None:
+        self._events.put_nowait(Exited(self._now(), name, code, reason))
+
+    def _task(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # a defect in a side task must not leave the session waiting for it
+                self._view.say(f"internal error: {type(error).__name__}: {error}", style="red")
+                self._events.put_nowait(Drain(self._now(), exit_code=1))
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,189 @@
+"""`mambaserve plan` through its door: table, JSON, YAML, several objects, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_api.v1alpha1 import Plan as StatusPlan
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "tests" / "golden" / "configs"
+
+
+def mambaserve(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    roots = os.pathsep.join(str(ROOT / root) for root in ("server", "operator", "kernels"))
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MAMBASERVE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "mamba_cli", *arguments],
+        env={**clean, "PYTHONPATH": roots, "COLUMNS": "120", "NO_COLOR": "1", **environment},
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def nano(tmp_path: Path) -> Path:
+    folder = tmp_path / "nano"
+    folder.mkdir()
+    (folder / "config.json").write_text((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
+    return folder
+
+
+def document(name: str, **spec: Any) -> str:
+    body = {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": "file://./nano"}, **spec},
+    }
+    return yaml.safe_dump(body)
+
+
+def test_a_model_directory_is_planned_as_a_table(nano: Path) -> None:
+    done = mambaserve("plan", str(nano), "--device-memory", "80Gi")
+    assert done.returncode == 0, done.stderr
+    for words in ("nemotron_h", "strategy", "memory 72.0Gi of 80.0Gi GPU", "█", "not chosen", "checkpoints"):
+        assert words in done.stdout
+    assert done.stderr == ""
+
+
+def test_json_stands_alone_on_standard_output_and_follows_the_interface(nano: Path) -> None:
+    done = mambaserve("plan", str(nano), "--device-memory", "80Gi", "--output", "json")
+    shown = json.loads(done.stdout)
+    assert shown["fits"] is True
+    assert shown["model"]["family"] == "nemotron_h"
+    assert (shown["model"]["recurrentLayers"], shown["model"]["attentionLayers"]) == (27, 4)
+    assert shown["model"]["stateBytes"] == 143_548_416
+    assert shown["model"]["kvBytesPerToken"] == 16_384
+    assert shown["model"]["weightsBytes"] == pytest.approx(17.8e9, rel=0.01)
+    status = {field.alias or name for name, field in StatusPlan.model_fields.items()}
+    assert status <= set(shown["plan"])
+    StatusPlan.model_validate({key: shown["plan"][key] for key in status})
+    assert sum(line["bytes"] for line in shown["plan"]["ledger"]) == int(80 * 2**30 * 0.9)
+
+
+def test_yaml_says_the_same_as_json(nano: Path) -> None:
+    as_yaml = mambaserve("plan", str(nano), "--device-memory", "80Gi", "-o", "yaml")
+    as_json = mambaserve("plan", str(nano), "--device-memory", "80Gi", "-o", "json")
+    assert yaml.safe_load(as_yaml.stdout) == json.loads(as_json.stdout)
+
+
+def test_a_file_with_several_objects_gives_a_list_and_paths_start_at_the_file(nano: Path) -> None:
+    file = nano.parent / "two.yaml"
+    file.write_text(
+        document("one", memory={"deviceMemory": "80Gi"})
+        + "---\n"
+        + document("two", memory={"deviceMemory": "48Gi"}, stateCache={"strategy": "NoBuffer"})
+    )
+    done = mambaserve("plan", str(file), "--output", "json", cwd=Path("/"))
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)
+    assert (one["name"], two["name"]) == ("one", "two")
+    assert two["plan"]["strategy"] == "NoBuffer"
+    assert one["plan"]["slots"] > two["plan"]["slots"]
+
+
+def test_a_plan_that_does_not_fit_ends_with_3_and_the_numbers(nano: Path) -> None:
+    done = mambaserve("plan", str(nano), "--device-memory", "16Gi", "--output", "json")
+    assert done.returncode == 3
+    shown = json.loads(done.stdout)
+    assert (shown["fits"], shown["plan"]) == (False, None)
+    assert shown["needBytes"] > shown["haveBytes"]
+    assert "weights 16.6Gi" in done.stderr
+    table = mambaserve("plan", str(nano), "--device-memory", "16Gi")
+    assert table.returncode == 3
+    assert "does not fit" in table.stdout
+    assert "missing" in table.stdout
+
+
+def test_flags_win_over_the_file_and_the_environment_stands_in_for_flags(nano: Path) -> None:
+    file = nano.parent / "one.yaml"
+    file.write_text(document("one", memory={"deviceMemory": "80Gi", "utilization": 0.5}))
+
+    def budget(*arguments: str, **environment: str) -> int:
+        done = mambaserve("plan", str(file), "-o", "json", *arguments, **environment)
+        return int(json.loads(done.stdout)["plan"]["budgetBytes"])
+
+    assert budget() == 40 << 30
+    assert budget("--utilization", "1.0") == 80 << 30
+    assert budget("--device-memory", "60Gi") == 30 << 30
+    assert budget(MAMBASERVE_DEVICE_MEMORY="100Gi") == 50 << 30
+
+
+def test_more_gpus_split_the_model(nano: Path) -> None:
+    one, two = (
+        json.loads(mambaserve("plan", str(nano), "--device-memory", "80Gi", "--gpus", n, "-o", "json").stdout)
+        for n in ("1", "2")
+    )
+    assert two["model"]["stateBytes"] * 2 == one["model"]["stateBytes"]
+    assert two["model"]["weightsBytes"] == pytest.approx(one["model"]["weightsBytes"] / 2, abs=2)
+
+
+def test_without_a_gpu_the_free_main_memory_is_planned(nano: Path) -> None:
+    small = nano.parent / "small"
+    small.mkdir()
+    (small / "config.json").write_text((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    done = mambaserve("plan", str(small), "--gpus", "0")
+    assert done.returncode == 0, done.stderr
+    assert "free main memory" in done.stdout
+
+
+def test_an_inline_configuration_needs_no_files(tmp_path: Path) -> None:
+    file = tmp_path / "inline.yaml"
+    config = json.loads((CONFIGS / "bamba-9b.json").read_text())
+    model = {"uri": "hf://nobody/nothing", "config": config}
+    file.write_text(document("inline", model=model, memory={"deviceMemory": "80Gi"}))
+    done = mambaserve("plan", str(file), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["family"] == "bamba"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device-memory", "80GB"], "--device-memory: '80GB' has the unknown unit 'GB'"),
+        (["--utilization", "1.5"], "--utilization: 1.5 must be above 0"),
+        (["--gpus", "7"], "tensorParallel 7 does not divide"),
+    ],
+)
+def test_wrong_options_are_named_and_end_with_2(nano: Path, arguments: list[str], words: str) -> None:
+    done = mambaserve("plan", str(nano), *arguments)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_broken_inputs_are_named_with_file_and_field_and_end_with_2(nano: Path) -> None:
+    absent = mambaserve("plan", str(nano.parent / "absent.yaml"))
+    assert absent.returncode == 2
+    assert "no such file" in absent.stderr
+    file = nano.parent / "wrong.yaml"
+    file.write_text(document("wrong", engine={"pageSise": 3}))
+    wrong = mambaserve("plan", str(file))
+    assert wrong.returncode == 2
+    assert "spec.engine.pageSise: unknown field; did you mean pageSize?" in " ".join(wrong.stderr.split())
+    (nano / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    unknown = mambaserve("plan", str(nano))
+    assert unknown.returncode == 2
+    assert "'llama'" in unknown.stderr
+    assert "nemotron_h" in unknown.stderr
+
+
+def test_planning_imports_no_torch(nano: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from mamba_cli.local.planning import PlanFlags, plan_directory\n"
+        f"plan_directory(Path({str(nano)!r}), PlanFlags(device_memory=80 << 30))\n"
+        "print('torch' in sys.modules)"
+    )
+    roots = os.pathsep.join(str(ROOT / root) for root in ("server", "operator", "kernels"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": roots}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "False", done.stderr

@@ -1,0 +1,90 @@
+"""A child for tests of local mode: speaks just enough HTTP to pass for an engine or a gateway.
+
+`FAKE_ENGINE` / `FAKE_GATEWAY` hold words: load=SECONDS exit=CODE crash=SECONDS deaf (ignores SIGTERM)
+finish=SECONDS (needs that long after SIGTERM). Every start and end is a line in the file `FAKE_JOURNAL`.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import urlopen
+
+kind, rest = sys.argv[1], sys.argv[2:]
+options = {key: value for key, value in itertools.pairwise(rest) if key.startswith("--")}
+words = dict(
+    word.partition("=")[::2]
+    for word in os.environ.get(f"FAKE_{kind.upper().replace('SERVE', 'ENGINE')}", "").split()
+)
+born = time.monotonic()
+seen = {"requests": 0}
+
+
+def journal(what: str) -> None:
+    with open(os.environ["FAKE_JOURNAL"], "a") as file:
+        file.write(f"{kind} {what} {os.getpid()}\n")
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, status: int, body: object) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        load = float(words.get("load", 0))
+        done = time.monotonic() - born
+        if kind == "gateway":
+            try:
+                with urlopen(options["--backend"] + "/readyz", timeout=1) as response:
+                    ready = int(response.status == 200)
+            except OSError:
+                ready = 0
+            self.answer(200, {"status": "ready", "endpoints": {"known": 1, "ready": ready}})
+        elif done < load:
+            self.answer(503, {"status": "loading", "stage": "weights", "done": int(done * 100), "total": 100})
+        else:
+            self.answer(200, {"status": "ready", "stage": None})
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        journal("strategy " + body)
+        self.answer(200, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = sum(len(message["content"].split()) for message in body["messages"])
+        cached = 40 if seen["requests"] else 0
+        seen["requests"] += 1
+        self.answer(200, {
+            "choices": [{"message": {"content": "green"}}],
+            "usage": {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}},
+        })  # fmt: skip
+
+
+def end(*_: object) -> None:
+    time.sleep(float(words.get("finish", 0)))
+    journal("drained")
+    os._exit(0)
+
+
+journal("started")
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else end)
+if "exit" in words:
+    print(f"fake {kind}: cannot go on", flush=True)
+    sys.exit(int(words["exit"]))
+if "crash" in words:
+    threading.Timer(float(words["crash"]), lambda: os._exit(17)).start()
+if kind == "serve":
+    admin = ThreadingHTTPServer(("127.0.0.1", int(options["--admin-port"])), Handler)
+    threading.Thread(target=admin.serve_forever, daemon=True).start()
+ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()

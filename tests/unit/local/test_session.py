@@ -1,0 +1,308 @@
+"""Local mode from the outside, with fake children: ready, demo, crash, drain, kill, edits, orphans."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from rich.console import Console
+
+from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.local.bring_up import bring_up
+
+FAKE = Path(__file__).parent / "fake_child.py"
+LAUNCHER = (sys.executable, str(FAKE))
+CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json"
+
+
+def deployment(name: str = "one", **spec: object) -> str:
+    body = {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": "file://./model", "config": json.loads(CONFIG.read_text()), "maxModelLen": 4096},
+            "memory": {"arena": "512Mi"},
+            "resources": {"gpus": 0},
+            "rollout": {"drainTimeout": "2s"},
+            **spec,
+        },
+    }
+    return json.dumps(body)
+
+
+class Bench:
+    """One `up` in this process's main thread, with what it printed and what its children did."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file = folder / "mamba.yaml"
+        self.file.write_text(deployment())
+        self.logs = folder / "logs"
+        self.journal_file = folder / "journal"
+        self.journal_file.touch()
+        self.output = io.StringIO()
+        monkeypatch.setenv("FAKE_JOURNAL", str(self.journal_file))
+
+    def up(self, *files: Path, once: bool = False, demo: bool = False, port: int = 0) -> int:
+        console = Console(file=self.output, width=200, force_terminal=False)
+        return bring_up(
+            list(files) or [self.file], host="127.0.0.1", port=port, once=once, demo=demo, logs=self.logs,
+            console=console, launcher=LAUNCHER,
+        )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return self.output.getvalue()
+
+    @property
+    def journal(self) -> list[str]:
+        return self.journal_file.read_text().splitlines()
+
+    def when(self, seen: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Do `then` from another thread as soon as `seen`; if that never comes, the test's timeout speaks."""
+
+        def wait() -> None:
+            for _ in range(600):
+                if seen():
+                    then()
+                    return
+                time.sleep(0.05)
+
+        Thread(target=wait, daemon=True).start()
+
+    def events(self, kind: str, what: str) -> int:
+        return sum(line.startswith(f"{kind} {what}") for line in self.journal)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_once_shows_the_plan_and_the_url_and_drains_with_code_0(bench: Bench) -> None:
+    assert bench.up(once=True) == 0
+    assert "strategy" in bench.text
+    assert "one is ready: http://127.0.0.1:" in bench.text
+    assert "curl http://127.0.0.1:" in bench.text
+    assert bench.events("serve", "drained") == bench.events("gateway", "drained") == 1
+
+
+def test_gateways_end_before_the_engines_behind_them(bench: Bench) -> None:
+    bench.up(once=True)
+    ends = [line.split()[0] for line in bench.journal if "drained" in line]
+    assert ends == ["gateway", "serve"]
+
+
+def test_the_demo_shows_answers_and_what_was_resumed_and_ends_without_a_terminal(bench: Bench) -> None:
+    assert bench.up(demo=True) == 0
+    assert bench.text.count("'green'") == 4
+    assert "120 of" in bench.text
+    assert "were resumed from a checkpoint" in bench.text
+    assert "the endpoint: http://127.0.0.1:" in bench.text
+
+
+def test_loading_is_shown_in_plain_lines_without_a_terminal(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "load=0.8")
+    assert bench.up(once=True) == 0
+    assert "one: weights" in bench.text
+    assert "one: starting" in bench.text
+
+
+def test_ctrl_c_drains_and_ends_with_code_0(bench: Bench) -> None:
+    bench.when(lambda: "is ready" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert "draining" in bench.text
+    assert bench.events("serve", "drained") == 1
+
+
+def test_a_child_that_does_not_hear_is_killed_after_the_drain_timeout(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_GATEWAY", "deaf")
+    began = time.monotonic()
+    bench.file.write_text(deployment(rollout={"drainTimeout": "500ms"}))
+    assert bench.up(once=True) == 0
+    assert "one-gateway did not end in time: killed" in bench.text
+    assert bench.events("serve", "drained") == 1
+    assert time.monotonic() - began < 30
+
+
+def test_a_second_ctrl_c_ends_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "finish=60")
+    monkeypatch.setenv("FAKE_GATEWAY", "finish=60")
+    bench.file.write_text(deployment(rollout={"drainTimeout": "10m"}))
+    bench.when(lambda: "is ready" in bench.text, interrupt)
+    bench.when(lambda: "draining:" in bench.text, interrupt)
+    began = time.monotonic()
+    assert bench.up() == 0
+    assert "ending now" in bench.text
+    assert time.monotonic() - began < 30
+
+
+def test_invalid_input_in_a_child_ends_everything_with_its_code_and_its_last_words(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "exit=2")
+    assert bench.up() == 2
+    assert "one-engine ended with code 2: a restart would not help" in bench.text
+    assert "fake serve: cannot go on" in bench.text
+    assert bench.events("serve", "started") == 1
+
+
+def test_a_crash_loop_backs_off_and_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "exit=9")
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01 * deaths)
+    assert bench.up() == 1
+    assert bench.events("serve", "started") == 5
+    assert "restart in 0.01 s" in bench.text
+    assert "restart in 0.04 s" in bench.text
+    assert "ended 5 times without ever being ready: giving up" in bench.text
+
+
+def test_one_child_that_dies_while_the_other_starts_is_started_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "load=2")
+    monkeypatch.setenv("FAKE_GATEWAY", "crash=1")
+    bench.when(lambda: bench.events("gateway", "started") >= 2, interrupt)
+    assert bench.up() == 0
+    assert "one-gateway ended with code 17: restart in 0.5 s" in bench.text
+    assert bench.events("serve", "started") == 1
+
+
+def test_a_child_that_cannot_start_says_why(bench: Bench) -> None:
+    console = Console(file=bench.output, width=200)
+    code = bring_up(
+        [bench.file], host="127.0.0.1", port=0, once=True, demo=False, logs=bench.logs, console=console,
+        launcher=("/nowhere/python",),
+    )  # fmt: skip
+    assert code == 1
+    assert "could not start" in bench.text
+    assert "/nowhere/python" in bench.text
+
+
+def test_a_taken_port_is_named_before_anything_starts(bench: Bench) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RunFailed, match=rf"port {port} of 127.0.0.1 is taken"):
+            bench.up(port=port)
+    assert bench.journal == []
+
+
+def test_several_objects_get_an_engine_and_an_endpoint_each(bench: Bench, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(deployment("two") + "\n---\n" + deployment("three"))
+    assert bench.up(bench.file, other, once=True) == 0
+    urls = {line.split()[-1] for line in bench.text.splitlines() if " is ready: " in line}
+    assert len(urls) == 3
+    assert bench.events("serve", "started") == bench.events("gateway", "drained") == 3
+
+
+def test_an_edit_of_the_strategy_is_applied_without_a_restart(bench: Bench) -> None:
+    edited = deployment(stateCache={"strategy": "NoBuffer", "trackInterval": 512})
+    bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text(edited) and None)
+    bench.when(lambda: "now runs" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert f"{bench.file} changed" in bench.text
+    assert "one: now runs NoBuffer with a checkpoint every 512 tokens" in bench.text
+    assert any(
+        json.loads(line.split("strategy ")[1].rsplit(" ", 1)[0])
+        == {"strategy": "NoBuffer", "trackInterval": 512}
+        for line in bench.journal
+        if "strategy" in line
+    )
+    assert bench.events("serve", "started") == 1
+
+
+def test_an_edit_that_needs_a_new_start_and_a_broken_one_are_said(bench: Bench) -> None:
+    edited = deployment(engine={"pageSize": 32})
+    bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text(edited) and None)
+    bench.when(
+        lambda: "next start" in bench.text,
+        lambda: bench.file.write_text(deployment(engine={"pageSise": 32})) and None,
+    )
+    bench.when(lambda: "stays as it is" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert "one: spec.engine.pageSize: takes effect at the next start" in bench.text
+    assert "spec.engine.pageSise: unknown field; did you mean pageSize?" in bench.text
+
+
+def test_mode_plan_starts_nothing(bench: Bench) -> None:
+    bench.file.write_text(deployment(mode="Plan"))
+    assert bench.up() == 0
+    assert "nothing is started" in bench.text
+    assert bench.journal == []
+
+
+def test_a_broken_file_is_refused_with_file_and_field(bench: Bench) -> None:
+    bench.file.write_text(deployment(engine={"pageSize": "big"}))
+    with pytest.raises(InvalidInput, match=r"mamba.yaml: document 1 \(one\): spec.engine.pageSize"):
+        bench.up()
+
+
+def test_a_plan_that_does_not_fit_starts_nothing_and_shows_the_numbers(bench: Bench) -> None:
+    bench.file.write_text(deployment(memory={"arena": "30Mi"}))
+    with pytest.raises(DoesNotFit, match="the plan of one does not fit"):
+        bench.up()
+    assert "one sequence of 4096 tokens needs" in bench.text
+    assert bench.journal == []
+
+
+def test_what_local_mode_does_not_give_is_said(bench: Bench) -> None:
+    bench.file.write_text(deployment(scaling={"minReplicas": 2, "maxReplicas": 3}))
+    assert bench.up(once=True) == 0
+    assert "spec.scaling: one engine runs here" in bench.text
+
+
+def test_children_end_when_their_parent_is_killed(bench: Bench, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from rich.console import Console\n"
+        "from mamba_cli.local.bring_up import bring_up\n"
+        f"bring_up([Path({str(bench.file)!r})], host='127.0.0.1', port=0, once=False, demo=False,"
+        f" logs=Path({str(bench.logs)!r}), console=Console(), launcher={LAUNCHER!r})\n"
+    )
+    roots = [str(Path(__file__).parents[3] / root) for root in ("server", "operator")]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while bench.events("serve", "started") + bench.events("gateway", "started") < 2:
+            assert parent.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+    finally:
+        parent.kill()
+        parent.wait()
+    pids = [int(line.split()[-1]) for line in bench.journal if "started" in line]
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert bench.events("serve", "drained") == bench.events("gateway", "drained") == 1
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
