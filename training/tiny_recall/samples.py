@@ -76,7 +76,7 @@ def content() -> dict[str, Any]:
 
 
 def prompts(content: dict[str, Any]) -> list[tuple[list[Message] | str, str]]:
-    """Every sample as (messages or bare prompt, answer); questions come in the document's turn and after it."""
+    """Every sample as (messages or bare prompt, answer); questions come in the document's turn and after."""
     found: list[tuple[list[Message] | str, str]] = []
     text = content["document"]
     for entry in content["questions"]:

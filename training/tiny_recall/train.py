@@ -63,7 +63,7 @@ def learn(model: TinyHybrid, ids: Tensor, weights: Tensor) -> float:
         logits = model(ids[:, :-1])
     losses = functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     loss = (losses * weights.flatten()).sum() / weights.sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     return float(loss.detach())
 

@@ -1,4 +1,4 @@
-"""The checkpoint folder: what is written is what is read, in today's field names and in the published ones."""
+"""The checkpoint folder: what is written is what is read, in today's field names and the published."""
 
 import json
 from pathlib import Path

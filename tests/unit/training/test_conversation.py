@@ -1,4 +1,4 @@
-"""Training rows: answers are marked exactly, they can be known from what stands before, the seed decides all."""
+"""Training rows: answers are marked exactly and can be known from what stands before."""
 
 import re
 from random import Random

@@ -20,7 +20,7 @@ def test_keys_never_repeat_within_one_document() -> None:
 
 
 def test_a_taken_key_is_not_given_again() -> None:
-    taken = {word for word in KEY_WORDS}
+    taken = set(KEY_WORDS)
     assert all(facts.fact(Random(seed), set(taken)).key not in KEY_WORDS for seed in range(100))
 
 

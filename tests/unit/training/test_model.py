@@ -1,4 +1,4 @@
-"""The training forward: it is the published model, nothing of the future leaks, the scan is the recurrence."""
+"""The training forward: it is the published model, no later token leaks, the scan is the recurrence."""
 
 from pathlib import Path
 

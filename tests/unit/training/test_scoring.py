@@ -22,7 +22,7 @@ def says(probes: list[Probe], wrong_at: int | None = None) -> Callable[[Tensor],
     texts = {}
     for probe in probes:
         ids = WORDS.encode(probe.prompt + probe.answer + "<|end|>").ids
-        target = ids[1:] + [0]
+        target = [*ids[1:], 0]
         if wrong_at is not None:
             target[-2 - wrong_at] = (target[-2 - wrong_at] + 1) % 512
         texts[tuple(ids)] = target
