@@ -74,6 +74,7 @@ def write(model: TinyHybrid, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # the library makes it readable by its owner alone
     generation = {"do_sample": False, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
     for name, content in (("config", configuration(model.shape)), ("generation_config", generation)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
