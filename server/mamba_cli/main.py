@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("crd",)
 
 app = typer.Typer(
     name="mambaserve",
@@ -21,6 +21,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _root() -> None:
+    # Without a callback, an application with one command would not expect that command's name.
+    pass
 
 
 def _collect() -> None:

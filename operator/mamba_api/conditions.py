@@ -1,0 +1,215 @@
+"""Conditions of a MambaDeployment: the five types, every reason with its meaning, and the one way to set one.
+
+The operator's pure `status` module calls `set_condition`; events use the same reason words. No clock: the
+caller passes the time.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Literal
+
+from mamba_api.v1alpha1.status import Condition
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+MAX_MESSAGE = 4096
+"""Longest message the CRD accepts."""
+
+
+class ConditionType(StrEnum):
+    """In the order they are shown; Ready sums up the others and is computed last."""
+
+    PLANNED = "Planned"
+    AVAILABLE = "Available"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+    READY = "Ready"
+
+
+class Reason(StrEnum):
+    """Why a condition has its status. `REASONS` says what each means and what to do."""
+
+    PLAN_COMPUTED = "PlanComputed"
+    PLAN_DOES_NOT_FIT = "PlanDoesNotFit"
+    MODEL_UNKNOWN = "ModelUnknown"
+    DEVICE_MEMORY_UNKNOWN = "DeviceMemoryUnknown"
+    INVALID_SPEC = "InvalidSpec"
+    REPLICAS_AVAILABLE = "ReplicasAvailable"
+    NO_READY_REPLICA = "NoReadyReplica"
+    SCALED_TO_ZERO = "ScaledToZero"
+    PLAN_MODE = "PlanMode"
+    UP_TO_DATE = "UpToDate"
+    ROLLING_OUT = "RollingOut"
+    SCALING_UP = "ScalingUp"
+    SCALING_DOWN = "ScalingDown"
+    DRAINING = "Draining"
+    LOADING_MODEL = "LoadingModel"
+    SWITCHING_STRATEGY = "SwitchingStrategy"
+    WAKING = "Waking"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    AS_EXPECTED = "AsExpected"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    ENGINE_CRASHING = "EngineCrashing"
+    OUT_OF_MEMORY = "OutOfMemory"
+    UNSCHEDULABLE = "Unschedulable"
+    MODEL_UNREACHABLE = "ModelUnreachable"
+    PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
+    METRICS_MISSING = "MetricsMissing"
+    GATEWAY_NOT_READY = "GatewayNotReady"
+    PLAN_DIFFERS = "PlanDiffers"
+    APPLY_FAILED = "ApplyFailed"
+    DELETING = "Deleting"
+    SERVING = "Serving"
+
+
+REASONS: dict[Reason, str] = {
+    Reason.PLAN_COMPUTED: "The planner found a strategy that fits; status.plan has the byte ledger.",
+    Reason.PLAN_DOES_NOT_FIT: (
+        "The memory cannot hold the weights and one sequence. The message has the numbers: use more or "
+        "larger GPUs, a shorter spec.model.maxModelLen or a 2-byte state."
+    ),
+    Reason.MODEL_UNKNOWN: (
+        "The model's configuration is not known before a pod has started; the engine reports its plan then. "
+        "Put the Hugging Face config.json into spec.model.config to see the plan at once."
+    ),
+    Reason.DEVICE_MEMORY_UNKNOWN: (
+        "No node label says how much memory the GPU has. Set spec.memory.deviceMemory to see the plan."
+    ),
+    Reason.INVALID_SPEC: "The object breaks the contract; the message names the field. Nothing was changed.",
+    Reason.REPLICAS_AVAILABLE: "At least the minimum number of engines answers.",
+    Reason.NO_READY_REPLICA: "No engine answers; see Progressing and Degraded for the cause.",
+    Reason.SCALED_TO_ZERO: "No engine runs, as asked; the first request wakes one.",
+    Reason.PLAN_MODE: "spec.mode is Plan: the plan is shown and nothing is created. Set Active to serve.",
+    Reason.UP_TO_DATE: "Every pod runs the wanted revision and count.",
+    Reason.ROLLING_OUT: "Pods of an older revision are being replaced, each drained first.",
+    Reason.SCALING_UP: "Engines are being added.",
+    Reason.SCALING_DOWN: "Engines are being drained and removed.",
+    Reason.DRAINING: "An engine finishes its requests before it ends.",
+    Reason.LOADING_MODEL: "Pods run and load the weights.",
+    Reason.SWITCHING_STRATEGY: "Engines change their state cache strategy while they serve.",
+    Reason.WAKING: "A request arrived while scaled to zero; an engine starts and the request waits.",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: (
+        "The roll-out made no progress within spec.rollout.progressDeadline; the old pods keep serving. "
+        "The message names the pod that is stuck."
+    ),
+    Reason.AS_EXPECTED: "Nothing is wrong.",
+    Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled; check spec.engine.image and pull secrets.",
+    Reason.ENGINE_CRASHING: "An engine ends again and again; the message has its last words.",
+    Reason.OUT_OF_MEMORY: "A container was killed for memory; raise spec.resources.memory.",
+    Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
+    Reason.MODEL_UNREACHABLE: "The weights cannot be read from spec.model.uri.",
+    Reason.PREFIX_INDEX_UNAVAILABLE: "Redis does not answer; gateways route from their own view.",
+    Reason.METRICS_MISSING: "Engines' metrics cannot be read; the autoscaler holds the count.",
+    Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
+    Reason.PLAN_DIFFERS: "The engine's plan differs from status.plan; the message says where.",
+    Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
+    Reason.DELETING: "The object is being deleted; engines drain.",
+    Reason.SERVING: "The endpoint answers requests at status.url.",
+}
+
+REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
+    ConditionType.PLANNED: frozenset(
+        {
+            Reason.PLAN_COMPUTED,
+            Reason.PLAN_DOES_NOT_FIT,
+            Reason.MODEL_UNKNOWN,
+            Reason.DEVICE_MEMORY_UNKNOWN,
+            Reason.INVALID_SPEC,
+        }
+    ),
+    ConditionType.AVAILABLE: frozenset(
+        {
+            Reason.REPLICAS_AVAILABLE,
+            Reason.NO_READY_REPLICA,
+            Reason.SCALED_TO_ZERO,
+            Reason.PLAN_MODE,
+            Reason.GATEWAY_NOT_READY,
+            Reason.INVALID_SPEC,
+            Reason.PLAN_DOES_NOT_FIT,
+            Reason.DELETING,
+        }
+    ),
+    ConditionType.PROGRESSING: frozenset(
+        {
+            Reason.UP_TO_DATE,
+            Reason.ROLLING_OUT,
+            Reason.SCALING_UP,
+            Reason.SCALING_DOWN,
+            Reason.DRAINING,
+            Reason.LOADING_MODEL,
+            Reason.SWITCHING_STRATEGY,
+            Reason.WAKING,
+            Reason.PROGRESS_DEADLINE_EXCEEDED,
+            Reason.PLAN_MODE,
+            Reason.INVALID_SPEC,
+            Reason.PLAN_DOES_NOT_FIT,
+            Reason.DELETING,
+        }
+    ),
+    ConditionType.DEGRADED: frozenset(
+        {
+            Reason.AS_EXPECTED,
+            Reason.IMAGE_PULL_FAILED,
+            Reason.ENGINE_CRASHING,
+            Reason.OUT_OF_MEMORY,
+            Reason.UNSCHEDULABLE,
+            Reason.MODEL_UNREACHABLE,
+            Reason.PREFIX_INDEX_UNAVAILABLE,
+            Reason.METRICS_MISSING,
+            Reason.GATEWAY_NOT_READY,
+            Reason.PLAN_DIFFERS,
+            Reason.APPLY_FAILED,
+            Reason.PLAN_DOES_NOT_FIT,
+            Reason.INVALID_SPEC,
+            Reason.PROGRESS_DEADLINE_EXCEEDED,
+        }
+    ),
+    ConditionType.READY: frozenset(Reason),
+}
+"""Reasons each type may carry. Ready repeats the reason of whatever keeps it from being true."""
+
+
+def set_condition(
+    conditions: Sequence[Condition],
+    type_: ConditionType,
+    status: ConditionStatus,
+    reason: Reason,
+    message: str,
+    *,
+    now: datetime,
+    observed_generation: int,
+) -> list[Condition]:
+    """`conditions` with the one of `type_` set, in the order of `ConditionType`; the input is not changed.
+
+    `lastTransitionTime` moves only when the status flips. A message is cut to what the CRD accepts.
+
+    Raises:
+        ValueError: the reason does not belong to the type (a programming error, not bad input).
+    """
+    if reason not in REASONS_OF[type_]:
+        raise ValueError(f"{type_} never has the reason {reason}; see REASONS_OF")
+    old = next((c for c in conditions if c.type == type_), None)
+    changed = old is None or old.status != status
+    fresh = Condition(
+        type=type_.value,
+        status=status,
+        reason=reason.value,
+        message=message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…",
+        last_transition_time=timestamp(now) if changed or old is None else old.last_transition_time,
+        observed_generation=observed_generation,
+    )
+    kept = [c for c in conditions if c.type != type_]
+    order = {name.value: index for index, name in enumerate(ConditionType)}
+    return sorted([*kept, fresh], key=lambda c: order.get(c.type, len(order)))
+
+
+def find_condition(conditions: Sequence[Condition], type_: ConditionType) -> Condition | None:
+    """The condition of `type_`, if it was ever set."""
+    return next((c for c in conditions if c.type == type_), None)
+
+
+def timestamp(now: datetime) -> str:
+    """RFC 3339 in UTC with whole seconds, as Kubernetes writes times. `now` must carry a time zone."""
+    if now.tzinfo is None:
+        raise ValueError("the time needs a time zone")
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,236 @@
+"""Reads MambaDeployments out of YAML text, with errors a person can act on.
+
+Local mode, `mambaserve plan` and the tests of the examples call `load_documents`. It reads no file itself and
+changes nothing: the caller passes the text and the name to show for it.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from mamba_api.errors import InvalidDocument
+from mamba_api.names import API_VERSION, GROUP, KIND, VERSION
+from mamba_api.v1alpha1 import MambaDeployment
+
+MAX_DOCUMENTS = 256
+
+
+def load_documents(text: str, source: str) -> list[MambaDeployment]:
+    """Every MambaDeployment of a (multi-document) YAML text, in order.
+
+    Documents of other kinds are skipped, as one file often carries a Secret too; a text without any
+    MambaDeployment is an error.
+
+    Args:
+        text: YAML.
+        source: what to call the text in messages: a file name or `<stdin>`.
+
+    Raises:
+        InvalidDocument: all problems of all documents, one line each.
+    """
+    found: list[MambaDeployment] = []
+    problems: list[str] = []
+    for index, data in enumerate(_parse(text, source), start=1):
+        where = _where(source, index, data)
+        match data:
+            case None:
+                continue
+            case dict():
+                wrong = _wrong_identity(data)
+                if wrong:
+                    problems.append(f"{where}: {wrong}")
+                elif _is_ours(data):
+                    try:
+                        found.append(MambaDeployment.model_validate(data, by_alias=True, by_name=False))
+                    except ValidationError as error:
+                        problems += [f"{where}: {line}" for line in explain(error)]
+            case _:
+                problems.append(f"{where}: a Kubernetes object is a mapping, this is a {type(data).__name__}")
+    problems += _duplicates(found, source)
+    if not found and not problems:
+        problems.append(
+            f"{source}: no {KIND} in it: a document needs kind: {KIND} and apiVersion: {API_VERSION}"
+        )
+    if problems:
+        raise InvalidDocument(source, problems)
+    return found
+
+
+def explain(error: ValidationError) -> list[str]:
+    """One line per problem: the field's path in YAML spelling, what is wrong, the nearest valid field."""
+    return [_explain_one(details) for details in error.errors(include_url=False, include_context=True)]
+
+
+def field_path(location: Sequence[str | int]) -> str:
+    """`("spec", "engine", "env", 0, "name")` as `spec.engine.env[0].name`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+def _parse(text: str, source: str) -> list[Any]:
+    try:
+        documents = []
+        for document in yaml.load_all(text, Loader=_StrictLoader):
+            documents.append(document)
+            if len(documents) > MAX_DOCUMENTS:
+                raise InvalidDocument(source, [f"{source}: more than {MAX_DOCUMENTS} YAML documents"])
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InvalidDocument(
+            source, [f"{source}{line}: not valid YAML: {error.problem or error.context}"]
+        ) from None
+    except yaml.YAMLError as error:
+        raise InvalidDocument(source, [f"{source}: not valid YAML: {error}"]) from None
+    except RecursionError:
+        raise InvalidDocument(source, [f"{source}: not valid YAML: nested too deeply"]) from None
+    return documents
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, keeps timestamps as text and allows no aliases."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(
+                None, None, "aliases (*name) are not supported: write the value out", mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"keys are strings: quote {key!r}", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _timestamp_as_text(loader: _StrictLoader, node: yaml.ScalarNode) -> str:
+    return loader.construct_scalar(node)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", _timestamp_as_text)
+
+
+def _where(source: str, index: int, data: Any) -> str:
+    metadata = data.get("metadata") if isinstance(data, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return f"{source}: document {index}" + (f" ({name})" if isinstance(name, str) else "")
+
+
+def _is_ours(data: dict[str, Any]) -> bool:
+    return data.get("kind") == KIND and data.get("apiVersion") == API_VERSION
+
+
+def _wrong_identity(data: dict[str, Any]) -> str | None:
+    """What is wrong with kind and apiVersion of something that was meant to be ours."""
+    kind, version = data.get("kind"), data.get("apiVersion")
+    if not isinstance(kind, str) or not isinstance(version, str):
+        missing = "kind" if not isinstance(kind, str) else "apiVersion"
+        return f"{missing} is missing: write apiVersion: {API_VERSION} and kind: {KIND}"
+    if kind == KIND and version != API_VERSION:
+        return f"apiVersion: {version!r} is not served: write {API_VERSION}"
+    if kind != KIND and version.startswith(f"{GROUP}/"):
+        return f"kind: {kind!r} is unknown in {GROUP}/{VERSION}: write {KIND}"
+    return None
+
+
+def _duplicates(found: Iterable[MambaDeployment], source: str) -> list[str]:
+    seen: set[tuple[str, str]] = set()
+    problems = []
+    for deployment in found:
+        key = (deployment.namespace, deployment.name)
+        if key in seen:
+            problems.append(
+                f"{source}: {deployment.name} is given twice in the namespace {deployment.namespace}"
+            )
+        seen.add(key)
+    return problems
+
+
+def _explain_one(details: ErrorDetails) -> str:
+    location = [part for part in details["loc"] if not _is_noise(part)]
+    path = field_path(location)
+    match details["type"]:
+        case "extra_forbidden":
+            return f"{path}: unknown field{_did_you_mean(location)}"
+        case "missing":
+            return f"{path}: missing"
+        case "literal_error":
+            expected = details.get("ctx", {}).get("expected", "")
+            return f"{path}: {details['input']!r} is not one of {expected}".replace("'", "")
+        case "rule" | "value_error":
+            message = details["msg"].removeprefix("Value error, ")
+            return f"{path}: {message}" if path else message
+        case "string_pattern_mismatch":
+            pattern = details.get("ctx", {}).get("pattern", "")
+            return f"{path}: {details['input']!r} does not match {pattern}"
+        case _:
+            message = details["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            message = re.sub(r"dictionary or instance of \w+|dictionary", "a mapping", message)
+            return f"{path}: {_shown(details['input'])} should be {message}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_noise(part: str | int) -> bool:
+    """Pydantic puts names of union branches and validators into locations; they are no YAML keys."""
+    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or "[" in part or "(" in part)
+
+
+def _did_you_mean(location: Sequence[str | int]) -> str:
+    model = _model_at(location[:-1])
+    if model is None:
+        return ""
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    typed = str(location[-1])
+    close = difflib.get_close_matches(
+        to_camel(typed.replace("-", "_")).lower(), [n.lower() for n in names], n=1
+    )
+    if close:
+        return f"; did you mean {next(name for name in names if name.lower() == close[0])}?"
+    return f"; known here: {', '.join(sorted(names))}"
+
+
+def _model_at(location: Sequence[str | int]) -> type[BaseModel] | None:
+    """The model whose fields stand at `location`, or None inside free-form parts."""
+    model: type[BaseModel] = MambaDeployment
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next((f for name, f in model.model_fields.items() if part in (f.alias, name)), None)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `Model | None`, `list[Model]` or `Annotated[...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for arg in get_args(annotation) if (model := _model_in(arg))), None)

@@ -1,0 +1,161 @@
+"""Every name that cluster, pods and HTTP surface share: API identity, labels, children, ports, headers.
+
+All processes take names from here, so that two of them never spell one differently. Nothing but constants and
+pure functions of a MambaDeployment's name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GROUP = "serving.mambaserve.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "MambaDeployment"
+LIST_KIND = "MambaDeploymentList"
+PLURAL = "mambadeployments"
+SINGULAR = "mambadeployment"
+SHORT_NAME = "mdep"
+CATEGORY = "mambaserve"
+CRD_NAME = f"{PLURAL}.{GROUP}"
+
+FIELD_MANAGER = "mambaserve-operator"
+FINALIZER = f"{GROUP}/drain"
+LEASE_NAME = "mambaserve-operator"
+MAX_NAME_LENGTH = 52
+"""Longest metadata.name: the longest child name and a pod's suffixes must stay a DNS label of 63 characters.
+"""
+
+# Recommended labels
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_PART_OF = "app.kubernetes.io/part-of"
+LABEL_VERSION = "app.kubernetes.io/version"
+APP_NAME = "mambaserve"
+MANAGED_BY = "mambaserve-operator"
+
+# Own annotations and labels
+ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
+"""Hash of what the operator rendered; drift and the need of a roll-out are read from it."""
+ANNOTATION_DRAINING = f"{GROUP}/draining"
+"""On a pod: since when (RFC 3339) it drains; gateways stop choosing it."""
+ANNOTATION_STRATEGY = f"{GROUP}/strategy"
+"""On a pod: the state cache strategy its engine was started with."""
+ANNOTATION_EPOCH = f"{GROUP}/epoch"
+"""On a pod: the prefix index epoch its checkpoints belong to."""
+ANNOTATION_RESTART = f"{GROUP}/restarted-at"
+"""On a MambaDeployment: a new value rolls the pods, as `kubectl rollout restart` does."""
+ANNOTATION_WAKE = f"{GROUP}/wake"
+"""On a MambaDeployment: when (RFC 3339) a gateway last held a request for it while it was scaled to zero."""
+LABEL_ROLE = f"{GROUP}/role"
+"""On an engine pod: unified, prefill or decode."""
+LABEL_REVISION = f"{GROUP}/revision"
+"""On an engine pod: short hash of its template."""
+
+Role = Literal["unified", "prefill", "decode"]
+Component = Literal["engine", "prefill", "decode", "gateway"]
+
+ENGINE_CONTAINER = "engine"
+GATEWAY_CONTAINER = "gateway"
+OPERATOR_CONTAINER = "operator"
+
+HTTP_PORT = 8000
+HTTP_PORT_NAME = "http"
+ADMIN_PORT = 8001
+ADMIN_PORT_NAME = "admin"
+SERVICE_PORT = 80
+"""Port of the gateway Service: `http://X.NAMESPACE.svc/v1`."""
+OPERATOR_LIVENESS_PORT = 8081
+OPERATOR_METRICS_PORT = 8082
+
+IMAGE = "ghcr.io/mambaserve/mambaserve:0.1.0"
+"""Default engine image, with torch."""
+CONTROL_PLANE_IMAGE = "ghcr.io/mambaserve/mambaserve-control-plane:0.1.0"
+"""Default image of operator and gateway, without torch."""
+
+METRIC_PREFIX = "mambaserve_"
+ENV_PREFIX = "MAMBASERVE_"
+
+HEADER_REQUEST_ID = "X-Request-Id"
+HEADER_RETRY_AFTER = "Retry-After"
+HEADER_TRACEPARENT = "traceparent"
+HEADER_ENDPOINT = "X-Mambaserve-Endpoint"
+"""On a gateway's answer: the pod that served."""
+HEADER_EPOCH = "X-Mambaserve-Epoch"
+"""On an engine's answer: the epoch its checkpoints belong to."""
+HEADER_ADMIN_TOKEN = "Authorization"  # noqa: S105 - the header's name, not a secret
+"""Admin calls carry `Bearer TOKEN` with the deployment's token."""
+
+ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
+API_KEYS_KEY = "api-keys"
+"""Key inside the Secret of `spec.gateway.auth.secretRef`: one accepted API key a line."""
+REDIS_URL_KEY = "url"
+"""Key inside the Secret of `spec.prefixIndex.redis.secretRef`: the whole URL with its password."""
+SETTINGS_KEY = "engine.env"
+"""Key inside the ConfigMap X-engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Names of the objects that belong to the MambaDeployment `owner`."""
+
+    owner: str
+
+    @property
+    def engine(self) -> str:
+        """Engine Deployment (unified), headless Service, ConfigMap."""
+        return f"{self.owner}-engine"
+
+    @property
+    def prefill(self) -> str:
+        """Engine Deployment of the prefill pool when disaggregated."""
+        return f"{self.owner}-prefill"
+
+    @property
+    def decode(self) -> str:
+        """Engine Deployment of the decode pool when disaggregated."""
+        return f"{self.owner}-decode"
+
+    @property
+    def gateway(self) -> str:
+        """Gateway Deployment and Service: the name users type."""
+        return self.owner
+
+    @property
+    def service_account(self) -> str:
+        """ServiceAccount of engines and gateway."""
+        return self.owner
+
+    @property
+    def admin_secret(self) -> str:
+        """Secret with the token of the engines' admin port."""
+        return f"{self.owner}-admin"
+
+    @property
+    def model_cache(self) -> str:
+        """PersistentVolumeClaim for downloaded weights, when asked for."""
+        return f"{self.owner}-model"
+
+    def for_role(self, role: Role) -> str:
+        """Name of the engine Deployment of `role`."""
+        return {"unified": self.engine, "prefill": self.prefill, "decode": self.decode}[role]
+
+
+def labels(owner: str, component: Component) -> dict[str, str]:
+    """All labels of a child of `owner`."""
+    return {
+        **selector(owner, component),
+        LABEL_MANAGED_BY: MANAGED_BY,
+        LABEL_PART_OF: APP_NAME,
+    }
+
+
+def selector(owner: str, component: Component) -> dict[str, str]:
+    """The labels a child's pods are selected by; never changes during the life of an object."""
+    return {LABEL_NAME: APP_NAME, LABEL_INSTANCE: owner, LABEL_COMPONENT: component}
+
+
+def url(owner: str, namespace: str) -> str:
+    """The OpenAI base URL inside the cluster."""
+    return f"http://{owner}.{namespace}.svc/v1"

@@ -1,0 +1,74 @@
+"""`ApiModel`, the base of every part of a MambaDeployment, and `Rule`, a check that spans several fields.
+
+A rule is written once: its CEL form goes into the CRD, its Python form runs in local mode and in the CLI, and
+both give the same message.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+"""An object that Kubernetes itself defines (pod template, affinity): kept as it is."""
+ObjectName = Annotated[
+    str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]  # fmt: skip
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+LongText = Annotated[str, Field(max_length=4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One check over several fields of a model."""
+
+    cel: str
+    """CEL expression over `self` that must be true."""
+    message: str
+    """What is wrong and what to do, for a person."""
+    holds: Callable[[Any], bool]
+    """The same check in Python."""
+
+
+class ApiModel(BaseModel):
+    """Frozen, camelCase on the wire, unknown fields refused, described by attribute docstrings."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        serialize_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        """A null is an absent field, as it is for the API server: `engine:` with nothing below is fine."""
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        broken = [rule.message for rule in self.rules if not rule.holds(self)]
+        if broken:
+            raise PydanticCustomError("rule", "{message}", {"message": "; ".join(broken)})
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """Plain JSON data in the spelling of the API, without absent fields."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class StatusModel(ApiModel):
+    """Part of a status: fields that a newer operator wrote are dropped when read, never refused."""
+
+    model_config = ConfigDict(extra="ignore")

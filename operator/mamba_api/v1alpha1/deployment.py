@@ -1,0 +1,153 @@
+"""`MambaDeployment`: the whole object, its metadata, and the rules that span several parts of the spec."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from mamba_api.names import MAX_NAME_LENGTH
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
+from mamba_api.v1alpha1.disaggregation import Disaggregation
+from mamba_api.v1alpha1.engine import Engine
+from mamba_api.v1alpha1.gateway import Gateway
+from mamba_api.v1alpha1.memory import Memory
+from mamba_api.v1alpha1.model import Model
+from mamba_api.v1alpha1.prefix_index import PrefixIndex
+from mamba_api.v1alpha1.resources import Resources
+from mamba_api.v1alpha1.rollout import Rollout
+from mamba_api.v1alpha1.scaling import ReplicaCount, Scaling
+from mamba_api.v1alpha1.scheduling import Scheduling
+from mamba_api.v1alpha1.state_cache import StateCache
+from mamba_api.v1alpha1.status import Status
+from mamba_api.v1alpha1.telemetry import Telemetry
+from mamba_api.v1alpha1.workload import Workload
+
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+class Metadata(ApiModel):
+    """The parts of Kubernetes' ObjectMeta that mambaserve reads; the rest is kept as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NAME_PATTERN)]
+    """Name of the deployment, its Service and its endpoint."""
+    namespace: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Namespace; absent in a file = the one kubectl uses, `default` in local mode."""
+    labels: dict[str, str] = {}
+    """Labels."""
+    annotations: dict[str, str] = {}
+    """Annotations."""
+    uid: str | None = None
+    """Identity of the object; set by the API server."""
+    generation: int | None = None
+    """Counts changes of the spec; set by the API server."""
+    resource_version: str | None = None
+    """Version of the object; set by the API server."""
+    deletion_timestamp: str | None = None
+    """When deletion was asked for; set by the API server."""
+    finalizers: list[str] = []
+    """What must be done before the object goes."""
+
+
+class Spec(ApiModel):
+    """What is wanted."""
+
+    model: Model
+    """Which model to serve."""
+    mode: Literal["Active", "Plan"] = "Active"
+    """Active serves; Plan computes and shows the plan and touches nothing."""
+    replicas: ReplicaCount = 1
+    """Engines wanted when scaling.mode is External; an autoscaler or kubectl scale writes it. Internal mode
+    ignores it."""
+    engine: Engine = Engine()
+    """How each engine runs."""
+    state_cache: StateCache = StateCache()
+    """How recurrent states are kept and reused."""
+    memory: Memory = Memory()
+    """Byte budget of one engine."""
+    workload: Workload | None = None
+    """Expected traffic; absent = the planner's cautious assumption until traffic was measured."""
+    resources: Resources = Resources()
+    """What each engine pod asks the cluster for."""
+    scheduling: Scheduling = Scheduling()
+    """Which nodes engine pods may run on."""
+    scaling: Scaling = Scaling()
+    """How many engines run."""
+    disaggregation: Disaggregation | None = None
+    """Separate pools for prefill and decode; absent = unified engines."""
+    gateway: Gateway = Gateway()
+    """The OpenAI endpoint in front of the engines."""
+    prefix_index: PrefixIndex = PrefixIndex()
+    """Where gateways learn which engine can resume which prefix."""
+    telemetry: Telemetry = Telemetry()
+    """Where traces go."""
+    rollout: Rollout = Rollout()
+    """How pods are replaced."""
+    pod_template: FreeForm | None = None
+    """Pod template (metadata, spec) that is merged strategically into the engine pods."""
+
+    rules = (
+        Rule(
+            cel="self.stateCache.trackInterval % self.engine.pageSize == 0",
+            message=(
+                "stateCache.trackInterval must be a multiple of engine.pageSize, because a checkpoint needs "
+                "whole pages: with pages of 16 use 256"
+            ),
+            holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
+        ),
+        Rule(
+            cel="self.engine.tensorParallel <= (self.resources.gpus > 1 ? self.resources.gpus : 1)",
+            message="engine.tensorParallel is above resources.gpus: ask for as many GPUs as the model takes",
+            holds=lambda self: self.engine.tensor_parallel <= max(self.resources.gpus, 1),
+        ),
+        Rule(
+            cel="!has(self.disaggregation) || self.resources.gpus >= 1",
+            message=(
+                "disaggregation needs at least one GPU in each pod of both pools: set resources.gpus to 1 or "
+                "more or remove disaggregation"
+            ),
+            holds=lambda self: self.disaggregation is None or self.resources.gpus >= 1,
+        ),
+        Rule(
+            cel="!has(self.disaggregation) || self.scaling.mode == 'Internal'",
+            message=(
+                "scaling.mode External writes one count and disaggregation has two pools: use mode Internal "
+                "or remove disaggregation"
+            ),
+            holds=lambda self: self.disaggregation is None or self.scaling.mode == "Internal",
+        ),
+    )
+
+
+class MambaDeployment(ApiModel):
+    """A hybrid Mamba2/attention model served behind one OpenAI-compatible endpoint."""
+
+    api_version: Literal["serving.mambaserve.io/v1alpha1"] = "serving.mambaserve.io/v1alpha1"
+    """Version of the API the object is written in."""
+    kind: Literal["MambaDeployment"] = "MambaDeployment"
+    """Always MambaDeployment."""
+    metadata: Metadata
+    """Name, namespace, labels and annotations."""
+    spec: Spec
+    """What is wanted."""
+    status: Status | None = None
+    """What the operator saw and decided."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace, or `default`."""
+        return self.metadata.namespace or "default"
+
+    @property
+    def served_name(self) -> str:
+        """Name of the model in the OpenAI API."""
+        return self.spec.model.served_name or self.metadata.name
+
+    def with_status(self, status: Status) -> "MambaDeployment":
+        """A copy with another status."""
+        return self.model_copy(update={"status": status})

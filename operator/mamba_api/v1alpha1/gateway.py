@@ -1,0 +1,59 @@
+"""`spec.gateway`: the OpenAI endpoint in front of the engines."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mamba_api.names import CONTROL_PLANE_IMAGE
+from mamba_api.quantity import Duration, Quantity
+from mamba_api.v1alpha1.base import ApiModel, FreeForm
+from mamba_api.v1alpha1.secret_ref import SecretRef
+
+
+class Routing(ApiModel):
+    """Weights of the scorers an engine is chosen by."""
+
+    prefix_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Weight of tokens that need not be recomputed, because the engine has a checkpoint of the prompt's
+    prefix."""
+    load_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Weight of the engine's load above the mean."""
+
+
+class Auth(ApiModel):
+    """Authentication of clients."""
+
+    secret_ref: SecretRef
+    """Secret whose key api-keys holds one accepted API key a line."""
+
+
+class Limits(ApiModel):
+    """What the gateway takes in before it sheds load."""
+
+    max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Requests one gateway relays at once; more are queued."""
+    max_queued: Annotated[int, Field(ge=0, le=1_000_000)] = 256
+    """Requests one gateway holds while no engine can take them; more get 429 with Retry-After."""
+    queue_timeout: Duration = Duration("60s")
+    """How long a request may be held, a wake from zero included, before it gets 503 with Retry-After."""
+    request_timeout: Duration = Duration("1h")
+    """Longest life of one request."""
+    max_body_size: Quantity = Quantity("16Mi")
+    """Largest request body; a larger one gets 413."""
+
+
+class Gateway(ApiModel):
+    """The gateway pods."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] = CONTROL_PLANE_IMAGE
+    """Container image of the gateway."""
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Gateway pods."""
+    routing: Routing = Routing()
+    """How an engine is chosen."""
+    auth: Auth | None = None
+    """Authentication of clients; absent = anyone who reaches the Service may call it."""
+    limits: Limits = Limits()
+    """Admission limits of each gateway pod."""
+    pod_template: FreeForm | None = None
+    """Pod template (metadata, spec) that is merged strategically into the gateway pods."""

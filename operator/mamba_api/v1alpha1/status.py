@@ -1,0 +1,132 @@
+"""`status`: what the operator saw and decided; written by it alone, read by everyone."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mamba_api.v1alpha1.base import FreeForm, LongText, StatusModel, Text
+from mamba_api.v1alpha1.state_cache import StateDtype, Strategy
+
+Count = Annotated[int, Field(ge=0)]
+Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
+
+class Condition(StatusModel):
+    """One aspect of the deployment, as Kubernetes conditions are."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """Planned, Available, Progressing, Degraded or Ready."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether the condition holds."""
+    reason: Annotated[
+        str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    ]
+    """One word for programs; the reference page lists them."""
+    message: LongText = ""
+    """What a person should know and do."""
+    last_transition_time: Timestamp
+    """When the status last flipped."""
+    observed_generation: Count = 0
+    """metadata.generation the condition was computed from."""
+
+
+class LedgerEntry(StatusModel):
+    """One line of the byte ledger."""
+
+    item: Text
+    """What the bytes are for."""
+    bytes: int
+    """How many, on one GPU."""
+
+
+class RejectedChoice(StatusModel):
+    """A strategy the planner did not choose."""
+
+    strategy: Strategy
+    """The strategy."""
+    state_dtype: StateDtype
+    """The state dtype it was tried with."""
+    reason: LongText
+    """Why it was rejected, with numbers."""
+
+
+class Plan(StatusModel):
+    """What the planner chose for one engine."""
+
+    strategy: Strategy
+    """The chosen strategy."""
+    reason: LongText
+    """Why it was chosen, with numbers."""
+    state_dtype: StateDtype
+    """The chosen type of the stored SSM state."""
+    slots: Count
+    """Slots for states."""
+    pages: Count
+    """Pages for attention KV."""
+    slots_per_sequence: Count
+    """Slots one running sequence takes."""
+    max_running_requests: Count
+    """Most sequences that run at once."""
+    binding_constraint: Text
+    """What runs out first: slots, pages, requests or memory."""
+    headroom: Text
+    """What is left of the budget, such as 3.1Gi."""
+    ledger: Annotated[list[LedgerEntry], Field(max_length=64)] = []
+    """Where every byte goes; the lines sum to the budget."""
+    rejected: Annotated[list[RejectedChoice], Field(max_length=32)] = []
+    """The other choices, and why not."""
+
+
+class ScalingDecision(StatusModel):
+    """One decision of the autoscaler; replays from its inputs."""
+
+    time: Timestamp
+    """When it was taken."""
+    desired: Count
+    """Engines wanted."""
+    reason: LongText
+    """Why, with numbers."""
+    inputs: FreeForm = {}
+    """Everything the decision was computed from."""
+
+
+class ScalingStatus(StatusModel):
+    """The autoscaler's last decision and those before it."""
+
+    desired: Count = 0
+    """Engines wanted now."""
+    reason: LongText = ""
+    """Why, with numbers."""
+    inputs: FreeForm = {}
+    """Everything the decision was computed from."""
+    history: Annotated[list[ScalingDecision], Field(max_length=20)] = []
+    """Earlier decisions, newest first."""
+
+
+class Status(StatusModel):
+    """What the operator saw and decided."""
+
+    observed_generation: Count = 0
+    """metadata.generation this status was computed from."""
+    replicas: Count = 0
+    """Engine pods that exist."""
+    ready_replicas: Count = 0
+    """Engine pods that answer requests."""
+    selector: Annotated[str, Field(max_length=1024)] = ""
+    """Label selector of the engine pods, for the scale subresource."""
+    url: Annotated[str, Field(max_length=1024)] = ""
+    """OpenAI base URL inside the cluster."""
+    epoch: Count = 0
+    """Counts what made all checkpoints stale: strategy, dtype and model changes."""
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = []
+    """Planned, Available, Progressing, Degraded and Ready; Ready sums up the others."""
+    plan: Plan | None = None
+    """What the planner chose; absent while the model or the memory is unknown."""
+    scaling: ScalingStatus | None = None
+    """What the autoscaler decided; absent in External mode."""

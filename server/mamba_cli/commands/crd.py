@@ -1,0 +1,44 @@
+"""`mambaserve crd`: prints the CustomResourceDefinition, or writes it where the repository keeps it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mamba_cli.errors import InvalidInput
+
+CRD_FILE = Path("crds/mambadeployments.serving.mambaserve.io.yaml")
+CHART_FILE = Path("charts/mambaserve/templates/crd-mambadeployments.yaml")
+
+
+def command(
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write",
+            envvar="MAMBASERVE_CRD_WRITE",
+            help="Write crds/ and the chart's copy instead of printing.",
+        ),
+    ] = False,
+    directory: Annotated[
+        Path,
+        typer.Option(
+            envvar="MAMBASERVE_CRD_DIRECTORY", help="Root of the source tree that --write writes into."
+        ),
+    ] = Path(),
+) -> None:
+    """Print the CRDs as YAML: mambaserve crd | kubectl apply --server-side -f -"""
+    from mamba_api.schema import chart_template, crd_yaml
+
+    if not write:
+        typer.echo(crd_yaml(), nl=False)
+        return
+    if not (directory / "pyproject.toml").is_file():
+        raise InvalidInput(f"--directory: {directory.resolve()} is not the root of the source tree")
+    for path, text in ((CRD_FILE, crd_yaml()), (CHART_FILE, chart_template())):
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_file() and target.read_text() == text:
+            continue
+        target.write_text(text)
+        typer.echo(f"wrote {path}", err=True)
