@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from mamba_api.errors import InvalidDocument
@@ -169,7 +168,7 @@ def _duplicates(found: Iterable[MambaDeployment], source: str) -> list[str]:
 
 
 def _explain_one(details: ErrorDetails) -> str:
-    location = [part for part in details["loc"] if not _is_noise(part)]
+    location = details["loc"]
     path = field_path(location)
     match details["type"]:
         case "extra_forbidden":
@@ -196,22 +195,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _is_noise(part: str | int) -> bool:
-    """Pydantic puts names of union branches and validators into locations; they are no YAML keys."""
-    return isinstance(part, str) and (part in {"str", "int", "float", "bool"} or "[" in part or "(" in part)
-
-
 def _did_you_mean(location: Sequence[str | int]) -> str:
     model = _model_at(location[:-1])
     if model is None:
         return ""
     names = [field.alias or name for name, field in model.model_fields.items()]
     typed = str(location[-1])
-    close = difflib.get_close_matches(
-        to_camel(typed.replace("-", "_")).lower(), [n.lower() for n in names], n=1
-    )
+    plain = {name.lower(): name for name in names}
+    wanted = re.sub(r"[^a-z0-9]", "", typed.lower())
+    close = difflib.get_close_matches(wanted, plain, n=1)
+    close = close or [name for name in plain if wanted and name.startswith(wanted)]
     if close:
-        return f"; did you mean {next(name for name in names if name.lower() == close[0])}?"
+        return f"; did you mean {plain[close[0]]}?"
     return f"; known here: {', '.join(sorted(names))}"
 
 

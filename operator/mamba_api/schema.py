@@ -91,7 +91,6 @@ def custom_resource_definition() -> dict[str, Any]:
     name_schema = properties["metadata"]["properties"]["name"]
     properties["metadata"] = {
         "type": "object",
-        "description": properties["metadata"]["description"],
         "properties": {
             "name": {
                 "type": "string",
@@ -176,13 +175,13 @@ def _structural(node: Any, definitions: Mapping[str, Any]) -> Any:
     result: dict[str, Any] = {}
     for key, value in node.items():
         match key:
-            case "title":
+            case "title" | "propertyNames":
                 continue
             case "properties":
                 result[key] = {name: _structural(child, definitions) for name, child in value.items()}
             case "default":
                 if value is not None:
-                    result[key] = value
+                    result[key] = _without_nulls(value)
             case "const":
                 result["enum"] = [value]
             case "exclusiveMinimum" | "exclusiveMaximum":
@@ -204,10 +203,16 @@ def _structural(node: Any, definitions: Mapping[str, Any]) -> Any:
     return _finished(result)
 
 
+def _without_nulls(default: Any) -> Any:
+    # Written out in full and not as {}: the API server checks an object's default against its CEL rules
+    # before it fills in the defaults of the fields.
+    if isinstance(default, dict):
+        return {key: _without_nulls(value) for key, value in default.items() if value is not None}
+    return default
+
+
 def _finished(node: dict[str, Any]) -> dict[str, Any]:
-    """`node` in the API server's manner: an object's default comes from its fields'."""
-    if node.get("type") == "object" and "properties" in node and isinstance(node.get("default"), dict):
-        node["default"] = {}
+    """`node` with sizes and bounds in the API server's manner."""
     if node.get("type") == "object" and "maxLength" in node:
         node["maxProperties"] = node.pop("maxLength")
     for key in ("minimum", "maximum"):

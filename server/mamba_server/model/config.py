@@ -3,7 +3,7 @@
 Adapters in `mamba_server.model.families` turn a Hugging Face `config.json` into it. Torch-free.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 LayerKind = Literal["mamba", "attention", "mlp", "moe", "mamba_attention", "gated_delta"]
@@ -32,6 +32,10 @@ class MambaConfig:
     norm_eps: float
     gated_norm: bool = True
     """Grouped RMSNorm with the gate before the norm; False = gate alone."""
+    norm_before_gate: bool = False
+    """Norm first, then the gate (Falcon-H1)."""
+    out_bias: bool = False
+    """Bias of the output projection; `proj_bias` is that of the input projection."""
 
     @property
     def inner(self) -> int:
@@ -68,6 +72,12 @@ class AttentionConfig:
     scale: float
     rope_theta: float | None = None
     """None = no positional embedding (Nemotron-H, Granite hybrid)."""
+    rotary_fraction: float = 1.0
+    """Share of `head_dim` that is rotated (Bamba 0.5, Qwen3-Next 0.25)."""
+    output_gate: bool = False
+    """The query projection carries a sigmoid gate of the same width (Qwen3-Next)."""
+    qk_norm: bool = False
+    """RMSNorm over `head_dim` of queries and keys (Qwen3-Next)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +90,58 @@ class MlpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Sparse feed-forward: routed experts and, when `shared_intermediate` > 0, one that always runs."""
+
+    experts: int
+    experts_per_token: int
+    intermediate: int
+    shared_intermediate: int
+    activation: str
+    gated: bool
+    bias: bool
+    scoring: Literal["softmax", "sigmoid", "softmax_topk"]
+    """How router logits become weights: softmax over all, sigmoid with a correction bias, softmax over the
+    chosen ones."""
+    normalize: bool = True
+    """Weights of the chosen experts are scaled to sum to 1."""
+    scale: float = 1.0
+    """Factor on the routed output."""
+    groups: int = 1
+    groups_per_token: int = 1
+    latent: int | None = None
+    """Width the experts work in; None = `hidden_size`."""
+    shared_gate: bool = False
+    """The shared expert's output is weighted by a sigmoid of the input (Qwen3-Next)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Constant factors of muP-style models (Granite, Falcon-H1); 1 everywhere else."""
+
+    embedding: float = 1.0
+    logits: float = 1.0
+    """Factor on the logits (Granite divides by `logits_scaling`: here already inverted)."""
+    residual: float = 1.0
+    """Factor on a block's output before it joins the residual stream."""
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    key: float = 1.0
+    ssm_in: float = 1.0
+    ssm_out: float = 1.0
+    ssm: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """On z, x, B, C, dt after the input projection."""
+    mlp_gate: float = 1.0
+    mlp_down: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model. `layers` is in execution order; a Falcon-H1 layer is one `mamba_attention`."""
+    """One model. `layers` lists the residual blocks in execution order, each with one pre-norm.
+
+    A decoder layer "mixer, then feed-forward" is therefore two blocks; Falcon-H1's parallel mixers are one
+    `mamba_attention`; a `moe` block includes its shared expert.
+    """
 
     family: str
     """nemotron_h, bamba, granitemoehybrid, falcon_h1, mamba2, qwen3_next"""
@@ -103,6 +163,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     parameters: int
     """Number of parameters, by arithmetic; the weights' true bytes win when they are known."""
+    moe: MoeConfig | None = None
+    multipliers: Multipliers = field(default_factory=Multipliers)
+    checkpoint_layers: tuple[int, ...] = ()
+    """Which checkpoint layer each entry of `layers` belongs to (same length); empty = one to one."""
+    state_dtype_hint: str | None = None
+    """Type the checkpoint asks for its SSM state, if it says so (`mamba_ssm_cache_dtype`)."""
 
     @property
     def recurrent_layers(self) -> int:

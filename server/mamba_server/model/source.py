@@ -1,0 +1,204 @@
+"""Where a model comes from: turns a URI into a local directory that holds config.json.
+
+Called by the engine process, the API process, the planner and the command line before anything is loaded.
+Torch-free; never reads weights, never guesses that a plain name means the Hub.
+"""
+
+import importlib.resources
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from mamba_server.model.errors import DownloadFailed, InvalidSource, SourceNotFound
+
+Progress = Callable[[str, int, int], None]
+"""`progress(stage, done, total)`: bytes done of bytes in all, of one stage."""
+
+PVC_ROOT = Path("/models")
+"""Where claims are mounted in a pod: pvc://claim/path is PVC_ROOT/claim/path."""
+
+HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+"""What a model needs; pickled weights are never fetched."""
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_HUB = re.compile(r"^(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """The progress callback of those who do not look."""
+
+
+def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT) -> Path:
+    """Local directory of the model at `uri`.
+
+    Takes a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH and builtin://NAME. A Hub
+    model is downloaded into the Hub's cache (HF_HOME); an interrupted download goes on where it stopped.
+
+    Raises InvalidSource, SourceNotFound, DownloadFailed.
+    """
+    scheme, rest = _split(uri)
+    if scheme == "hf":
+        return _checked(_download(uri, rest, progress), uri)
+    if scheme == "builtin":
+        return _checked(_builtin(uri, rest), uri)
+    if scheme == "pvc":
+        return _checked(_below(pvc_root, rest, uri), uri)
+    return _checked(Path(rest).expanduser(), uri)
+
+
+def display_name(uri: str) -> str:
+    """Last part of the URI, without a revision: the model's name in the API unless told otherwise."""
+    scheme, rest = _split(uri)
+    name = rest.rstrip("/").rsplit("/", 1)[-1]
+    return name.split("@", 1)[0] if scheme == "hf" else name
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """Scheme ("" for a plain path) and what follows it."""
+    if not uri.strip():
+        raise InvalidSource("the model is empty: give a directory, or hf://owner/name")
+    match = _SCHEME.match(uri)
+    if match is None:
+        return "", uri
+    scheme = match.group(1).lower()
+    if scheme == "file":
+        parts = urlsplit(uri)
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidSource(f"{uri}: a file URI has three slashes: file:///{parts.netloc}{parts.path}")
+        return scheme, unquote(parts.path)
+    if scheme not in ("hf", "pvc", "builtin"):
+        raise InvalidSource(f"{uri}: unknown scheme {scheme!r}; known are file, hf, pvc and builtin")
+    return scheme, uri[match.end() :]
+
+
+def _checked(path: Path, uri: str) -> Path:
+    if path.is_file():
+        raise SourceNotFound(f"{uri}: {path} is a file; give the directory that holds config.json")
+    if not path.is_dir():
+        hint = ""
+        if not _SCHEME.match(uri) and _HUB.match(uri):
+            hint = f"; for the model of that name on the Hub write hf://{uri}"
+        raise SourceNotFound(f"{uri}: no directory {path}{hint}")
+    if not (path / "config.json").is_file():
+        raise SourceNotFound(f"{uri}: there is no config.json in {path}")
+    return path
+
+
+def _below(root: Path, rest: str, uri: str) -> Path:
+    claim, _, inside = unquote(rest).partition("/")
+    if not _NAME.match(claim):
+        raise InvalidSource(f"{uri}: write pvc://CLAIM/PATH")
+    path = root / claim / inside
+    if not Path(os.path.normpath(path)).is_relative_to(root / claim):
+        raise InvalidSource(f"{uri}: the path leads out of the claim")
+    return path
+
+
+def _builtin(uri: str, name: str) -> Path:
+    folder = importlib.resources.files("mamba_server") / "builtin"
+    if not _NAME.match(name):
+        raise InvalidSource(f"{uri}: write builtin://NAME")
+    path = Path(str(folder / name))
+    if not path.is_dir():
+        parent = Path(str(folder))
+        have = sorted(p.name for p in parent.iterdir() if p.is_dir()) if parent.is_dir() else []
+        raise SourceNotFound(f"{uri}: no such model is shipped; there are: {', '.join(have) or 'none'}")
+    return path
+
+
+def _download(uri: str, rest: str, progress: Progress) -> Path:
+    match = _HUB.match(rest.rstrip("/"))
+    if match is None:
+        raise InvalidSource(f"{uri}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repo = match["repo"]
+    wanted: dict[str, Any] = {
+        "revision": match["revision"],
+        "allow_patterns": list(HUB_FILES),
+        "library_name": "mambaserve",
+    }
+    try:
+        total = _bytes_to_fetch(repo, wanted)
+        if total:
+            progress("download", 0, total)
+            wanted["tqdm_class"] = _reporting_bar(progress, total)
+        path = Path(snapshot_download(repo, **wanted))
+    except HFValidationError as error:
+        raise InvalidSource(f"{uri}: {error}") from error
+    except GatedRepoError as error:
+        raise DownloadFailed(
+            f"{uri}: access is restricted; accept its terms on its page and set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise SourceNotFound(f"{uri}: the Hub has no revision {match['revision']!r} of {repo}") from error
+    except RepositoryNotFoundError as error:
+        raise SourceNotFound(
+            f"{uri}: the Hub has no model {repo} (or it is private: set HF_TOKEN)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise DownloadFailed(
+            f"{uri}: the Hub cannot be reached and {repo} is not in the local cache; check the network or "
+            "HF_ENDPOINT, or give a local directory"
+        ) from error
+    except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        raise DownloadFailed(
+            f"{uri}: download failed: {type(error).__name__}: {error}; start again to go on where it stopped"
+        ) from error
+    if total:
+        progress("download", total, total)
+    return path
+
+
+def _bytes_to_fetch(repo: str, wanted: dict[str, Any]) -> int:
+    """Bytes not yet in the cache; 0 when all is there or the Hub cannot be asked (the cache then decides)."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError
+
+    try:
+        files = snapshot_download(repo, dry_run=True, tqdm_class=_reporting_bar(silent, 0), **wanted)
+    except DryRunError:
+        return 0
+    return sum(file.file_size or 0 for file in files if file.will_download)
+
+
+def _reporting_bar(progress: Progress, total: int) -> type:
+    """A tqdm that draws nothing and hands the bytes of the Hub client's byte bars to `progress`."""
+    from tqdm.std import tqdm
+
+    class ReportingBar(tqdm):  # type: ignore[misc]
+        reported = 0
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            kwargs["disable"] = False
+            super().__init__(*args, **kwargs)
+
+        def display(self, *_args: Any, **_kwargs: Any) -> bool:
+            return True
+
+        def update(self, n: float | None = 1) -> Any:
+            moved = super().update(n)
+            if self.unit == "B" and total:
+                # Several bars count the same bytes (network, disk): the furthest one is shown.
+                done = min(int(self.n), total)
+                if done > ReportingBar.reported:
+                    ReportingBar.reported = done
+                    progress("download", done, total)
+            return moved
+
+        def close(self) -> None:
+            self.disable = True
+
+    return ReportingBar

@@ -1,0 +1,220 @@
+"""A real API server takes the CRD, fills the defaults of the models and refuses what the models refuse."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_api.schema import crd_yaml, custom_resource_definition
+from mamba_api.v1alpha1 import MambaDeployment
+from testcluster.control_plane import ControlPlane
+from testcluster.errors import CommandFailed
+
+pytestmark = pytest.mark.kube
+
+BROKEN = yaml.safe_load((Path(__file__).parents[1] / "data/broken_specs.yaml").read_text())
+NOW = "2026-01-02T12:00:00Z"
+
+
+def deployment(name: str = "nano", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": "builtin://tiny-recall"}, **spec},
+    }
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the CRD in force."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
+    )
+    control_plane.wait_for(
+        lambda: (
+            "mambadeployments" in control_plane.kubectl("api-resources", "--api-group=serving.mambaserve.io")
+        ),
+        "the resource to be discoverable",
+    )
+    return control_plane
+
+
+def stored(plane: ControlPlane, namespace: str, name: str = "nano") -> dict[str, Any]:
+    found = plane.get("mdep", name, namespace)
+    assert found is not None
+    return found
+
+
+def refusal(plane: ControlPlane, namespace: str, manifest: dict[str, Any]) -> str:
+    with pytest.raises(CommandFailed) as caught:
+        plane.apply(manifest, namespace)
+    assert plane.get("mdep", "nano", namespace) is None
+    return str(caught.value)
+
+
+def test_the_schema_is_structural_and_its_rules_compile(plane: ControlPlane) -> None:
+    crd = plane.kubectl.json("get", "crd", "mambadeployments.serving.mambaserve.io")
+    state = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
+    assert state["Established"] == "True"
+    assert state["NamesAccepted"] == "True"
+    assert state.get("NonStructuralSchema", "False") == "False"
+    wanted = custom_resource_definition()["spec"]["versions"][0]["schema"]
+    assert crd["spec"]["versions"][0]["schema"] == wanted
+
+
+def test_the_defaults_it_fills_in_are_those_of_the_models(plane: ControlPlane, namespace: str) -> None:
+    manifest = deployment(workload={}, gateway={"auth": {"secretRef": {"name": "keys"}}})
+    plane.apply(manifest, namespace)
+    assert stored(plane, namespace)["spec"] == MambaDeployment.model_validate(manifest).manifest()["spec"]
+
+
+def test_what_it_stores_is_read_back_by_the_models(plane: ControlPlane, namespace: str) -> None:
+    manifest = deployment(
+        memory={"deviceMemory": 85899345920, "arena": "256Mi"},
+        podTemplate={"spec": {"hostUsers": False, "unknown": {"a": [1, None]}}},
+        model={"uri": "hf://a/b@main", "config": {"architectures": ["X"], "x": 1.5}},
+        scheduling={"tolerations": [{"key": "gpu"}], "nodeSelector": {"a": "b"}},
+    )
+    plane.apply(manifest, namespace)
+    read = MambaDeployment.model_validate(stored(plane, namespace))
+    assert read.spec == MambaDeployment.model_validate(manifest).spec
+    assert read.metadata.uid
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case["name"])
+def test_what_can_never_work_is_refused_in_words(
+    plane: ControlPlane, namespace: str, case: dict[str, Any]
+) -> None:
+    said = refusal(plane, namespace, deployment(**case["spec"]))
+    assert case["says"] in said
+
+
+def test_an_unknown_field_is_refused(plane: ControlPlane, namespace: str) -> None:
+    assert "trackIntervall" in refusal(plane, namespace, deployment(stateCache={"trackIntervall": 3}))
+
+
+@pytest.mark.parametrize("name", ["1nano", "n" * 53, "nano.x"])
+def test_a_name_that_could_not_name_a_service_is_refused(
+    plane: ControlPlane, namespace: str, name: str
+) -> None:
+    assert "metadata.name" in refusal(plane, namespace, deployment(name))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"mode": "Plan"},
+        {"resources": {"gpus": 0}, "memory": {"arena": "256Mi"}},
+        {"scaling": {"minReplicas": 0, "maxReplicas": 3}},
+        {"scaling": {"mode": "External"}},
+        {"disaggregation": {"prefillReplicas": 1, "decodeReplicas": 2}},
+        {"engine": {"pageSize": 32}},
+        {"engine": {"tensorParallel": 4}, "resources": {"gpus": 4}},
+    ],
+    ids=json.dumps,
+)
+def test_what_can_work_is_accepted(plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
+    plane.apply(deployment(**spec), namespace)
+    assert MambaDeployment.model_validate(stored(plane, namespace)).spec.model.uri == "builtin://tiny-recall"
+
+
+def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) -> None:
+    plane.apply(deployment(), namespace)
+    plane.apply(deployment(model={"uri": "hf://a/b"}), namespace)
+    assert stored(plane, namespace)["metadata"]["generation"] == 2
+
+
+def test_scaling_writes_the_replicas_and_shows_the_selector(plane: ControlPlane, namespace: str) -> None:
+    plane.apply(deployment(scaling={"mode": "External"}), namespace)
+    patch_status(plane, namespace, {"replicas": 2, "selector": "a=b"})
+    plane.kubectl("scale", "mdep/nano", "--replicas=3", "-n", namespace)
+    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{namespace}/mambadeployments/nano/scale"
+    scale = json.loads(plane.kubectl("get", "--raw", path))
+    assert scale["spec"]["replicas"] == 3
+    assert scale["status"] == {"replicas": 2, "selector": "a=b"}
+    assert stored(plane, namespace)["spec"]["replicas"] == 3
+
+
+def patch_status(plane: ControlPlane, namespace: str, status: dict[str, Any]) -> None:
+    plane.kubectl(
+        "patch", "mdep", "nano", "-n", namespace, "--subresource=status", "--type=merge",
+        "-p", json.dumps({"status": status}),
+    )  # fmt: skip
+
+
+def ready(status: str, reason: str) -> dict[str, Any]:
+    return {
+        "type": "Ready", "status": status, "reason": reason, "message": "m", "lastTransitionTime": NOW,
+        "observedGeneration": 1,
+    }  # fmt: skip
+
+
+PLAN = {
+    "strategy": "ExtraBufferLazy", "reason": "fits", "stateDtype": "float16", "slots": 369, "pages": 12000,
+    "slotsPerSequence": 2, "maxRunningRequests": 64, "bindingConstraint": "slots", "headroom": "3.1Gi",
+    "ledger": [{"item": "weights", "bytes": 17_800_000_000}],
+    "rejected": [{"strategy": "NoBuffer", "stateDtype": "float32", "reason": "slower"}],
+}  # fmt: skip
+
+
+def test_the_columns_show_what_the_status_says(plane: ControlPlane, namespace: str) -> None:
+    plane.apply(deployment(), namespace)
+    url = "http://nano.ns.svc/v1"
+    patch_status(
+        plane, namespace,
+        {"conditions": [ready("True", "Serving")], "plan": PLAN, "readyReplicas": 2, "url": url},
+    )  # fmt: skip
+    header, row = plane.kubectl("get", "mdep", "-n", namespace).splitlines()
+    assert header.split() == ["NAME", "READY", "REASON", "STRATEGY", "REPLICAS", "MODEL", "AGE"]
+    assert row.split()[:-1] == ["nano", "True", "Serving", "ExtraBufferLazy", "2", "builtin://tiny-recall"]
+    header, row = plane.kubectl("get", "mambaserve", "-n", namespace, "-o", "wide").splitlines()
+    assert re.split(r"\s{2,}", header)[-4:] == ["URL", "SLOTS", "MAX RUNNING", "HEADROOM"]
+    assert row.split()[-4:] == [url, "369", "64", "3.1Gi"]
+
+
+def test_a_complete_status_is_kept_and_read_back(plane: ControlPlane, namespace: str) -> None:
+    plane.apply(deployment(), namespace)
+    decision = {"time": NOW, "desired": 2, "reason": "demand", "inputs": {"tokens": [1, 2.5], "ready": True}}
+    status = {
+        "observedGeneration": 1, "replicas": 2, "readyReplicas": 1, "selector": "a=b", "url": "http://x",
+        "epoch": 3, "conditions": [ready("False", "LoadingModel")], "plan": PLAN,
+        "scaling": {"desired": 2, "reason": "demand", "inputs": {"a": {"b": None}}, "history": [decision]},
+    }  # fmt: skip
+    patch_status(plane, namespace, status)
+    read = MambaDeployment.model_validate(stored(plane, namespace)).status
+    assert read is not None
+    assert read.plan is not None
+    assert read.plan.manifest() == PLAN
+    assert read.conditions[0].manifest() == ready("False", "LoadingModel")
+    assert read.scaling is not None
+    assert read.scaling.history[0].manifest() == decision
+
+
+def test_a_status_cannot_be_written_through_the_object(plane: ControlPlane, namespace: str) -> None:
+    plane.apply({**deployment(), "status": {"replicas": 7}}, namespace)
+    assert "status" not in stored(plane, namespace)
+
+
+def test_waiting_for_ready_works(plane: ControlPlane, namespace: str) -> None:
+    plane.apply(deployment(), namespace)
+    patch_status(plane, namespace, {"conditions": [ready("True", "Serving")]})
+    plane.kubectl("wait", "mdep/nano", "--for=condition=Ready", "--timeout=10s", "-n", namespace)
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("mdep.spec.stateCache.strategy", "How a running sequence writes checkpoints"),
+        ("mdep.spec.memory.arena", "Exact size of the arena"),
+        ("mdep.status.plan.bindingConstraint", "What runs out first"),
+        ("mdep", "A hybrid Mamba2/attention model served behind one"),
+    ],
+)
+def test_kubectl_explains_a_field(plane: ControlPlane, field: str, says: str) -> None:
+    explained = " ".join(plane.kubectl("explain", field).split())
+    assert says in explained

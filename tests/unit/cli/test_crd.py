@@ -1,0 +1,56 @@
+"""`mambaserve crd` through the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mamba_api.schema import crd_yaml
+from mamba_cli.commands.crd import CHART_FILE, CRD_FILE, command
+from mamba_cli.errors import InvalidInput
+
+
+def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mamba_cli", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_crd_goes_to_standard_output_alone() -> None:
+    done = mambaserve("crd")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == crd_yaml()
+    assert yaml.safe_load(done.stdout)["kind"] == "CustomResourceDefinition"
+
+
+def test_writing_elsewhere_than_into_the_source_tree_is_wrong_usage(tmp_path: Path) -> None:
+    done = mambaserve("crd", "--write", "--directory", str(tmp_path))
+    assert done.returncode == 2
+    assert "--directory" in done.stderr
+    assert done.stdout == ""
+
+
+def test_both_copies_are_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    command(write=True, directory=tmp_path)
+    assert capsys.readouterr().err == f"wrote {CRD_FILE}\nwrote {CHART_FILE}\n"
+    assert (tmp_path / CRD_FILE).read_text() == crd_yaml()
+    command(write=True, directory=tmp_path)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_environment_can_name_the_directory(tmp_path: Path) -> None:
+    done = mambaserve("crd", "--write", MAMBASERVE_CRD_DIRECTORY=str(tmp_path))
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr.replace("\n", "")
+
+
+def test_an_error_is_an_exception_for_callers_in_python(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="root of the source tree"):
+        command(write=True, directory=tmp_path)

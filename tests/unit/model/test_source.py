@@ -1,0 +1,94 @@
+"""A model URI leads to a directory with config.json, or to an error that says what to write instead."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mamba_server.model.errors import DownloadFailed, InvalidSource, SourceNotFound
+from mamba_server.model.source import display_name, resolve
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "some model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_plain_path_and_a_file_uri_name_the_same_directory(model: Path) -> None:
+    assert resolve(str(model)) == model
+    assert resolve(f"file://{str(model).replace(' ', '%20')}") == model
+    assert resolve(f"file://localhost{model}") == model
+
+
+def test_a_claim_is_found_where_it_is_mounted(model: Path) -> None:
+    claim = model.parent / "weights-1"
+    claim.mkdir()
+    model = model.rename(claim / "some model")
+    assert resolve("pvc://weights-1/some%20model/", pvc_root=claim.parent) == model
+
+
+@pytest.mark.parametrize("uri", ["pvc://c/../cx/m", "pvc://c/../../etc", "pvc:///m", "pvc://../m"])
+def test_a_claim_uri_cannot_lead_out_of_its_claim(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSource):
+        resolve(uri, pvc_root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        ("", "give a directory"),
+        ("s3://bucket/model", "known are file, hf, pvc and builtin"),
+        ("file://models/x", "file:///models/x"),
+        ("hf://only-a-name", "hf://OWNER/NAME"),
+        ("hf://a/b/c", "hf://OWNER/NAME"),
+        ("builtin://../x", "builtin://NAME"),
+    ],
+)
+def test_a_malformed_uri_is_answered_with_the_right_form(uri: str, hint: str) -> None:
+    with pytest.raises(InvalidSource, match=hint):
+        resolve(uri)
+
+
+def test_a_missing_directory_that_looks_like_a_hub_name_hints_at_the_hub() -> None:
+    with pytest.raises(SourceNotFound, match="write hf://nvidia/some-model"):
+        resolve("nvidia/some-model")
+
+
+def test_a_file_or_a_directory_without_a_configuration_is_refused(model: Path) -> None:
+    with pytest.raises(SourceNotFound, match="is a file"):
+        resolve(str(model / "config.json"))
+    with pytest.raises(SourceNotFound, match=r"no config\.json"):
+        resolve(str(model.parent))
+
+
+def test_an_unknown_builtin_lists_those_that_are_shipped() -> None:
+    with pytest.raises(SourceNotFound, match="no such model is shipped; there are: "):
+        resolve("builtin://no-such-model")
+
+
+def test_names_shown_in_the_api_are_the_last_part_of_the_uri() -> None:
+    assert display_name("hf://nvidia/Nemotron-H-8B@v1") == "Nemotron-H-8B"
+    assert display_name("/srv/models/mine/") == "mine"
+    assert display_name("file:///srv/models/a%20b") == "a b"
+    assert display_name("builtin://tiny") == "tiny"
+
+
+def test_finding_a_model_loads_neither_torch_nor_the_hub_client(model: Path) -> None:
+    code = (
+        "import sys; from mamba_server.model.source import resolve; resolve(sys.argv[1]);"
+        "sys.exit(bool({'torch', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(model)], check=False).returncode == 0
+
+
+def test_an_unreachable_hub_is_a_download_error_that_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DownloadFailed, match="give a local directory"):
+        resolve("hf://owner/name")
