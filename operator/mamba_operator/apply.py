@@ -109,4 +109,3 @@ def status_manifest(owner: Manifest, status: Manifest) -> Manifest:
         "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
         "status": status,
     }
-

@@ -1,7 +1,7 @@
 """The API server as the operator uses it: get, list, server-side apply, create, delete, status.
 
-A thin layer over `kubernetes.aio`, which owns authentication, TLS and connections. Bodies stay plain data: the
-typed models are strict on reads and cost four times the CPU. Every failure is one of `errors`.
+A thin layer over `kubernetes.aio`, which owns authentication, TLS and connections. Bodies stay plain data:
+the typed models are strict on reads and cost four times the CPU. Every failure is one of `errors`.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class KubeClient:
             query = {**query, "continue": token}
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Server-side apply as the operator's one field manager; conflicts are won, because we own the child."""
+        """Server-side apply as the operator's one field manager; it wins conflicts, the child being ours."""
         kind = BY_NAME[manifest["kind"]]
         meta = manifest["metadata"]
         return await self._request(
@@ -127,7 +127,7 @@ class KubeClient:
                 response = await self._api.call_api(
                     method, url, headers, sent, _request_timeout=self._timeout
                 )
-                raw = await response.read()
+                raw: bytes = await response.read()  # type: ignore[no-untyped-call]
         except TimeoutError:
             raise Unreachable(f"{what}: no answer within {self._timeout:g} s") from None
         except (aiohttp.ClientError, ApiException, ssl.SSLError, OSError) as error:

@@ -12,7 +12,8 @@ from mamba_api.quantity import parse_quantity
 from mamba_operator.manifest import Manifest
 
 IDENTITIES: Sequence[tuple[str, ...]] = (
-    ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"), ("uid",),
+    ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"),
+    ("uid",),
 )  # fmt: skip
 """What tells the items of a list apart, first match wins."""
 QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit"})

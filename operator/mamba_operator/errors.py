@@ -2,7 +2,7 @@
 
 OperatorError
 ├── ClusterError            the API server said no, or nothing
-│   ├── Unreachable         no answer, 5xx or 429: retried with back-off (`retry_after` when the server names it)
+│   ├── Unreachable         no answer, 5xx or 429: retried with back-off, after `retry_after` at least
 │   ├── Conflict            409: somebody wrote at the same time; observed again and retried at once
 │   ├── NotFound            404: the object or its kind is not there
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource

@@ -15,15 +15,13 @@ class Freshness:
 
     stale_after: float
     _delivered: dict[Hashable, tuple[str, float]] = field(default_factory=dict)
-    _missing: dict[Hashable, float] = field(default_factory=dict)
-    last_delivery: float | None = None
-    """When a watch last delivered anything."""
+    _missing: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
+    """Object -> when a list first and last showed it without the watch having delivered it."""
 
     def delivered(self, one: Hashable, version: str, now: float) -> None:
         """A watch handed over `one` with this resourceVersion."""
         self._delivered[one] = (version, now)
         self._missing.pop(one, None)
-        self.last_delivery = now
 
     def listed(self, one: Hashable, version: str, asked: float) -> None:
         """A list that was asked for at `asked` shows `one` with this resourceVersion."""
@@ -32,15 +30,17 @@ class Freshness:
         if known is not None and (known[0] == version or known[1] >= asked):
             self._missing.pop(one, None)
             return
-        self._missing.setdefault(one, asked)
+        first, _ = self._missing.get(one, (asked, asked))
+        self._missing[one] = (first, asked)
 
     def gone(self, one: Hashable) -> None:
         """The object does not exist any more."""
         self._delivered.pop(one, None)
         self._missing.pop(one, None)
 
-    def stale(self, now: float) -> dict[Hashable, float]:
-        """Objects that no watch delivered for too long, and for how many seconds."""
-        return {
-            one: now - since for one, since in self._missing.items() if now - since > self.stale_after
-        }
+    def stale(self) -> list[Hashable]:
+        """Objects that lists showed for longer than `stale_after` without any watch delivering them.
+
+        An object that vanished before it was delivered is shown by no further list and never counts.
+        """
+        return [one for one, (first, last) in self._missing.items() if last - first > self.stale_after]

@@ -1,4 +1,4 @@
-"""The kinds of objects that belong to a MambaDeployment, and the API paths of every kind the operator touches.
+"""The kinds of objects that belong to a MambaDeployment, and the API paths of all kinds that are touched.
 
 `observe` lists them, `main` watches them, `client` builds paths from them; RBAC in the chart mirrors them.
 """
@@ -62,8 +62,8 @@ EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 OWNED: tuple[Kind, ...] = (
-    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, SECRET, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET,
-    DEPLOYMENT,
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, SECRET, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
+    DISRUPTION_BUDGET, DEPLOYMENT,
 )  # fmt: skip
 """Children, in the order they are applied: what pods need comes before the pods."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD, ENDPOINT_SLICE)

@@ -1,7 +1,7 @@
 """Holds the Lease that lets one operator act at a time; losing it ends the process (see docs/adr/0031).
 
-`hold` waits for the lease, then runs the work; when a renewal has failed for so long that another operator may
-have taken over, the work is cancelled. On a clean exit the lease is given back, so the next one starts at once.
+`hold` waits for the lease, then runs the work; when renewals have failed for so long that another operator
+may take over, the work is cancelled. On a clean exit the lease is given back, so the next one starts at once.
 """
 
 import asyncio

@@ -71,7 +71,7 @@ def is_terminating(manifest: Mapping[str, Any]) -> bool:
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """The manifest with the hash of itself as annotation: what drift and the need of an update are read from."""
+    """The manifest with the hash of itself as annotation, from which the need of an update is read."""
     annotations = {
         **(metadata(manifest).get("annotations") or {}),
         names.ANNOTATION_SPEC_HASH: digest(manifest),

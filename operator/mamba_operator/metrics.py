@@ -35,7 +35,9 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self.due = Gauge(
-            "mambaserve_operator_queue_depth", "MambaDeployments that wait for a pass.", registry=self.registry
+            "mambaserve_operator_queue_depth",
+            "MambaDeployments that wait for a pass.",
+            registry=self.registry,
         )
         self.leader = Gauge(
             "mambaserve_operator_leader", "1 while this process holds the lease.", registry=self.registry

@@ -1,7 +1,7 @@
 """`make_plan`: from a snapshot to what has to change, each change with its reason. Pure.
 
-The heart of the operator: called by `reconcile` for every wake, whatever the event was. It decides and touches
-nothing; `apply` carries it out and `status` tells what came of it.
+The heart of the operator: called by `reconcile` for every wake, whatever the event was. It decides and
+touches nothing; `apply` carries it out and `status` tells what came of it.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ from mamba_operator.errors import InvalidPatch
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
 from mamba_operator.memory_plan import judge
 from mamba_operator.record import readable
-from mamba_operator.render import Context, render
+from mamba_operator.render import render
 from mamba_operator.render.admin_secret import admin_secret
+from mamba_operator.render.context import Context
 from mamba_operator.scale import asleep_in, engines_wanted
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Verdict
@@ -93,8 +94,8 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         return Plan(
             deployment,
             Invalid(
-                "spec.disaggregation: this version's engines do not hand states over to each other; remove the "
-                "field to serve with unified engines"
+                "spec.disaggregation: this version's engines do not hand states over to each other; remove "
+                "the field to serve with unified engines"
             ),
         )
     verdict = judge(deployment, snapshot.node_gpu_memory)

@@ -78,7 +78,9 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
         ended and not container.get("ready") and container.get("restartCount", 0) > CRASHES_BEFORE_TROUBLE
     ):
         code = f"exit code {ended.get('exitCode')}: " if ended else ""
-        yield Trouble(Reason.ENGINE_CRASHING, f"{where} ended again and again: {code}{_words(ended or waiting)}")
+        yield Trouble(
+            Reason.ENGINE_CRASHING, f"{where} ended again and again: {code}{_words(ended or waiting)}"
+        )
 
 
 def _words(source: dict[str, Any]) -> str:

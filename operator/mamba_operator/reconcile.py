@@ -1,7 +1,7 @@
 """`Reconciler`: one pass over one MambaDeployment: observe, plan, apply, one status write, events.
 
-Level-based: it is told a key and nothing of the event that woke it. Called by the work queue, which never runs
-two passes of a key at the same time; raising means "again, later".
+Level-based: it is told a key and nothing of the event that woke it. Called by the work queue, which never
+runs two passes of a key at the same time; raising means "again, later".
 """
 
 import asyncio
@@ -127,7 +127,9 @@ class Reconciler:
         new = summarize(snapshot, plan, failures, now=self._now())
         if new is not None and new != _exact(snapshot.owner):
             try:
-                await self._client.apply(status_manifest(snapshot.owner, new.manifest()), subresource="status")
+                await self._client.apply(
+                    status_manifest(snapshot.owner, new.manifest()), subresource="status"
+                )
             except NotFound:
                 # Deleted since we looked: there is nobody left to tell.
                 return

@@ -1,6 +1,6 @@
 """Settings of the operator: what `mambaserve operator` takes. Times are seconds.
 
-Every option has an environment variable `MAMBASERVE_OPERATOR_<NAME>`; the command line wins.
+Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins.
 """
 
 import os
@@ -21,7 +21,7 @@ class OperatorSettings(BaseSettings):
     """One operator process."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MAMBASERVE_OPERATOR_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="MAMBASERVE_", frozen=True, extra="ignore", use_attribute_docstrings=True
     )
 
     namespaces: tuple[str, ...] = ()

@@ -125,9 +125,7 @@ def _planned(view: _View) -> Finding:
 def _available(view: _View) -> Finding:
     engine, gateway = view.engine, view.gateway
     if engine.ready and gateway.ready:
-        return Finding(
-            "True", Reason.REPLICAS_AVAILABLE, f"{engine.ready} of {engine.wanted} engines answer"
-        )
+        return Finding("True", Reason.REPLICAS_AVAILABLE, f"{engine.ready} of {engine.wanted} engines answer")
     if engine.ready:
         return Finding("False", Reason.GATEWAY_NOT_READY, "engines are ready and no gateway answers yet")
     if view.blocked is not None:
@@ -168,9 +166,7 @@ def _progressing(view: _View) -> Finding:
             return Finding("True", Reason.LOADING_MODEL, f"{loading} of {wanted} engines load the model")
         return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready")
     if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
-        return Finding(
-            "True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready"
-        )
+        return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
     return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
 
 

@@ -94,7 +94,7 @@ class WorkQueue(Generic[K]):
                 again_in = await work(key)
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # noqa: BLE001 - one bad object must not stop the others
+            except Exception as error:
                 self._failed(key, getattr(error, "retry_after", None))
             else:
                 self._failures.pop(key, None)

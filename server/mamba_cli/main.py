@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 
-COMMANDS: tuple[str, ...] = ("crd",)
+COMMANDS: tuple[str, ...] = ("crd", "operate")
 
 app = typer.Typer(
     name="mambaserve",

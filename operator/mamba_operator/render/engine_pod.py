@@ -1,4 +1,4 @@
-"""The pod template of an engine: one container `engine`, its mounts, and the user's podTemplate on top. Pure."""
+"""The pod template of an engine: the container `engine`, its mounts, the user's podTemplate on top. Pure."""
 
 import math
 from typing import Any
