@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 
-COMMANDS: tuple[str, ...] = ("crd", "operate")
+COMMANDS: tuple[str, ...] = ("crd", "operate", "serve")
 
 app = typer.Typer(
     name="mambaserve",

@@ -4,12 +4,21 @@ One frozen model for both processes; the API process hands it to the engine proc
 an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Strategy = Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
+
+
+def _binary(size: Any) -> Any:
+    """2Gi, as Kubernetes writes it, is what ByteSize calls 2GiB."""
+    return f"{size}B" if isinstance(size, str) and size.strip().endswith("i") else size
+
+
+Bytes = Annotated[ByteSize, BeforeValidator(_binary)]
+"""A number of bytes, or a text such as 512Mi, 2Gi, 2GiB, 2G."""
 
 
 class EngineSettings(BaseSettings):
@@ -50,11 +59,11 @@ class EngineSettings(BaseSettings):
     """Most sequences running at once; none = what the plan allows."""
     chunked_prefill_tokens: int = Field(2048, ge=1)
     """Token budget of one step."""
-    arena_bytes: ByteSize | None = None
+    arena_bytes: Bytes | None = None
     """Size of the state and KV arena; none = what the planner computes from the memory."""
     utilization: float = Field(0.9, gt=0, le=1)
     """Share of the device memory the engine may take."""
-    device_memory: ByteSize | None = None
+    device_memory: Bytes | None = None
     """Device memory to plan for; none = what the device reports."""
     eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"
     """Which checkpoint goes first when memory is short."""
@@ -70,6 +79,14 @@ class EngineSettings(BaseSettings):
     """File with one accepted API key a line; none = no authentication."""
     admin_token_file: str | None = None
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
+    max_waiting_requests: int = Field(512, ge=1)
+    """Most prompts that may wait for their first token; more get 429."""
+    max_body_bytes: Bytes = Field(ByteSize(32 * 2**20), ge=1024)
+    """Largest request body; larger ones get 413."""
+    drain_timeout: float = Field(120.0, ge=0)
+    """Seconds that running requests get to finish after SIGTERM."""
+    engine_silence: float = Field(120.0, gt=0)
+    """Seconds without a sign of life after which a ready engine process counts as hung and is replaced."""
     seed: int = 0
     """Seed of requests that bring none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

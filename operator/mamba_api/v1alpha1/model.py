@@ -1,6 +1,6 @@
 """`spec.model`: which model, and what it is called in the API."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -29,9 +29,7 @@ class ModelCache(ApiModel):
     """Size of the volume, at least that of the weights."""
     storage_class_name: ObjectName | None = None
     """Storage class of the volume; absent = the cluster's default."""
-    access_mode: Annotated[str, Field(pattern="^(ReadWriteOnce|ReadWriteMany)$", max_length=16)] = (
-        "ReadWriteMany"
-    )
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """ReadWriteMany lets every node share the volume; ReadWriteOnce is enough on one node."""
 
 

@@ -14,9 +14,9 @@ class StateCache(ApiModel):
     """The state cache of every engine."""
 
     strategy: Literal["Auto", "NoBuffer", "ExtraBuffer", "ExtraBufferLazy"] = "Auto"
-    """How a running sequence writes checkpoints: NoBuffer copies at chunk ends only, ExtraBuffer keeps spare
-    slots from the start, ExtraBufferLazy takes one when it is needed; Auto lets the planner choose. A change
-    is live where possible."""
+    """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
+    ends, ExtraBufferLazy has one spare slot and borrows another around a boundary, ExtraBuffer has two and
+    misses no boundary; Auto lets the planner choose. A change is live where possible."""
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
     """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
     track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256

@@ -56,9 +56,7 @@ def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints
     """The reason for the choice, in words, with numbers."""
     fitting = [each for each in candidates if not each.misfit]
     each_slots = f"{chosen.slots_each} slot{'s' if chosen.slots_each > 1 else ''} each"
-    words = [
-        f"runs up to {chosen.running} sequences of {chosen.workload.tokens} tokens at once, {each_slots}"
-    ]
+    words = [f"up to {chosen.running} sequences of {chosen.workload.tokens} tokens at once, {each_slots}"]
     if (wanted := workload.concurrency) is not None:
         words.append(
             f"meets the declared concurrency of {wanted}"
@@ -69,8 +67,8 @@ def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints
         )
     if constraints.prefix_caching:
         words.append(
-            f"with {chosen.planned} running leaves {chosen.checkpoints} reusable checkpoints, and an estimated "
-            f"{chosen.saved:.0%} of prompt tokens is resumed"
+            f"with {chosen.planned} running there is room for {chosen.checkpoints} reusable checkpoints, "
+            f"and an estimated {chosen.saved:.0%} of prompt tokens is resumed"
         )
     else:
         words.append("prefix caching is off, so no slot is spent on checkpoints")

@@ -1,4 +1,4 @@
-"""`Plan`: what was chosen for one engine, why, and where every byte goes. Frozen; made by the planner alone."""
+"""`Plan`: what was chosen for one engine, why, and where every byte goes. Made by the planner alone."""
 
 from dataclasses import dataclass
 from typing import Any

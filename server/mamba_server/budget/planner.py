@@ -66,8 +66,8 @@ def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:
     need = budget.weights + budget.workspace + closest.need
     return DoesNotFit(
         f"weights {binary_size(budget.weights)}, workspace {binary_size(budget.workspace)} and one sequence "
-        f"need {binary_size(need)} but the budget is {binary_size(budget.total)}: with {closest.strategy} and "
-        f"{closest.state_dtype} states {closest.misfit}. Use more memory, a shorter maximum model length, "
+        f"need {binary_size(need)} but the budget is {binary_size(budget.total)}: with {closest.strategy} "
+        f"and {closest.state_dtype} states {closest.misfit}. Use more memory, a shorter model length, "
         "NoBuffer or float16 states",
         need=need,
         have=budget.total,
@@ -162,7 +162,7 @@ def _notes(
     if not each.workload.declared:
         notes.append(
             f"no workload declared: assumed prompts of {each.workload.prompt_tokens} and outputs of "
-            f"{each.workload.output_tokens} tokens, {each.workload.shared_prefix_ratio:.0%} of the prompt shared"
+            f"{each.workload.output_tokens} tokens, {each.workload.shared_prefix_ratio:.0%} of it shared"
         )
     if constraints.max_model_len is None and each.max_model_len < model.max_position:
         notes.append(

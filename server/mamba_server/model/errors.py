@@ -5,6 +5,7 @@ ModelError
 │   ├── InvalidSource      the URI itself is malformed
 │   ├── SourceNotFound     nothing there, or no config.json in it
 │   └── DownloadFailed     the Hub refused or broke off; what arrived is kept for the next attempt
+├── UnsupportedModel       the configuration is understood, but its kind of layer cannot be served
 └── WeightsError           the safetensors files and the configuration disagree, or a file is damaged
 """
 
@@ -31,6 +32,10 @@ class DownloadFailed(SourceError):
     """The Hub refused or broke off."""
 
     exit_code = 1
+
+
+class UnsupportedModel(ModelError):
+    """Understood, but not servable; the message names what is missing."""
 
 
 class WeightsError(ModelError):

@@ -12,6 +12,7 @@ from testcluster.build import TOOLS, ensure
 from testcluster.cluster import Cluster
 from testcluster.control_plane import ControlPlane, running_control_plane
 from testcluster.errors import ClusterError
+from testcluster.node import Binaries, Node, running_node
 
 NEEDS = {"control_plane": ("hyperkube",), "node": tuple(TOOLS), "helm": ("helm",)}
 """Tools per fixture."""
@@ -54,6 +55,14 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
     _built(pytestconfig, "control_plane")
     with running_control_plane(ensure(TOOLS["hyperkube"])) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def node(pytestconfig: pytest.Config) -> Iterator[Node]:
+    """A real one-node cluster that runs pods, with Services and DNS; shared by the session. Needs root."""
+    _built(pytestconfig, "node")
+    with running_node(Binaries(**{name: ensure(tool) for name, tool in TOOLS.items()})) as running:
+        yield running
 
 
 @pytest.fixture

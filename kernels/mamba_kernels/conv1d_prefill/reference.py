@@ -1,0 +1,52 @@
+"""Causal depthwise convolution in plain torch, any device, float64-capable.
+
+Called by the Mamba2 mixer for the rows that prefill, before `ssd_prefill` and with the same plan, so that
+window and SSM part of a state come from one depth.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from mamba_kernels.precision import accumulator
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
+
+BLOCK_ELEMENTS = 1 << 17
+"""Elements worked on at once: small enough that the K passes run in the cache."""
+
+
+def conv1d_prefill(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: ChunkPlan
+) -> torch.Tensor:
+    """silu(sum_k weight[k] * input[t - K + 1 + k] + bias); inputs before a piece come from its window.
+
+    x: [T, C] (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides. A window
+    at depth d is the last K-1 inputs, before activation, that end at d; a piece shorter than K-1 keeps the
+    tail of the window before it. Returns [T, C] in the type of x.
+    """
+    K = weight.shape[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    past = plan.slots.read(window).to(x.dtype)  # a copy: targets may be written while later pieces wait
+    for piece, target in enumerate(plan.slots.target_slots):
+        first, end = plan.piece_start[piece], plan.piece_start[piece + 1]
+        inputs = torch.cat([past[piece], x[first:end]])  # [K-1 + rows, C]
+        _convolve(inputs, weight, bias, out[first:end])
+        for rows, slot in [*plan.checkpoints(piece), (end - first, target)]:
+            window[slot] = inputs[rows : rows + K - 1]
+    return out
+
+
+def _convolve(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    kind = accumulator(inputs.dtype)
+    rows, channels = out.shape
+    block = max(1, BLOCK_ELEMENTS // channels)
+    for first in range(0, rows, block):
+        end = min(first + block, rows)
+        part = inputs[first : end + weight.shape[0] - 1].to(kind)
+        y = part[: end - first] * weight[0]
+        for k in range(1, weight.shape[0]):
+            y.addcmul_(part[k : k + end - first], weight[k])
+        if bias is not None:
+            y += bias
+        out[first:end] = F.silu(y, inplace=True)

@@ -1,0 +1,28 @@
+"""Decode step of the causal depthwise convolution in plain torch, any device, float64-capable.
+
+Called by the Mamba2 mixer for the rows that decode, before `state_update`.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from mamba_kernels.precision import accumulator
+from mamba_kernels.slot_plan import SlotPlan
+
+
+def conv1d_update(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
+) -> torch.Tensor:
+    """silu(sum_k weight[k] * input[t - K + 1 + k] + bias), where the inputs before t come from the window.
+
+    x: [n, C] (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C], any strides: the last
+    K-1 inputs before activation, moved on by one token. Returns [n, C] in the type of x.
+    """
+    kind = accumulator(x.dtype)
+    past = plan.read(window)  # [n, K-1, C]
+    inputs = torch.cat([past.to(x.dtype), x[:, None]], dim=1)  # [n, K, C]
+    plan.write(window, inputs[:, 1:])
+    y = (inputs.to(kind) * weight).sum(1)
+    if bias is not None:
+        y += bias
+    return F.silu(y, inplace=True).to(x.dtype)

@@ -1,0 +1,15 @@
+"""Paged KV write in plain torch, any device. Called by attention layers before they attend."""
+
+import torch
+
+
+def kv_write(
+    kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, page: torch.Tensor, offset: torch.Tensor
+) -> None:
+    """Store row t of key and value in kv[page[t], 0 | 1, offset[t]].
+
+    kv: [pages, 2, page_size, kv_heads, head_dim], any strides, written in place; key, value: [T, kv_heads,
+    head_dim]; page, offset: [T] int64. Padding rows have page 0.
+    """
+    kv.select(1, 0)[page, offset] = key.to(kv.dtype)
+    kv.select(1, 1)[page, offset] = value.to(kv.dtype)

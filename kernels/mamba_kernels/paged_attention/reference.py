@@ -1,0 +1,73 @@
+"""Paged attention in plain torch, any device, float64-capable. Called by attention layers after `kv_write`.
+
+Gathers only positions that were written (recycled pages hold arbitrary bits, and masked NaN is still NaN).
+"""
+
+import torch
+import torch.nn.functional as F
+
+from mamba_kernels.paged_attention.plan import AttentionPlan, DecodeGroup, Piece
+
+QUERY_BLOCK = 256
+"""Query rows of a piece with context that are attended together; bounds mask and wasted work."""
+
+
+def paged_attention(
+    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+) -> None:
+    """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
+
+    query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim], any strides; out: like query,
+    written. Query head h reads KV head h // (heads / kv_heads).
+    """
+    for group in plan.groups:
+        out[group.rows] = _decode(query[group.rows], kv, scale, group)
+    for piece in plan.pieces:
+        _extend(query, kv, scale, piece, out)
+
+
+def _gather(
+    kv: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [..., positions, kv_heads, head_dim]."""
+    return kv.select(1, 0)[pages, offsets].to(dtype), kv.select(1, 1)[pages, offsets].to(dtype)
+
+
+def _decode(query: torch.Tensor, kv: torch.Tensor, scale: float, group: DecodeGroup) -> torch.Tensor:
+    """[g, heads, head_dim]. The query heads of one KV head are taken as its query positions."""
+    g, heads, width = query.shape
+    key, value = _gather(kv, group.pages, group.offsets, query.dtype)  # [g, L, kv_heads, width]
+    attended = F.scaled_dot_product_attention(
+        query.reshape(g, kv.shape[3], -1, width),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=group.mask,
+        scale=scale,
+    )
+    return attended.reshape(g, heads, width)
+
+
+def _extend(query: torch.Tensor, kv: torch.Tensor, scale: float, piece: Piece, out: torch.Tensor) -> None:
+    key, value = _gather(kv, piece.pages, piece.offsets, query.dtype)
+    key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, kv_heads, context, width]
+    before = piece.context - (piece.end - piece.first)
+    rows = query[piece.first : piece.end].transpose(0, 1)[None]
+    if before == 0:
+        attended = F.scaled_dot_product_attention(
+            rows, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+        out[piece.first : piece.end] = attended[0].transpose(0, 1)
+        return
+    positions = torch.arange(piece.context, device=query.device)
+    for first in range(0, piece.end - piece.first, QUERY_BLOCK):
+        end = min(first + QUERY_BLOCK, piece.end - piece.first)
+        seen = before + end
+        attended = F.scaled_dot_product_attention(
+            rows[:, :, first:end],
+            key[:, :, :seen],
+            value[:, :, :seen],
+            attn_mask=positions[:seen] <= positions[before + first : seen, None],
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[piece.first + first : piece.first + end] = attended[0].transpose(0, 1)

@@ -1,0 +1,16 @@
+"""RMSNorm in plain torch, any device, float64-capable. Called before every mixer and before the head."""
+
+import torch
+
+from mamba_kernels.precision import accumulator
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4).
+
+    x: [..., d]; weight: [d]. Statistics and the product with the weight are at least float32; the result has
+    the type of `weight`, so a float32 residual stream enters a bfloat16 mixer without a second pass.
+    """
+    wide = x.to(accumulator(x.dtype))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    return (wide * scale).mul_(weight).to(weight.dtype)

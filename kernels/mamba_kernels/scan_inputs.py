@@ -1,0 +1,29 @@
+"""What the recurrence reads for a run of rows; prefill and decode take the same."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ScanInputs:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t;  y_t = C_t h_t + D x_t (Dao and Gu 2024, section 2).
+
+    dt_t = clamp(softplus(dt + dt_bias)). Rows may be strided. Head h reads group h // (H / G) of B and C.
+    """
+
+    x: torch.Tensor
+    """[T, H, P]"""
+    dt: torch.Tensor
+    """[T, H] as projected, before bias and softplus"""
+    A: torch.Tensor
+    """[H] negative"""
+    B: torch.Tensor
+    """[T, G, N]"""
+    C: torch.Tensor
+    """[T, G, N]"""
+    D: torch.Tensor
+    """[H]"""
+    dt_bias: torch.Tensor
+    """[H]"""
+    dt_limit: tuple[float, float]

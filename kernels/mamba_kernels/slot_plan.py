@@ -1,0 +1,74 @@
+"""Which slot each sequence's state is read from and written to in one step: built once, used by every layer.
+
+Both parts of a state (SSM part, convolution window) go through the same plan, so that they cannot end up at
+different depths or places. Built from host arrays alone; never reads the device.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+HostIntegers = np.ndarray[tuple[int, ...], np.dtype[Any]]
+
+
+def index_tensor(values: HostIntegers, device: torch.device) -> torch.Tensor:
+    """int64 copy of host integers on the device."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """Sources and destinations of `n` states; tracked rows get the same state in a second slot as well."""
+
+    source_slots: list[int]
+    """[n] on the host; -1 = the zero state."""
+    target_slots: list[int]
+    track_slots: list[int]
+    """[n]; -1 = not tracked."""
+    source: torch.Tensor
+    """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
+    fresh: torch.Tensor | None
+    """[n] bool where the state starts at zero; None when nowhere."""
+    target: torch.Tensor
+    """[n] int64"""
+    tracked_rows: torch.Tensor | None
+    """[k] int64 rows that are tracked; None when there is none."""
+    tracked_slots: torch.Tensor | None
+    """[k] int64"""
+
+    @classmethod
+    def build(
+        cls, slot_in: IntArray, slot_out: IntArray, track: IntArray, device: torch.device
+    ) -> "SlotPlan":
+        """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none)."""
+        fresh = slot_in < 0
+        rows = np.flatnonzero(track >= 0)
+        return cls(
+            source_slots=slot_in.tolist(),
+            target_slots=slot_out.tolist(),
+            track_slots=track.tolist(),
+            source=index_tensor(np.maximum(slot_in, 0), device),
+            fresh=index_tensor(fresh, device).bool() if fresh.any() else None,
+            target=index_tensor(slot_out, device),
+            tracked_rows=index_tensor(rows, device) if len(rows) else None,
+            tracked_slots=index_tensor(track[rows], device) if len(rows) else None,
+        )
+
+    def read(self, cache: torch.Tensor) -> torch.Tensor:
+        """Copies [n, ...] of the source slots of `cache` [slabs, ...]; zeros where the state is fresh."""
+        states = cache[self.source]
+        if self.fresh is not None:
+            # A fill, not a product with zero: the padding slot may hold NaN.
+            states.masked_fill_(self.fresh.view(-1, *(1,) * (states.dim() - 1)), 0)
+        return states
+
+    def write(self, cache: torch.Tensor, states: torch.Tensor) -> None:
+        """Store `states` [n, ...] to the target slots, and those of tracked rows to their second slot."""
+        states = states.to(cache.dtype)
+        cache[self.target] = states
+        if self.tracked_rows is not None and self.tracked_slots is not None:
+            cache[self.tracked_slots] = states[self.tracked_rows]

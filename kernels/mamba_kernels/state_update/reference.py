@@ -1,0 +1,69 @@
+"""Decode step of the Mamba2 recurrence in plain torch, any device, float64-capable.
+
+Called by the Mamba2 mixer for the rows that decode. Large states are updated where they lie, one sequence at
+a time; small ones are gathered, updated together and scattered. The choice depends on the size of one state
+alone, so a row's result does not depend on the batch.
+"""
+
+import torch
+
+from mamba_kernels.precision import accumulator
+from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.step_size import step_size
+
+IN_PLACE_ELEMENTS = 1 << 17
+"""States of this many elements or more are updated in place: copying them costs more than separate calls."""
+
+
+def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
+    """One step of the recurrence of `ScanInputs` for each row.
+
+    state: [slabs, H, P, N], any strides, written at the plan's targets and tracking slots; out: [n, H, P],
+    written.
+    """
+    x, B, C = inputs.x, inputs.B, inputs.C
+    kind = accumulator(x.dtype)
+    n, H, P = x.shape
+    G, N = B.shape[1:]
+    step = step_size(inputs.dt, inputs.dt_bias, inputs.dt_limit, kind)  # [n, H]
+    decay = torch.exp(step * inputs.A)  # [n, H]
+    x, B, C = x.to(kind), B.to(kind), C.to(kind)
+    inflow = (x * step[..., None]).view(n, G, -1, 1)  # [n, G, H/G*P, 1]
+    dense = state.stride()[1:] == (P * N, N, 1)
+    if dense and state.dtype == kind and H * P * N >= IN_PLACE_ELEMENTS:
+        y = _one_by_one(state, inflow, decay, B, C, plan)
+    else:
+        h = plan.read(state).to(kind).mul_(decay[..., None, None])  # [n, H, P, N]
+        rows = h.view(n, G, -1, N)
+        rows.addcmul_(inflow, B[:, :, None])
+        y = torch.bmm(rows.view(n * G, -1, N), C.reshape(n * G, N, 1))
+        plan.write(state, h)
+    out.copy_(torch.addcmul(y.view(n, H, P), x, inputs.D[:, None]))
+
+
+def _one_by_one(
+    state: torch.Tensor,
+    inflow: torch.Tensor,
+    decay: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    plan: SlotPlan,
+) -> torch.Tensor:
+    n, G, rows, _ = inflow.shape
+    N = B.shape[-1]
+    y = inflow.new_empty(n, G, rows, 1)
+    for i, (source, target, track) in enumerate(
+        zip(plan.source_slots, plan.target_slots, plan.track_slots, strict=True)
+    ):
+        h = state[target]  # [H, P, N]
+        if source < 0:
+            h.zero_()
+        else:
+            torch.mul(state[source], decay[i, :, None, None], out=h)
+        parts = h.view(G, rows, N)
+        parts.addcmul_(inflow[i], B[i, :, None])
+        torch.bmm(parts, C[i, :, :, None], out=y[i])
+        if track >= 0:
+            state[track].copy_(h)
+    return y

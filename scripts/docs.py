@@ -1,0 +1,308 @@
+"""Writes the generated pages of the documentation and checks that every relative link leads somewhere.
+
+`make docs` runs it; `--check` writes nothing and fails on drift, for tests. Pages: the MambaDeployment
+reference from the pydantic models, the chart's table of values from the comments of `values.yaml`, and the
+list of pages in `docs/index.md`.
+"""
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mamba_api import names
+from mamba_api.conditions import REASONS, REASONS_OF, ConditionType, Reason
+from mamba_api.schema import COLUMNS, custom_resource_definition
+
+ROOT = Path(__file__).resolve().parent.parent
+INDEX = Path("docs/index.md")
+REFERENCE = Path("docs/reference/mambadeployment.md")
+CHART_README = Path("charts/mambaserve/README.md")
+BEGIN, END = "<!-- begin: written by `make docs` -->", "<!-- end -->"
+KINDS = {
+    "tutorial": "Tutorials: learn by doing",
+    "howto": "How-to: reach one goal",
+    "reference": "Reference: look it up",
+    "explanation": "Explanation: why it is so",
+    "runbooks": "Runbooks: something is wrong",
+    "adr": "Decisions",
+}
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+
+
+def reference() -> str:
+    """The reference page of the CRD: spec, status, conditions and reasons."""
+    version = custom_resource_definition()["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]
+    lines = [
+        "# MambaDeployment",
+        "",
+        "<!-- Written by `make docs` from the models of mamba_api; edit those. -->",
+        "",
+        f"`apiVersion: {names.API_VERSION}`, `kind: {names.KIND}`, short name `{names.SHORT_NAME}`,",
+        f"category `{names.CATEGORY}`. The same file works in a cluster (`kubectl apply -f`) and on one",
+        "machine (`mambaserve up`).",
+        "",
+        "Quantities are Kubernetes quantities (`80Gi`, `500m`, `4`), durations carry a unit (`300s`, `5m`,",
+        "`500ms`). `kubectl explain mdep.spec` shows the same text.",
+        "",
+        "```yaml",
+        *(ROOT / "examples/01-quick-start/mamba.yaml").read_text().splitlines(),
+        "```",
+        "",
+        "## Names",
+        "",
+        *_children(),
+        "",
+        "## spec",
+        "",
+        *_section("spec", schema["spec"]),
+        "## Rules over several fields",
+        "",
+        "Both the API server and the command line refuse an object that breaks one of these.",
+        "",
+        *(f"- `{path}`: {message}." for path, message in _rules("spec", schema["spec"])),
+        "",
+        "## status",
+        "",
+        *_section("status", schema["status"]),
+        "## Conditions and reasons",
+        "",
+        *_conditions(),
+        "## Columns",
+        "",
+        "| column | field | shown |",
+        "| --- | --- | --- |",
+        *(
+            f"| {name} | `{path}` | {'wide' if priority else 'always'} |"
+            for name, _, path, priority in COLUMNS
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _children() -> list[str]:
+    children = names.Children("X")
+    rows = [
+        ("Deployment, headless Service, ConfigMap", children.engine, "the engines and their settings"),
+        ("Deployment", f"{children.prefill}, {children.decode}", "the two pools when disaggregated"),
+        ("Deployment, Service", children.gateway, f"the gateway: `{names.url('X', 'NAMESPACE')}`"),
+        ("ServiceAccount", children.service_account, "of engines and gateway"),
+        ("Secret", children.admin_secret, "token of the engines' admin port"),
+        ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
+    ]
+    return [
+        "A MambaDeployment `X` owns:",
+        "",
+        "| kind | name | what |",
+        "| --- | --- | --- |",
+        *(f"| {kind} | `{name}` | {what} |".replace(", X-", "`, `X-") for kind, name, what in rows),
+    ]
+
+
+def _section(path: str, schema: dict[str, Any]) -> list[str]:
+    """A table of one object's fields, then the sections of the objects inside it."""
+    required = set(schema.get("required", ()))
+    lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+    inner: list[tuple[str, dict[str, Any]]] = []
+    for name, field in schema["properties"].items():
+        shown = f"[`{name}`](#{_anchor(f'{path}.{name}')})" if _has_section(field) else f"`{name}`"
+        meaning = field["description"].replace("|", "\\|")
+        lines.append(f"| {shown} | {_type(field)} | {_default(field, name in required)} | {meaning} |")
+        if "properties" in field:
+            inner.append((f"{path}.{name}", field))
+        elif "properties" in field.get("items", {}):
+            inner.append((f"{path}.{name}[]", field["items"]))
+    lines.append("")
+    for child, field in inner:
+        lines += [f"### {child}", "", *_section(child, field)]
+    return lines
+
+
+def _has_section(field: dict[str, Any]) -> bool:
+    return "properties" in field or "properties" in field.get("items", {})
+
+
+def _anchor(path: str) -> str:
+    return path.replace(".", "").lower()
+
+
+def _type(field: dict[str, Any]) -> str:
+    if field.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "enum" in field:
+        return " \\| ".join(f"`{value}`" for value in field["enum"])
+    if field["type"] == "array":
+        inner = field["items"]
+        return f"list of {_type(inner)}s" if "properties" not in inner else "list"
+    if field["type"] == "object":
+        return "map" if "additionalProperties" in field else "object"
+    kind = {"string": "string", "boolean": "boolean", "integer": "integer", "number": "number"}[field["type"]]
+    if "(ms|s|m|h)" in field.get("pattern", ""):
+        return "duration"
+    return kind + _bounds(field)
+
+
+def _bounds(field: dict[str, Any]) -> str:
+    low, high = field.get("minimum"), field.get("maximum")
+    if low is None and high is None:
+        return ""
+    above = ">" if field.get("exclusiveMinimum") else "≥"
+    if high is None:
+        return f" {above} {low:g}"
+    return f", {above} {low} and ≤ {high}"
+
+
+def _default(field: dict[str, Any], required: bool) -> str:
+    if required:
+        return "**required**"
+    if "default" not in field or (_has_section(field) and field["type"] == "object"):
+        return ""
+    return f"`{json.dumps(field['default'], ensure_ascii=False)}`"
+
+
+def _rules(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for rule in schema.get("x-kubernetes-validations", ()):
+        yield path, rule["message"]
+    for name, field in schema.get("properties", {}).items():
+        yield from _rules(f"{path}.{name}", field)
+        if "properties" in field.get("items", {}):
+            yield from _rules(f"{path}.{name}[]", field["items"])
+
+
+def _conditions() -> list[str]:
+    lines = ["Events carry the same reason words.", ""]
+    for type_ in ConditionType:
+        reasons = [reason for reason in Reason if reason in REASONS_OF[type_]]
+        if type_ is ConditionType.READY:
+            lines += [
+                "### Ready",
+                "",
+                f"True with the reason `{Reason.SERVING}`: {REASONS[Reason.SERVING]} While it is not true it",
+                "repeats the reason and the message of whatever is in the way.",
+                "",
+            ]
+            continue
+        lines += [f"### {type_}", "", "| reason | meaning |", "| --- | --- |"]
+        lines += [f"| `{reason}` | {REASONS[reason]} |" for reason in reasons]
+        lines.append("")
+    return lines
+
+
+def chart_readme() -> str:
+    """The chart's README with its table of values brought up to date."""
+    rows = [f"| `{path}` | {default} | {comment} |" for path, default, comment in values()]
+    return _between(CHART_README, ["| value | default | meaning |", "| --- | --- | --- |", *rows])
+
+
+def index() -> str:
+    """The entry page with its list of all pages brought up to date."""
+    lines: list[str] = []
+    for folder, heading in KINDS.items():
+        found = sorted((ROOT / "docs" / folder).glob("*.md"))
+        if found:
+            entries = [f"- [{_title(page)}]({page.relative_to(ROOT / 'docs')})" for page in found]
+            lines += [*([""] if lines else []), f"## {heading}", "", *entries]
+    return _between(INDEX, lines)
+
+
+def _title(page: Path) -> str:
+    return next(line[2:] for line in page.read_text().splitlines() if line.startswith("# "))
+
+
+def _between(page: Path, lines: list[str]) -> str:
+    """The page with what stands between its markers replaced."""
+    head, rest = (ROOT / page).read_text().split(BEGIN, 1)
+    _, tail = rest.split(END, 1)
+    return "\n".join([f"{head}{BEGIN}", "", *lines, "", f"{END}{tail}"])
+
+
+def values() -> Iterator[tuple[str, str, str]]:
+    """Path, default and comment of every value of the chart, two levels deep."""
+    text = (ROOT / "charts/mambaserve/values.yaml").read_text()
+    data = yaml.safe_load(text)
+    comment: list[str] = []
+    section = ""
+    for line in text.splitlines():
+        key = re.match(r"^( {0,2})([a-zA-Z]+):", line)
+        if line.strip().startswith("#"):
+            comment.append(line.strip().lstrip("# "))
+        elif key and len(key[1]) in (0, 2):
+            name = key[2]
+            section, path = (section, f"{section}.{name}") if key[1] else (name, name)
+            value = data[section][name] if key[1] else data[name]
+            if key[1] or not isinstance(value, dict) or not value or comment:
+                shown = "" if isinstance(value, dict) and not key[1] and value else f"`{json.dumps(value)}`"
+                yield path, shown, " ".join(comment).replace("|", "\\|")
+            comment = []
+        elif not line.strip():
+            comment = []
+
+
+def broken_links() -> list[str]:
+    """Relative links of Markdown files that lead to no file, or to no heading of one."""
+    found = []
+    for page in pages():
+        text = FENCE.sub("", (ROOT / page).read_text())
+        for match in LINK.finditer(text):
+            target = match[1] or match[2]
+            if re.match(r"^[a-z][a-z0-9+.-]*:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            path = ((ROOT / page).parent / file).resolve() if file else ROOT / page
+            if not path.exists() or not path.is_relative_to(ROOT):
+                found.append(f"{page}: {target} leads nowhere")
+            elif anchor and path.suffix == ".md" and anchor not in anchors(path.read_text()):
+                found.append(f"{page}: {target} has no such heading")
+    return found
+
+
+def pages() -> list[Path]:
+    """Every Markdown file that people read."""
+    roots = ("docs", "examples", "charts", "kernels", "benchmarks", "training")
+    nested = [path for root in roots for path in (ROOT / root).rglob("*.md")]
+    return sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *nested])
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#{1,6} (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def main() -> int:
+    """Exit code 1 when a page is out of date (with --check) or a link is broken."""
+    parser = argparse.ArgumentParser(description="Write the generated pages and check the links.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
+    check = parser.parse_args().check
+    failed = False
+    for path, text in ((REFERENCE, reference()), (CHART_README, chart_readme()), (INDEX, index())):
+        old = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+        if old == text:
+            continue
+        if check:
+            failed = True
+            print(f"{path} is out of date: run `make docs`", file=sys.stderr)
+            print(
+                *list(difflib.unified_diff(old.splitlines(), text.splitlines(), lineterm=""))[:20], sep="\n"
+            )
+        else:
+            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / path).write_text(text)
+            print(f"wrote {path}", file=sys.stderr)
+    for problem in broken_links():
+        failed = True
+        print(problem, file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

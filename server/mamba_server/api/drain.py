@@ -1,0 +1,42 @@
+"""Stop admitting and finish: who is under way, and whether new requests are welcome.
+
+The generation endpoints enter it, SIGTERM and the admin server turn it. Pure but for the event it sets.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mamba_server.api.errors import NotReady
+
+
+class Drain:
+    """Counts HTTP requests under way; while draining it refuses new ones."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around one HTTP request. Raises NotReady while draining."""
+        if self.draining:
+            raise NotReady("the server is draining: it finishes what runs and takes nothing new; try another")
+        self.under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            if not self.under_way:
+                self._idle.set()
+
+    async def finished(self, deadline: float) -> bool:
+        """Wait until nothing is under way, `deadline` seconds at most; whether it came to that."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), deadline)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,256 @@
+"""The API process's view of the engine: starts it, watches over it, restarts it, routes what it says.
+
+One per server. Every open request ends when the engine does: with an error, never in silence. It knows
+nothing of HTTP or text.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mamba_server import wire
+from mamba_server.api.engine_process import ENGINE_COMMAND, EngineProcess
+from mamba_server.api.engine_state import (
+    STABLE_AFTER,
+    STARTS_BEFORE_GIVING_UP,
+    EngineState,
+    Phase,
+    backoff,
+    death_reason,
+)
+from mamba_server.api.errors import AdminTimeout, EngineLost, EngineRefused, EngineStartFailed, NotReady
+from mamba_server.api.inbox import Inbox
+from mamba_telemetry.logs import get_logger
+
+log = get_logger(__name__)
+
+LAST_WORDS_SECONDS = 0.5
+"""How long messages of an engine that ended may still be on their way."""
+FATAL_EXIT_SECONDS = 5.0
+"""How long an engine that said Fatal may take to end by itself."""
+
+
+class EngineClient:
+    """Supervises one engine process. `on_stats` gets each EngineStats, `on_ready` each Ready."""
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        silence: float = 120.0,
+        on_stats: Callable[[wire.EngineStats], None] = lambda _: None,
+        on_ready: Callable[[wire.Ready], None] = lambda _: None,
+    ) -> None:
+        self._command = command
+        self._silence = silence
+        self._on_stats = on_stats
+        self._on_ready = on_ready
+        self._process: EngineProcess | None = None
+        self._inboxes: dict[str, Inbox] = {}
+        self._unstarted: set[str] = set()
+        self._calls: dict[int, asyncio.Future[wire.AdminReply]] = {}
+        self._call_ids = itertools.count(1)
+        self._heard = False
+        self._fatal: wire.Fatal | None = None
+        self._stopping = asyncio.Event()
+        self.ready: wire.Ready | None = None
+        """The last Ready; kept over a restart, since limits and plan do not change with it."""
+        self.state = EngineState("loading", "the engine process is starting", "start", 0, 1)
+        self.restarts = 0
+
+    # Requests.
+
+    @property
+    def waiting(self) -> int:
+        """Requests of which nothing has come back yet."""
+        return len(self._unstarted)
+
+    @property
+    def open(self) -> int:
+        """Requests under way, waiting ones included."""
+        return len(self._inboxes)
+
+    def require_ready(self) -> wire.Ready:
+        """The engine's limits. Raises NotReady."""
+        if self.state.phase != "ready" or self.ready is None:
+            raise NotReady(f"the model is not ready: {self.state.reason}")
+        return self.ready
+
+    def submit(self, requests: Iterable[wire.AddRequest], inbox: Inbox) -> None:
+        """Hand requests to the engine; all their deltas go to one inbox. Raises NotReady."""
+        self.require_ready()
+        for request in requests:
+            self._inboxes[request.request_id] = inbox
+            self._unstarted.add(request.request_id)
+            self._send(request)
+
+    def stop_sequence(self, request_id: str, index: int, keep: int) -> None:
+        """End a sequence after its first `keep` tokens."""
+        self._send(wire.StopSequence(request_id, index, keep))
+
+    def close(self, request_id: str, *, abort: bool) -> None:
+        """Forget a request; with `abort` the engine frees what it holds for it."""
+        known = self._inboxes.pop(request_id, None) is not None
+        self._unstarted.discard(request_id)
+        if abort and known:
+            self._send(wire.AbortRequest(request_id))
+
+    async def admin(self, verb: str, body: dict[str, Any], timeout: float = 30.0) -> wire.AdminReply:
+        """One admin operation. Raises NotReady, EngineLost or AdminTimeout."""
+        self.require_ready()
+        call_id = next(self._call_ids)
+        future: asyncio.Future[wire.AdminReply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send(wire.AdminCall(call_id, verb, body))
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError as error:
+            raise AdminTimeout(f"the engine did not answer '{verb}' within {timeout:g} s") from error
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _send(self, message: wire.ToEngine) -> None:
+        if self._process is not None:
+            self._process.send(message)
+
+    # Supervision.
+
+    def loading(self, stage: str, done: int, total: int) -> None:
+        """Tell of work that has to be done before the engine can start; may be called from a thread."""
+        self.state = EngineState(self._unready_phase, f"loading: {stage}", stage, done, total)
+
+    async def run(self, settings_json: str) -> None:
+        """Keep an engine running until `stop`. Raises EngineStartFailed if it never becomes ready."""
+        deaths = 0
+        while True:
+            started = time.monotonic()
+            exit_code = await self._live(settings_json)
+            if self._stopping.is_set():
+                return
+            reason = death_reason(exit_code) if self._fatal is None else self._fatal.message
+            deaths = 1 if time.monotonic() - started > STABLE_AFTER else deaths + 1
+            if self.ready is None and self._fatal is not None:
+                self.state = EngineState("failed", reason)
+                raise EngineStartFailed(reason, self._fatal.exit_code)
+            if self.ready is None and deaths >= STARTS_BEFORE_GIVING_UP:
+                self.state = EngineState("failed", reason)
+                raise EngineStartFailed(f"{reason}; {deaths} starts in a row failed", 1)
+            pause = backoff(deaths, random.random())
+            self.restarts += 1
+            log.error("engine_ended", reason=reason, deaths=deaths, restart_in=round(pause, 2))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+                return
+
+    async def _live(self, settings_json: str) -> int | None:
+        """One incarnation, from start to end; its exit code, None when it hung."""
+        self._fatal = None
+        process = await EngineProcess.start(settings_json, self._command)
+        self._process = process
+        log.info("engine_started", engine_pid=process.pid)
+        reader = asyncio.create_task(self._read(process))
+        waiter = asyncio.create_task(process.wait())
+        watcher = asyncio.create_task(self._watch())
+        hung = False
+        try:
+            await asyncio.wait({reader, waiter, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            hung = watcher.done() and not waiter.done()
+            if reader.done() and (error := reader.exception()) is not None:
+                log.error("engine_message_unreadable", error=str(error))
+            if self._last_word() is not None:
+                await asyncio.wait({waiter}, timeout=FATAL_EXIT_SECONDS)
+            process.kill()
+            exit_code = await waiter
+            if not reader.done():
+                # What it said last (a Fatal, the end of a request) may still be in the pipe.
+                await asyncio.wait({reader}, timeout=LAST_WORDS_SECONDS)
+        finally:
+            for task in (reader, waiter, watcher):
+                task.cancel()
+            await asyncio.gather(reader, waiter, watcher, return_exceptions=True)
+            process.kill()
+            await process.wait()
+            self._process = None
+            process.close()
+            self._lose(death_reason(None if hung else process.exit_code))
+        return None if hung else exit_code
+
+    def _last_word(self) -> wire.Fatal | None:
+        return self._fatal
+
+    def _lose(self, reason: str) -> None:
+        if self._fatal is not None:
+            reason = self._fatal.message
+        self.state = EngineState(self._unready_phase, reason)
+        lost = EngineLost(f"{reason}; it is being restarted, try again")
+        for inbox in self._inboxes.values():
+            inbox.fail(lost)
+        self._inboxes.clear()
+        self._unstarted.clear()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(lost)
+        self._calls.clear()
+
+    async def _read(self, process: EngineProcess) -> None:
+        """Route messages until the process says Fatal. Raises msgspec.DecodeError for a foreign message."""
+        while self._fatal is None:
+            message = await process.receive()
+            self._heard = True
+            self._route(message)
+
+    async def _watch(self) -> None:
+        """Ends when a ready engine was silent for too long. Counts own wake-ups, so that a stall of this
+        process's loop is not held against the engine."""
+        quiet = 0.0
+        tick = min(1.0, self._silence / 4)
+        while quiet < self._silence:
+            await asyncio.sleep(tick)
+            quiet = 0.0 if self._heard or self.state.phase != "ready" else quiet + tick
+            self._heard = False
+
+    def _route(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Outputs(deltas=deltas):
+                for delta in deltas:
+                    if (inbox := self._inboxes.get(delta.request_id)) is not None:
+                        self._unstarted.discard(delta.request_id)
+                        inbox.put(delta)
+            case wire.EngineStats():
+                self._on_stats(message)
+            case wire.RequestRejected(request_id=request_id):
+                self._unstarted.discard(request_id)
+                if (inbox := self._inboxes.pop(request_id, None)) is not None:
+                    inbox.fail(EngineRefused(message))
+            case wire.AdminReply(call_id=call_id):
+                if (call := self._calls.get(call_id)) is not None and not call.done():
+                    call.set_result(message)
+            case wire.Progress(stage=stage, done=done, total=total):
+                self.loading(stage, done, total)
+            case wire.Ready():
+                self.ready = message
+                self.state = EngineState("ready", "the model is loaded")
+                self._on_ready(message)
+            case wire.Fatal():
+                self._fatal = message
+
+    @property
+    def _unready_phase(self) -> Phase:
+        return "loading" if self.ready is None else "restarting"
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """End the engine process: ask, then kill. `run` returns."""
+        self._stopping.set()
+        process = self._process
+        if process is None:
+            return
+        process.send(wire.Shutdown())
+        try:
+            await asyncio.wait_for(process.wait(), grace)
+        except TimeoutError:
+            log.warning("engine_killed", reason=f"did not end within {grace:g} s")
+            process.kill()

@@ -1,0 +1,121 @@
+"""One incarnation of the engine process: its sockets, its start, its end.
+
+Made and dropped by `engine_client` for each start, so that nothing of a dead engine's traffic can reach the
+next one. It never interprets a message.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from mamba_server.wire import FromEngine, ToEngine
+
+ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "mamba_server.engine")
+_PR_SET_PDEATHSIG = 1
+# Loaded before any fork: the child may only call it, not look it up.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def _die_with(parent: int) -> None:
+    """In the child: SIGKILL when the parent's main thread ends, even if it ended before this call."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+class EngineProcess:
+    """A running engine and the two sockets to it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        folder: Path,
+        context: zmq.asyncio.Context,
+        to_engine: zmq.Socket[bytes],
+        from_engine: zmq.asyncio.Socket,
+    ) -> None:
+        self._process = process
+        self._folder = folder
+        self._context = context
+        self._to = to_engine
+        self._from = from_engine
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+    @classmethod
+    async def start(cls, settings_json: str, command: Sequence[str] = ENGINE_COMMAND) -> "EngineProcess":
+        """Bind both sockets in a folder of their own and start the child. Raises OSError if it cannot."""
+        folder = Path(tempfile.mkdtemp(prefix="mambaserve-"))
+        context = zmq.asyncio.Context()
+        # Sending never waits, so it needs no future of the event loop.
+        to_engine: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUSH)
+        from_engine = context.socket(zmq.PULL)
+        try:
+            addresses = []
+            for socket, name in ((to_engine, "to"), (from_engine, "from")):
+                socket.set_hwm(0)  # admission bounds what is under way; a full pipe must not block the loop
+                socket.linger = 0
+                address = f"ipc://{folder}/{name}"
+                socket.bind(address)
+                addresses.append(address)
+            parent = os.getpid()
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *("--settings", settings_json, "--to-engine", addresses[0], "--from-engine", addresses[1]),
+                stdin=asyncio.subprocess.DEVNULL,
+                preexec_fn=lambda: _die_with(parent),
+                # Ctrl-C on the terminal is for this process, which drains first.
+                start_new_session=True,
+            )
+        except BaseException:
+            to_engine.close()
+            from_engine.close()
+            context.term()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(process, folder, context, to_engine, from_engine)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message; it never waits. Lost if the engine is gone, which its end will tell."""
+        with contextlib.suppress(zmq.Again):  # nobody is connected: it just ended, or has not come up
+            self._to.send(self._encoder.encode(message), flags=zmq.NOBLOCK)
+
+    async def receive(self) -> FromEngine:
+        """The next message. Raises msgspec.DecodeError for one that is not of the protocol."""
+        return self._decoder.decode(await self._from.recv())
+
+    async def wait(self) -> int:
+        """The exit code; negative: minus the signal."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Drop the sockets and their folder; the process must have ended."""
+        self._to.close()
+        self._from.close()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,61 @@
+"""The two ways an answer leaves: one JSON body, or server-sent events; and the watch for a client that left.
+
+Used by every endpoint. Speaks ASGI directly: this is where each token's bytes go through.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from mamba_server.api.request_body import ClientGone
+
+_JSON = (b"content-type", b"application/json")
+_EVENTS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+async def send_json(
+    send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> None:
+    """One JSON answer."""
+    pairs = [_JSON, (b"content-length", str(len(body)).encode())]
+    pairs += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:
+    """Server-sent events. The headers go out with the first event: an error before it has its own status."""
+    started = False
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; cancel it the moment the client leaves. Raises ClientGone then."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        task.result()
+    finally:
+        for job in (task, watch):
+            job.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

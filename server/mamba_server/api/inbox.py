@@ -1,0 +1,59 @@
+"""Where the engine's deltas for one HTTP request wait for the task that serves it.
+
+Filled by `engine_client`, emptied by `generation`. Deltas of one sequence that pile up behind a slow client
+are joined, so memory is bounded by the tokens the request may generate, never by the number of messages.
+"""
+
+import asyncio
+
+import msgspec
+
+from mamba_server.api.errors import ApiError
+from mamba_server.wire import SequenceDelta
+
+
+def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
+    """One delta that says what two of the same sequence said in order."""
+    logprobs = first.logprobs
+    if second.logprobs is not None:
+        logprobs = [*(logprobs or ()), *second.logprobs]
+    return msgspec.structs.replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=logprobs,
+        cached_tokens=max(first.cached_tokens, second.cached_tokens),
+        prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
+    )
+
+
+class Inbox:
+    """Deltas of all sequences of one HTTP request; an error ends it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], SequenceDelta] = {}
+        self._error: ApiError | None = None
+        self._filled = asyncio.Event()
+
+    def put(self, delta: SequenceDelta) -> None:
+        """Add a delta."""
+        key = (delta.request_id, delta.index)
+        before = self._waiting.get(key)
+        self._waiting[key] = delta if before is None else join(before, delta)
+        self._filled.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End the request: what waits is still handed out first. The first error stays."""
+        self._error = self._error or error
+        self._filled.set()
+
+    async def take(self) -> list[SequenceDelta]:
+        """All that waits, at least one; waits for it. Raises the error once nothing else is left."""
+        await self._filled.wait()
+        self._filled.clear()
+        deltas = list(self._waiting.values())
+        self._waiting.clear()
+        if self._error is not None:
+            self._filled.set()
+            if not deltas:
+                raise self._error
+        return deltas

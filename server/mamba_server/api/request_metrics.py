@@ -1,0 +1,136 @@
+"""What the API process counts about requests: latencies, tokens, how they ended, HTTP answers.
+
+Fed by `generation` and the HTTP front; read by `/metrics`. Numbers of the engine are in `engine_metrics`.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from mamba_telemetry.registry import (
+    FIRST_TOKEN_BUCKETS,
+    LENGTH_BUCKETS,
+    PREFIX,
+    REQUEST_BUCKETS,
+    TOKEN_BUCKETS,
+)
+
+
+class RequestMetrics:
+    """Series of one served model, under our names and those that vLLM dashboards read."""
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        def histogram(
+            name: str, alias: str, help_text: str, buckets: tuple[float, ...]
+        ) -> tuple[Histogram, ...]:
+            ours = Histogram(PREFIX + name, help_text, ["model"], buckets=buckets, registry=registry)
+            same = f"Alias of {PREFIX}{name}."
+            theirs = Histogram("vllm:" + alias, same, ["model_name"], buckets=buckets, registry=registry)
+            return ours.labels(model), theirs.labels(model)
+
+        def counter(name: str, alias: str, help_text: str) -> tuple[Counter, ...]:
+            ours = Counter(PREFIX + name, help_text, ["model"], registry=registry)
+            theirs = Counter("vllm:" + alias, f"Alias of {PREFIX}{name}.", ["model_name"], registry=registry)
+            return ours.labels(model), theirs.labels(model)
+
+        self._model = model
+        self._ttft = histogram(
+            "time_to_first_token_seconds",
+            "time_to_first_token_seconds",
+            "From the arrival of a request to the first token of a sequence.",
+            FIRST_TOKEN_BUCKETS,
+        )
+        self._itl = histogram(
+            "inter_token_latency_seconds",
+            "inter_token_latency_seconds",
+            "Between two tokens of a sequence.",
+            TOKEN_BUCKETS,
+        )
+        self._tpot = histogram(
+            "time_per_output_token_seconds",
+            "request_time_per_output_token_seconds",
+            "Mean time per token of a sequence after its first one.",
+            TOKEN_BUCKETS,
+        )
+        self._e2e = histogram(
+            "request_duration_seconds",
+            "e2e_request_latency_seconds",
+            "From the arrival of a request to the end of a sequence.",
+            REQUEST_BUCKETS,
+        )
+        self._prompt_len = histogram(
+            "request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS
+        )
+        self._output_len = histogram(
+            "request_generated_tokens",
+            "request_generation_tokens",
+            "Tokens generated for a sequence.",
+            LENGTH_BUCKETS,
+        )
+        self._prompt = counter("prompt_tokens", "prompt_tokens", "Prompt tokens of accepted requests.")
+        self._generated = counter("generated_tokens", "generation_tokens", "Tokens generated.")
+        self._cached = counter(
+            "cached_tokens",
+            "prompt_tokens_cached",
+            "Prompt tokens resumed from a checkpoint.",
+        )
+        self._finished = Counter(
+            PREFIX + "requests_finished", "Sequences that ended.", ["model", "reason"], registry=registry
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            f"Alias of {PREFIX}requests_finished.",
+            ["model_name", "finished_reason"],
+            registry=registry,
+        )
+        self._http = Counter(
+            PREFIX + "http_requests", "Answers by route and status.", ["route", "status"], registry=registry
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._finished.labels(model, reason)
+            self._success.labels(model, reason)
+
+    def submitted(self, prompt_tokens: int) -> None:
+        """A request went to the engine."""
+        for series in self._prompt:
+            series.inc(prompt_tokens)
+        for histogram in self._prompt_len:
+            histogram.observe(prompt_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        """A sequence got its first token."""
+        for histogram in self._ttft:
+            histogram.observe(seconds)
+
+    def next_tokens(self, seconds_each: float, tokens: int) -> None:
+        """A running sequence got more tokens; those that came together share the time."""
+        for histogram in self._itl:
+            for _ in range(tokens):
+                histogram.observe(seconds_each)
+
+    def generated(self, tokens: int) -> None:
+        """Tokens came out."""
+        for series in self._generated:
+            series.inc(tokens)
+
+    def cached(self, tokens: int) -> None:
+        """A request ended of whose prompt so many tokens were resumed."""
+        for series in self._cached:
+            series.inc(tokens)
+
+    def finished(
+        self, reason: str, seconds: float, *, per_token: float | None = None, tokens: int | None = None
+    ) -> None:
+        """A sequence ended."""
+        self._finished.labels(self._model, reason).inc()
+        self._success.labels(self._model, reason).inc()
+        for histogram in self._e2e:
+            histogram.observe(seconds)
+        if per_token is not None:
+            for histogram in self._tpot:
+                histogram.observe(per_token)
+        if tokens is not None:
+            for histogram in self._output_len:
+                histogram.observe(tokens)
+
+    def answered(self, route: str, status: int) -> None:
+        """An HTTP answer began. `route` is one of ours or "other", never what a client made up."""
+        self._http.labels(route, str(status)).inc()

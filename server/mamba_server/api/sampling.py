@@ -1,0 +1,115 @@
+"""From a validated request to what the engine is told: sampling parameters and lengths. Pure.
+
+Used by the two generation endpoints. Checks what depends on the model: lengths, token ids, biases.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from mamba_server.api.errors import ContextTooLong, InvalidRequest
+from mamba_server.text.generation_defaults import GenerationDefaults
+from mamba_server.wire import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+"""What the OpenAI reference gives a completion that does not say; a chat may fill the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the engine said about the model when it became ready."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimits) -> int:
+    """Most tokens to generate for a prompt of this length. Raises ContextTooLong."""
+    chat = isinstance(request, ChatCompletionRequest)
+    param = "messages" if chat else "prompt"
+    room = limits.max_model_len - prompt_len
+    if room < 1:
+        raise ContextTooLong(
+            f"This model's maximum context length is {limits.max_model_len} tokens, and the prompt alone has "
+            f"{prompt_len}. Shorten the {param}.",
+            param=param,
+        )
+    wanted = request.max_tokens
+    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
+        wanted = request.max_completion_tokens
+    if wanted is None:
+        return room if chat else min(COMPLETION_MAX_TOKENS, room)
+    if wanted > room:
+        raise ContextTooLong(
+            f"This model's maximum context length is {limits.max_model_len} tokens. The prompt has "
+            f"{prompt_len} and {wanted} were requested for the output: {prompt_len + wanted} in all. "
+            f"Shorten the {param} or ask for at most {room} tokens.",
+            param=param,
+        )
+    return max(1, wanted)  # max_tokens 0 (echo) runs one step for the prompt's log-probabilities
+
+
+def _out_of_range(param: str, token_id: int, limits: ModelLimits) -> InvalidRequest:
+    known = f"this model has ids 0 to {limits.vocab_size - 1}"
+    return InvalidRequest(f"{param}: token id {token_id} is out of range; {known}", param=param)
+
+
+def prompt_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> list[int]:
+    """The prompt's token ids, checked. Raises InvalidRequest."""
+    if not token_ids:
+        raise InvalidRequest(
+            f"{param}: has no tokens; an empty prompt needs a model with a bos token", param=param
+        )
+    if max(token_ids) >= limits.vocab_size:
+        raise _out_of_range(param, max(token_ids), limits)
+    return list(token_ids)
+
+
+def sampling_params(
+    request: GenerationRequest, defaults: GenerationDefaults, limits: ModelLimits, max_tokens: int
+) -> SamplingParams:
+    """The engine's parameters: the request's values, else the model's, else neutral ones."""
+
+    def first(*values: float | None) -> float:
+        return next(value for value in values if value is not None)
+
+    bias = {int(key): value for key, value in (request.logit_bias or {}).items()}
+    for param, ids in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
+        if ids and max(ids) >= limits.vocab_size:
+            raise _out_of_range(param, max(ids), limits)
+    if (request.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: {request.min_tokens} is more than the {max_tokens} tokens allowed for the output",
+            param="min_tokens",
+        )
+    stop_ids = list(request.stop_token_ids or ())
+    if not request.ignore_eos:
+        stop_ids += [item for item in defaults.eos_token_ids if item not in limits.eos_token_ids]
+    logprobs, prompt_logprobs = -1, -1
+    if isinstance(request, CompletionRequest):
+        if request.logprobs is not None:
+            logprobs = request.logprobs
+            prompt_logprobs = request.logprobs if request.echo else -1
+    elif isinstance(request, ChatCompletionRequest) and request.logprobs:
+        logprobs = request.top_logprobs or 0
+    if request.prompt_logprobs is not None:
+        prompt_logprobs = max(prompt_logprobs, request.prompt_logprobs)
+    top_k = request.top_k if request.top_k is not None else defaults.top_k
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=first(request.temperature, defaults.temperature, 1.0),
+        top_k=max(0, top_k or 0),
+        top_p=first(request.top_p, defaults.top_p, 1.0),
+        min_p=first(request.min_p, 0.0),
+        seed=request.seed,
+        repetition_penalty=first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        presence_penalty=first(request.presence_penalty, 0.0),
+        frequency_penalty=first(request.frequency_penalty, 0.0),
+        logit_bias=bias,
+        min_tokens=request.min_tokens or 0,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(dict.fromkeys(stop_ids)),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

@@ -1,0 +1,236 @@
+"""Process 1 from start to exit: sockets, the engine client, both HTTP servers, signals, the exit code.
+
+Called by `mambaserve serve` and by local mode. It owns the order of things: listen, load, ready, drain, end.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from mamba_server.api.admin import is_loopback, make_admin
+from mamba_server.api.api_keys import KeyFile
+from mamba_server.api.app import make_app
+from mamba_server.api.drain import Drain
+from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.engine_metrics import EngineMetrics
+from mamba_server.api.engine_process import ENGINE_COMMAND
+from mamba_server.api.errors import BadConfiguration, ServeError
+from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.serving import Serving, TextSide
+from mamba_server.model import source
+from mamba_server.model.errors import ModelError
+from mamba_server.settings import EngineSettings
+from mamba_server.text.chat_template import ChatTemplate
+from mamba_server.text.errors import TextError
+from mamba_server.text.generation_defaults import GenerationDefaults
+from mamba_server.text.tokenizer import Tokenizer
+from mamba_server.wire import Ready
+from mamba_telemetry.logs import get_logger, set_up_logs
+from mamba_telemetry.registry import make_registry
+from mamba_telemetry.traces import set_up_traces
+
+log = get_logger(__name__)
+
+LAST_BYTES_SECONDS = 3
+"""How long connections may take to close once every answer has been handed over."""
+
+
+def print_line(line: str) -> None:
+    """The ready line goes to standard output, alone and at once: other programs wait for it."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def load_text(directory: Path) -> TextSide:
+    """Tokenizer, template and defaults of a model directory. Raises TextError."""
+    tokenizer = Tokenizer.load(directory)
+    template = ChatTemplate.load(directory, tokenizer)
+    return TextSide(tokenizer, template, GenerationDefaults.load(directory))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ServeError."""
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(info[4])
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a browser on this machine reaches a listening socket."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - shown, not bound
+    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+
+
+class _Uvicorn(uvicorn.Server):
+    """A server that leaves signals to us: ours drains before it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn(app: ASGIApp) -> _Uvicorn:
+    return _Uvicorn(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=LAST_BYTES_SECONDS,
+        )
+    )
+
+
+class Server:
+    """One engine's API process. `announce` gets the ready line."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        announce: Callable[[str], None] = print_line,
+    ) -> None:
+        if settings.admin_token_file is None and not is_loopback(settings.admin_host):
+            raise BadConfiguration(
+                f"admin_host {settings.admin_host} is reachable from other machines: set admin_token_file"
+            )
+        self._settings = settings
+        self._announce = announce
+        keys, token = settings.api_key_file, settings.admin_token_file
+        self._keys = None if keys is None else KeyFile(keys, "api_key_file")
+        self._token = None if token is None else KeyFile(token, "admin_token_file")
+        try:
+            name = settings.served_model_name or source.display_name(settings.model)
+        except ModelError as error:
+            raise BadConfiguration(str(error)) from error
+        self._registry = make_registry()
+        self._engine_metrics = EngineMetrics(self._registry, name)
+        engine = EngineClient(
+            command=command,
+            silence=settings.engine_silence,
+            on_stats=self._engine_metrics.on_stats,
+            on_ready=self._on_ready,
+        )
+        self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
+        self._serving = Serving(settings, name, engine, RequestMetrics(self._registry, name), Drain())
+        self._signals = 0
+        self._signalled = asyncio.Event()
+        self._urls = ("", "")
+        self._announced = False
+
+    async def run(self) -> int:
+        """Serve until a signal; the exit code. Raises ServeError."""
+        settings = self._settings
+        public = listen(settings.host, settings.port)
+        wanted = settings.admin_port
+        if wanted is None:
+            wanted = 0 if settings.port == 0 else settings.port + 1
+        try:
+            private = listen(settings.admin_host, wanted)
+        except ServeError:
+            public.close()
+            raise
+        self._urls = (url_of(public), url_of(private))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        servers = [
+            (_uvicorn(make_app(self._serving, self._registry, self._keys)), public),
+            (_uvicorn(make_admin(self._serving, self._token)), private),
+        ]
+        tasks = [asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers]
+        life = asyncio.create_task(self._engine_life())
+        stopping = asyncio.create_task(self._until_drained())
+        try:
+            await asyncio.wait({life, stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+            return stopping.result() if stopping.done() else 1
+        finally:
+            for server, _ in servers:
+                server.should_exit = True
+            stopping.cancel()
+            await self._serving.engine.stop()
+            life.cancel()
+            await asyncio.gather(*tasks, life, stopping, return_exceptions=True)
+            for listener in (public, private):
+                listener.close()
+
+    async def _engine_life(self) -> None:
+        """Fetch the model, load the text side, then keep the engine running. Raises ServeError."""
+        settings, engine = self._settings, self._serving.engine
+        try:
+            directory = await asyncio.to_thread(source.resolve, settings.model, engine.loading)
+            engine.loading("tokenizer", 0, 1)
+            self._serving.text = await asyncio.to_thread(load_text, directory)
+        except (ModelError, TextError) as error:
+            failure = ServeError(str(error))
+            failure.exit_code = error.exit_code
+            raise failure from error
+        changes = {"model": str(directory), "served_model_name": self._serving.model_name}
+        await engine.run(settings.model_copy(update=changes).model_dump_json())
+
+    def _on_ready(self, ready: Ready) -> None:
+        self._engine_metrics.on_ready(ready)
+        log.info("ready", url=self._urls[0], admin=self._urls[1], max_model_len=ready.max_model_len)
+        if not self._announced:
+            self._announced = True
+            url, admin = self._urls
+            self._announce(f"mambaserve: ready: {self._serving.model_name} at {url}/v1 (admin {admin})")
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._signalled.set()
+
+    async def _until_drained(self) -> int:
+        """Wait for a signal, then for running requests, a second signal or the deadline; the exit code."""
+        await self._signalled.wait()
+        self._signalled.clear()
+        drain, deadline = self._serving.drain, self._settings.drain_timeout
+        drain.draining = True
+        log.info("draining", under_way=drain.under_way, deadline=deadline)
+        finished = asyncio.create_task(drain.finished(deadline))
+        again = asyncio.create_task(self._signalled.wait())
+        await asyncio.wait({finished, again}, return_when=asyncio.FIRST_COMPLETED)
+        clean = finished.done() and finished.result()
+        for task in (finished, again):
+            task.cancel()
+        await asyncio.gather(finished, again, return_exceptions=True)
+        if not clean:
+            log.warning("drain_cut_short", under_way=drain.under_way, second_signal=self._signals > 1)
+        return 0 if clean else 1
+
+
+def serve(settings: EngineSettings, *, command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Run one engine in the foreground; the exit code. Raises ServeError with what to do."""
+
+    async def main() -> int:
+        return await Server(settings, command=command).run()
+
+    set_up_logs(level=settings.log_level, process="api")
+    set_up_traces(process="mambaserve")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())

@@ -1,0 +1,62 @@
+"""What the endpoints share: the engine, the text side, the settings, the counters of one served model.
+
+Made once by `server`; the text side is set before the engine is started, so whoever got limits has it.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from mamba_server.api.drain import Drain
+from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.errors import InvalidRequest, ModelNotFound, TooManyRequests
+from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.sampling import ModelLimits
+from mamba_server.settings import EngineSettings
+from mamba_server.text.chat_template import ChatTemplate
+from mamba_server.text.generation_defaults import GenerationDefaults
+from mamba_server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What the model directory says about text."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+
+
+@dataclass(slots=True)
+class Serving:
+    """One served model."""
+
+    settings: EngineSettings
+    model_name: str
+    engine: EngineClient
+    metrics: RequestMetrics
+    drain: Drain
+    text: TextSide | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def limits(self) -> ModelLimits:
+        """Raises NotReady."""
+        ready = self.engine.require_ready()
+        return ModelLimits(ready.vocab_size, ready.max_model_len, ready.eos_token_ids)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound."""
+        if name and name != self.model_name:
+            raise ModelNotFound(
+                f"the model '{name[:200]}' does not exist here; '{self.model_name}' is served", param="model"
+            )
+
+    def admit(self, prompts: int) -> None:
+        """Bound what waits. Raises TooManyRequests, or InvalidRequest for what could never be admitted."""
+        most = self.settings.max_waiting_requests
+        if prompts > most:
+            raise InvalidRequest(
+                f"prompt: {prompts} prompts in one request; at most {most} may wait", param="prompt"
+            )
+        waiting = self.engine.waiting
+        if waiting + prompts > most:
+            raise TooManyRequests(f"{waiting} requests are waiting, at most {most} may; try again later")

@@ -1,0 +1,287 @@
+"""The arena: slabs that are one slot or P pages each, whichever is asked for.
+
+Allocation is all or nothing and never raises for a shortage. What is given back stays fenced until the last
+step that names it has completed. The state cache calls it; it knows nothing of sequences or the tree.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.slot_life import SlotState, check
+
+Pages = npt.NDArray[np.int32]
+
+
+class AllocationSite(Enum):
+    """Every place that asks for memory; failures are injected at each by the tests."""
+
+    ADMIT = "admit"
+    """Live slot, tracking slots and first pages of a sequence."""
+    EXTEND = "extend"
+    """Pages for the next tokens of a running sequence."""
+    PREFILL_CHECKPOINT = "prefill_checkpoint"
+    BORROW = "borrow"
+    """The second tracking slot of a lazy sequence around a boundary."""
+    STRATEGY = "strategy"
+    """More tracking slots for a running sequence after a change of strategy."""
+
+
+class PageOwner:
+    """Codes of the page account, one byte a page."""
+
+    FREE = 0
+    SEQUENCE = 1
+    TREE = 2
+    FENCED = 3
+    PADDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one allocation gave."""
+
+    slots: tuple[int, ...]
+    pages: Pages
+
+
+_FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
+NO_PAGES: Pages = np.empty(0, np.int32)
+
+
+class Arena:
+    """Slots and pages over `slabs` slabs; slot id = slab id, page id = slab id * P + index.
+
+    With `pages_per_slab` = 0 (pure recurrent model) pages take no memory: every page id is 0.
+    """
+
+    def __init__(
+        self, slabs: int, pages_per_slab: int, fail: Callable[[AllocationSite], bool] | None = None
+    ) -> None:
+        self.slabs = slabs
+        self.pages_per_slab = pages_per_slab
+        self.completed = 0
+        """The last step whose device work is known to be done."""
+        self._fail = fail
+        self._role = [_PADDING] + [_FREE] * (slabs - 1)
+        self._free_slabs = list(range(slabs - 1, 0, -1))
+        self._slot_state = [SlotState.FREE] * slabs
+        self._slot_fence = [0] * slabs
+        self._free_pages: list[list[int]] = [[] for _ in range(slabs)]
+        self._partial: list[tuple[int, int]] = []
+        self._partial_free = 0
+        self.page_owner = np.zeros(max(1, slabs * pages_per_slab), np.int8)
+        self.page_owner[: max(1, pages_per_slab)] = PageOwner.PADDING
+        self._fenced_slots: list[tuple[int, int]] = []
+        self._fenced_pages: list[tuple[int, Pages]] = []
+
+    # --- what there is -------------------------------------------------------------------------------
+
+    @property
+    def free_slots(self) -> int:
+        """Slabs that could become slots at once."""
+        return len(self._free_slabs)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that could be given at once (0 needed for a pure recurrent model)."""
+        return self._partial_free + len(self._free_slabs) * self.pages_per_slab
+
+    @property
+    def partial_pages(self) -> int:
+        """Free pages in slabs that hold pages already."""
+        return self._partial_free
+
+    @property
+    def has_fenced(self) -> bool:
+        """Something given back waits for a fence: a later step will have more memory."""
+        return bool(self._fenced_slots or self._fenced_pages)
+
+    def slot_state(self, slot: int) -> SlotState:
+        return self._slot_state[slot]
+
+    def fits(self, slots: int, pages: int) -> bool:
+        """Whether `allocate` would succeed now."""
+        spare = len(self._free_slabs) - slots
+        if spare < 0:
+            return False
+        return not self.pages_per_slab or pages <= self._partial_free + spare * self.pages_per_slab
+
+    # --- take ----------------------------------------------------------------------------------------
+
+    def allocate(
+        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0
+    ) -> Grant | None:
+        """Slots (`live` ones first) and pages for a sequence; None, and no change, if short."""
+        if self._fail is not None and self._fail(site):
+            return None
+        if not self.fits(live + tracking, pages):
+            return None
+        taken = tuple(self._free_slabs.pop() for _ in range(live + tracking))
+        for index, slot in enumerate(taken):
+            self._role[slot] = _SLOT
+            self.move(slot, SlotState.LIVE if index < live else SlotState.TRACK_PENDING)
+        return Grant(taken, self._take_pages(pages))
+
+    def _take_pages(self, count: int) -> Pages:
+        if not self.pages_per_slab or not count:
+            return np.zeros(count, np.int32)
+        out: list[int] = []
+        while len(out) < count:
+            # Fullest slab first, so that others empty and can change role.
+            slab = self._fullest_partial()
+            if slab < 0:
+                slab = self._free_slabs.pop()
+                self._role[slab] = _PAGES
+                first = slab * self.pages_per_slab
+                self._free_pages[slab] = list(range(first + self.pages_per_slab - 1, first - 1, -1))
+                self._partial_free += self.pages_per_slab
+            free = self._free_pages[slab]
+            take = min(count - len(out), len(free))
+            out.extend(free[-1 : -take - 1 : -1])
+            del free[-take:]
+            self._partial_free -= take
+            if free:
+                heapq.heappush(self._partial, (len(free), slab))
+        pages = np.array(out, np.int32)
+        self.page_owner[pages] = PageOwner.SEQUENCE
+        return pages
+
+    def _fullest_partial(self) -> int:
+        while self._partial:
+            free, slab = heapq.heappop(self._partial)
+            # Entries go stale when pages come back; the true count was pushed then.
+            if self._role[slab] == _PAGES and len(self._free_pages[slab]) == free:
+                return slab
+        return -1
+
+    # --- change hands --------------------------------------------------------------------------------
+
+    def move(self, slot: int, state: SlotState, fence: int = 0) -> None:
+        """Take `slot` to `state` along the life-cycle table; `fence`: last step that names it."""
+        fence = max(fence, self._slot_fence[slot])
+        check(slot, self._slot_state[slot], state, fence=fence, completed=self.completed)
+        self._slot_state[slot] = state
+        self._slot_fence[slot] = fence
+
+    def name_in_step(self, slot: int, step: int) -> None:
+        """A launched step reads or writes `slot`: nothing that needs its fence may happen before."""
+        self._slot_fence[slot] = max(self._slot_fence[slot], step)
+
+    def give_pages_to_tree(self, pages: Pages) -> None:
+        if self.pages_per_slab:
+            self._expect(pages, PageOwner.SEQUENCE)
+            self.page_owner[pages] = PageOwner.TREE
+
+    # --- give back -----------------------------------------------------------------------------------
+
+    def free_slot(self, slot: int, fence: int = 0) -> None:
+        """Give `slot` back; it is free once `fence` and every step that named it are complete."""
+        self.move(slot, SlotState.FENCED, fence)
+        self._fenced_slots.append((self._slot_fence[slot], slot))
+        self._release()
+
+    def free_pages_of(self, pages: Pages, fence: int, owner: int) -> None:
+        """Give `pages` of `owner` back after `fence`."""
+        if not self.pages_per_slab or not len(pages):
+            return
+        self._expect(pages, owner)
+        self.page_owner[pages] = PageOwner.FENCED
+        self._fenced_pages.append((fence, pages))
+        self._release()
+
+    def advance(self, completed: int) -> None:
+        """Step `completed` is done on the device: what waited for it is free."""
+        self.completed = max(self.completed, completed)
+        self._release()
+
+    def _release(self) -> None:
+        if self._fenced_slots:
+            waiting = []
+            for fence, slot in self._fenced_slots:
+                if fence > self.completed:
+                    waiting.append((fence, slot))
+                    continue
+                self.move(slot, SlotState.FREE)
+                self._slot_fence[slot] = 0
+                self._role[slot] = _FREE
+                self._free_slabs.append(slot)
+            self._fenced_slots = waiting
+        if self._fenced_pages:
+            waiting_pages = []
+            for fence, pages in self._fenced_pages:
+                if fence > self.completed:
+                    waiting_pages.append((fence, pages))
+                else:
+                    self._return_pages(pages)
+            self._fenced_pages = waiting_pages
+
+    def _return_pages(self, pages: Pages) -> None:
+        self.page_owner[pages] = PageOwner.FREE
+        touched: set[int] = set()
+        for page in pages.tolist():
+            slab = page // self.pages_per_slab
+            self._free_pages[slab].append(page)
+            touched.add(slab)
+        self._partial_free += len(pages)
+        for slab in touched:
+            free = self._free_pages[slab]
+            if len(free) == self.pages_per_slab:
+                self._free_pages[slab] = []
+                self._partial_free -= self.pages_per_slab
+                self._role[slab] = _FREE
+                self._free_slabs.append(slab)
+            else:
+                heapq.heappush(self._partial, (len(free), slab))
+
+    def _expect(self, pages: Pages, owner: int) -> None:
+        wrong = pages[self.page_owner[pages] != owner]
+        if len(wrong):
+            raise LedgerViolation(
+                f"page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner} (W1)"
+            )
+
+    def slabs_without(self, pinned: Pages) -> int:
+        """Slabs that would be free if every page of the tree but `pinned` were given back."""
+        if not self.pages_per_slab:
+            return len(self._free_slabs)
+        stays = (self.page_owner == PageOwner.SEQUENCE) | (self.page_owner == PageOwner.FENCED)
+        stays[pinned] = True
+        empty = ~stays.reshape(self.slabs, self.pages_per_slab).any(axis=1)
+        return sum(1 for slab in range(1, self.slabs) if empty[slab] and self._role[slab] in (_FREE, _PAGES))
+
+    # --- account -------------------------------------------------------------------------------------
+
+    def slots_in(self, states: Sequence[SlotState]) -> list[int]:
+        """Slot ids in any of `states` (slabs that are slots)."""
+        return [
+            slab
+            for slab in range(1, self.slabs)
+            if self._role[slab] == _SLOT and self._slot_state[slab] in states
+        ]
+
+    def check_slabs(self) -> None:
+        """W5 for slabs: roles, free lists and page accounts agree. Raises LedgerViolation."""
+        roles = self._role.count(_FREE)
+        if roles != len(self._free_slabs) or len(set(self._free_slabs)) != len(self._free_slabs):
+            raise LedgerViolation(f"W5: {roles} free slabs, {len(self._free_slabs)} on the free list")
+        partial_free = 0
+        for slab in range(1, self.slabs):
+            if self._role[slab] == _PAGES:
+                free = self._free_pages[slab]
+                partial_free += len(free)
+                first = slab * self.pages_per_slab
+                owners = self.page_owner[first : first + self.pages_per_slab]
+                if int((owners == PageOwner.FREE).sum()) != len(free):
+                    raise LedgerViolation(f"W5: slab {slab} has {len(free)} free pages, account differs")
+                if len(free) == self.pages_per_slab:
+                    raise LedgerViolation(f"W5: slab {slab} is empty but still has the role of pages")
+            elif self._role[slab] == _SLOT and self._slot_state[slab] is SlotState.FREE:
+                raise LedgerViolation(f"W5: slot {slab} is free but its slab is not")
+        if partial_free != self._partial_free:
+            raise LedgerViolation(f"W5: {partial_free} free pages in slabs, {self._partial_free} counted")

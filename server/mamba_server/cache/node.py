@@ -1,0 +1,71 @@
+"""A node of the radix tree: a run of pages with, optionally, one checkpoint at its end."""
+
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+Pages = npt.NDArray[np.int32]
+
+
+class Node:
+    """`tokens` and `pages` of the edge from the parent; `slot` != 0 is a checkpoint of depth `depth`."""
+
+    __slots__ = (
+        "children",
+        "depth",
+        "kv_lock",
+        "pages",
+        "parent",
+        "priority",
+        "produced_step",
+        "salt",
+        "slot",
+        "stamp",
+        "state_lock",
+        "tokens",
+    )
+
+    def __init__(self, parent: Optional["Node"], tokens: Tokens, pages: Pages, salt: str) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.depth: int = (parent.depth if parent else 0) + len(tokens)
+        self.children: dict[bytes, Node] = {}
+        self.slot = 0
+        self.produced_step = 0
+        """The step that wrote the checkpoint; it can be matched by later steps only (O7)."""
+        self.kv_lock = 0
+        self.state_lock = 0
+        self.priority = 0.0
+        self.stamp = 0
+        """Changes whenever an entry of the eviction heap for this node is out of date."""
+        self.salt = salt
+
+    def path(self) -> list["Node"]:
+        """From just below the root down to this node."""
+        out: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            out.append(node)
+            node = node.parent
+        out.reverse()
+        return out
+
+    def checkpoint_above(self) -> int:
+        """Depth of the nearest shallower checkpoint; 0 if there is none."""
+        node = self.parent
+        while node is not None:
+            if node.slot:
+                return node.depth
+            node = node.parent
+        return 0
+
+
+def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
+    """How many whole pages the two token runs share from their start."""
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
+    same = int(differs.argmax()) if differs.any() else size
+    return same // page_size

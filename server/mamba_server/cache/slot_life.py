@@ -1,0 +1,56 @@
+"""The slot life cycle as one table: it drives the arena, the property tests and the exhaustive model.
+
+A transition that follows a device write is legal only after a fence: the step whose completion makes the
+write visible. The arena asks `check` for every move; the explorer in the tests walks the same table.
+"""
+
+from enum import Enum
+
+from mamba_server.cache.errors import LedgerViolation
+
+
+class SlotState(Enum):
+    """What a slot is just now."""
+
+    FREE = "free"
+    LIVE = "live"
+    """A running sequence updates it."""
+    TRACK_PENDING = "track_pending"
+    """Reserved for a checkpoint, or named by a launched step whose fence has not passed."""
+    TRACK_READY = "track_ready"
+    """Holds a checkpoint at a known depth; still the sequence's."""
+    CACHED = "cached"
+    """The tree's. Locked or not is the node's business."""
+    FENCED = "fenced"
+    """Given back, but a launched step still names it."""
+
+
+TRANSITIONS: dict[tuple[SlotState, SlotState], bool] = {
+    # (from, to): does it need the fence of the last step that names the slot?
+    (SlotState.FREE, SlotState.LIVE): False,
+    (SlotState.FREE, SlotState.TRACK_PENDING): False,
+    (SlotState.LIVE, SlotState.CACHED): True,
+    (SlotState.TRACK_PENDING, SlotState.TRACK_READY): True,
+    (SlotState.TRACK_READY, SlotState.TRACK_PENDING): False,
+    (SlotState.TRACK_READY, SlotState.CACHED): True,
+    (SlotState.LIVE, SlotState.FENCED): False,
+    (SlotState.TRACK_PENDING, SlotState.FENCED): False,
+    (SlotState.TRACK_READY, SlotState.FENCED): False,
+    (SlotState.CACHED, SlotState.FENCED): False,
+    (SlotState.FENCED, SlotState.FREE): True,
+}
+
+
+def check(slot: int, old: SlotState, new: SlotState, *, fence: int, completed: int) -> None:
+    """Refuse a move that the table does not have, or that runs ahead of its fence.
+
+    Raises:
+        LedgerViolation: names the slot, the move and the fence.
+    """
+    needs_fence = TRANSITIONS.get((old, new))
+    if needs_fence is None:
+        raise LedgerViolation(f"slot {slot}: no transition {old.name} -> {new.name}")
+    if needs_fence and fence > completed:
+        raise LedgerViolation(
+            f"slot {slot}: {old.name} -> {new.name} before the fence of step {fence} (completed {completed})"
+        )

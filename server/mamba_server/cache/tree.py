@@ -1,0 +1,299 @@
+"""The radix tree: page-granular prefixes with optional checkpoints at node ends.
+
+It owns the pages and slots that sequences donated; it hands them out by match and lock and gives them back by
+eviction. One root per cache salt; the fingerprint of weights, tokenizer, dtype and layout is the tree's own.
+Called by the state cache alone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.node import Node, Pages, Tokens, common_pages
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a prompt the tree has. `node` carries the checkpoint of `resumable` (None: nothing)."""
+
+    kv_depth: int
+    """Tokens whose pages are here."""
+    state_depth: int
+    """Depth of the deepest checkpoint on the path, complete or not."""
+    resumable: int
+    """Depth to resume at: a complete checkpoint and all its pages, at most len - 1."""
+    node: Node | None
+    pages: Pages
+    """Pages of [0, resumable)."""
+    cause: str
+    """Why not more was resumable; see `MISS_CAUSES`. Empty if nothing was lost."""
+
+
+MISS_CAUSES = (
+    "new",
+    "no_state",
+    "too_deep",
+    "evicted",
+    "in_flight",
+    "off_grid",
+    "salt_differs",
+    "no_memory",
+    "prompt_logprobs",
+)
+"""`new`: these tokens were never seen; `no_memory`: resuming would have starved the sequence itself;
+`prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEvent:
+    """A checkpoint gained or lost, for subscribers outside the engine."""
+
+    gained: bool
+    salt: str
+    tokens: Tokens
+    depth: int
+
+
+class RadixTree:
+    """Prefixes of one fingerprint. `page_size` tokens per page."""
+
+    def __init__(self, page_size: int, eviction: Eviction, fingerprint: str = "") -> None:
+        self.page_size = page_size
+        self.fingerprint = fingerprint
+        self.eviction = eviction
+        self.roots: dict[str, Node] = {}
+        self.nodes = 0
+        self.checkpoints = 0
+        self.pages = 0
+        self.locked_pages = 0
+        self.locked_states = 0
+        self.on_event: Callable[[TreeEvent], None] | None = None
+        self._evicted: dict[int, None] = {}
+
+    # --- match ---------------------------------------------------------------------------------------
+
+    def match(self, tokens: Tokens, salt: str, step: int) -> Match:
+        """The longest useful prefix of `tokens` for a forward launched in `step`; changes nothing."""
+        limit = len(tokens) - 1
+        root = self.roots.get(salt)
+        node, offset, path = root, 0, []
+        while node is not None and offset < len(tokens):
+            child = node.children.get(tokens[offset : offset + self.page_size].tobytes())
+            if child is None:
+                break
+            shared = common_pages(child.tokens, tokens[offset:], self.page_size)
+            path.append((child, shared))
+            offset += shared * self.page_size
+            if shared < len(child.pages):
+                break
+            node = child
+        deepest, best = 0, None
+        in_flight = too_deep = False
+        for child, shared in path:
+            if not child.slot:
+                continue
+            if shared < len(child.pages) or child.depth > limit:
+                too_deep = True
+                continue
+            deepest = child.depth
+            if child.produced_step >= step:
+                in_flight = True
+                continue
+            best = child
+        resumable = best.depth if best is not None else 0
+        pages = [child.pages for child, _ in path if child.depth <= resumable]
+        cause = ""
+        reachable = min(offset, limit // self.page_size * self.page_size)
+        if resumable < reachable:
+            cause = self._cause(path, resumable, deepest, in_flight=in_flight, too_deep=too_deep)
+        elif not offset and len(tokens) > self.page_size:
+            cause = "salt_differs" if self._under_other_salt(tokens, salt) else "new"
+        elif resumable < limit // self.page_size * self.page_size:
+            cause = "new"
+        elif resumable < limit and limit - resumable >= self.page_size:
+            cause = "off_grid"
+        return Match(
+            offset, deepest, resumable, best, np.concatenate(pages) if pages else np.empty(0, np.int32), cause
+        )
+
+    def _cause(
+        self, path: list[tuple[Node, int]], resumable: int, deepest: int, *, in_flight: bool, too_deep: bool
+    ) -> str:
+        if in_flight and deepest > resumable:
+            return "in_flight"
+        if any(id(child) in self._evicted and child.depth > resumable for child, _ in path):
+            return "evicted"
+        return "too_deep" if too_deep else "no_state"
+
+    def _under_other_salt(self, tokens: Tokens, salt: str) -> bool:
+        first = tokens[: self.page_size].tobytes()
+        return any(first in root.children for other, root in self.roots.items() if other != salt)
+
+    # --- locks ---------------------------------------------------------------------------------------
+
+    def lock(self, node: Node, *, state: bool) -> None:
+        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv)."""
+        at: Node | None = node
+        while at is not None:
+            if not at.kv_lock:
+                self.locked_pages += len(at.pages)
+            at.kv_lock += 1
+            at = at.parent
+        if state:
+            if not node.state_lock:
+                self.locked_states += 1
+            node.state_lock += 1
+
+    def unlock(self, node: Node) -> None:
+        """Release the page lock of the path."""
+        at: Node | None = node
+        while at is not None:
+            if at.kv_lock <= at.state_lock:
+                raise LedgerViolation(f"W4: page lock of node at depth {at.depth} released once too often")
+            at.kv_lock -= 1
+            parent = at.parent
+            if not at.kv_lock:
+                self.locked_pages -= len(at.pages)
+                if parent is not None:
+                    self.eviction.offer(at)
+                elif not at.children:
+                    self.roots.pop(at.salt, None)
+            at = parent
+
+    def unlock_state(self, node: Node) -> None:
+        """Release the checkpoint lock of `node`."""
+        if node.state_lock < 1:
+            raise LedgerViolation(f"W4: state lock of node at depth {node.depth} released once too often")
+        node.state_lock -= 1
+        if not node.state_lock:
+            self.locked_states -= 1
+            self.eviction.offer(node)
+
+    def touch(self, node: Node) -> None:
+        """A hit refreshes only the checkpoint it used."""
+        self.eviction.used(node)
+
+    # --- insert --------------------------------------------------------------------------------------
+
+    def insert(self, tokens: Tokens, pages: Pages, slot: int, step: int, salt: str) -> tuple[Node, int, bool]:
+        """Give the pages (and the checkpoint) of `tokens` to the tree.
+
+        Returns (node that ends at len(tokens), tokens whose pages the tree had already, slot taken?). The
+        caller keeps the pages of those first tokens and, if not taken, the slot (W2).
+        """
+        if len(tokens) % self.page_size or len(tokens) != len(pages) * self.page_size or not len(tokens):
+            raise LedgerViolation(f"P5: a node of {len(tokens)} tokens on pages of {self.page_size}")
+        node = self.roots.setdefault(salt, Node(None, tokens[:0], pages[:0], salt))
+        offset = 0
+        while offset < len(tokens):
+            key = tokens[offset : offset + self.page_size].tobytes()
+            child = node.children.get(key)
+            if child is None:
+                first = offset // self.page_size
+                child = Node(node, tokens[offset:].copy(), pages[first:].copy(), salt)
+                node.children[key] = child
+                self.nodes += 1
+                self.pages += len(child.pages)
+                self.eviction.used(child)
+                node = child
+                break
+            shared = common_pages(child.tokens, tokens[offset:], self.page_size)
+            if shared < len(child.pages):
+                child = self._split(child, shared)
+            offset += shared * self.page_size
+            node = child
+        had = min(offset, len(tokens))
+        taken = False
+        if slot and not node.slot:
+            node.slot = slot
+            node.produced_step = step
+            self.checkpoints += 1
+            self._evicted.pop(id(node), None)
+            taken = True
+            self.eviction.used(node)
+            self._emit(node, gained=True)
+        return node, had, taken
+
+    def _split(self, child: Node, keep: int) -> Node:
+        """Cut `child` after `keep` pages; the new upper node has no state (W3) and the same page locks."""
+        parent = child.parent
+        assert parent is not None
+        cut = keep * self.page_size
+        upper = Node(parent, child.tokens[:cut], child.pages[:keep], child.salt)
+        upper.kv_lock = child.kv_lock
+        upper.priority = child.priority
+        parent.children[child.tokens[: self.page_size].tobytes()] = upper
+        child.tokens = child.tokens[cut:]
+        child.pages = child.pages[keep:]
+        child.parent = upper
+        upper.children[child.tokens[: self.page_size].tobytes()] = child
+        self.nodes += 1
+        return upper
+
+    # --- evict ---------------------------------------------------------------------------------------
+
+    def drop_state(self, node: Node) -> int:
+        """Take the checkpoint from `node`; what is left is a tombstone. Returns the slot."""
+        if node.state_lock:
+            raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
+        self._emit(node, gained=False)
+        slot, node.slot = node.slot, 0
+        self.checkpoints -= 1
+        self._evicted[id(node)] = None
+        if not node.kv_lock:
+            self.eviction.offer(node)
+        return slot
+
+    def remove_leaf(self, node: Node) -> Pages:
+        """Take an unlocked leaf without a checkpoint out of the tree. Returns its pages."""
+        if node.children or node.kv_lock or node.slot or node.parent is None:
+            raise LedgerViolation(f"W4: node at depth {node.depth} removed while it is in use")
+        parent = node.parent
+        del parent.children[node.tokens[: self.page_size].tobytes()]
+        self._evicted.pop(id(node), None)
+        node.stamp += 1
+        node.parent = None
+        self.nodes -= 1
+        self.pages -= len(node.pages)
+        if parent.parent is None:
+            if not parent.children and not parent.kv_lock:
+                self.roots.pop(parent.salt, None)
+        elif not parent.kv_lock:
+            self.eviction.offer(parent)
+        return node.pages
+
+    def checkpoints_on_path(self, node: Node) -> list[Node]:
+        """Nodes with a checkpoint from the root to `node`, shallow first."""
+        return [each for each in node.path() if each.slot]
+
+    # --- account -------------------------------------------------------------------------------------
+
+    @property
+    def evictable_slots(self) -> int:
+        """Checkpoints nobody reads just now."""
+        return self.checkpoints - self.locked_states
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages no running sequence uses."""
+        return self.pages - self.locked_pages
+
+    def walk(self) -> Iterator[Node]:
+        """Every node but the roots."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children.values())
+
+    def key_of(self, node: Node) -> Tokens:
+        """All tokens from the root to the end of `node`."""
+        return np.concatenate([each.tokens for each in node.path()])
+
+    def _emit(self, node: Node, *, gained: bool) -> None:
+        if self.on_event is not None:
+            self.on_event(TreeEvent(gained, node.salt, self.key_of(node), node.depth))

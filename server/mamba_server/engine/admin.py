@@ -1,0 +1,92 @@
+"""Admin calls as the engine answers them: plan, ledger, requests, flush, change of strategy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mamba_server.cache import ledger
+from mamba_server.engine.core import EngineCore
+from mamba_server.wire import AdminCall, AdminReply
+
+STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
+
+
+class Admin:
+    """Answers `AdminCall`s between two steps. `plan` is the JSON form of the plan in force."""
+
+    def __init__(self, core: EngineCore, plan: dict[str, Any]) -> None:
+        self._core = core
+        self.plan = plan
+        self.epoch = 1
+        """Rises when cached prefixes published before are no longer to be trusted."""
+        self._verbs: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]] = {
+            "flush_cache": self._flush,
+            "plan": lambda _: (200, self.plan),
+            "ledger": self._ledger,
+            "strategy": self._strategy,
+            "requests": self._requests,
+        }
+
+    def answer(self, call: AdminCall) -> AdminReply:
+        """Never raises: an unknown verb or a bad body is a 4xx."""
+        handler = self._verbs.get(call.verb)
+        if handler is None:
+            return AdminReply(call.call_id, 404, {"message": f"no admin call {call.verb!r}"})
+        status, body = handler(call.body)
+        return AdminReply(call.call_id, status, body)
+
+    def _flush(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        lost = self._core.cache.flush()
+        self.epoch += 1
+        return 200, {"checkpointsDropped": lost, "epoch": self.epoch}
+
+    def _ledger(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        ledger.check(self._core.cache)
+        account = ledger.account(self._core.cache).as_dict()
+        return 200, {
+            **account,
+            "running": self._core.scheduler.running,
+            "waiting": len(self._core.scheduler.waiting),
+            "checkpoints": self._core.cache.tree.checkpoints,
+            "step": self._core.step_number,
+        }
+
+    def _strategy(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        cache = self._core.cache
+        name = body.get("strategy", cache.strategy.name)
+        interval = body.get("trackInterval", cache.track_interval)
+        if name not in STRATEGIES:
+            return 400, {"message": f"strategy {name!r} is not one of {', '.join(STRATEGIES)}"}
+        if type(interval) is not int or interval < 1 or interval % cache.page_size:
+            return 400, {
+                "message": f"trackInterval {interval!r} must be a positive multiple of the page size "
+                f"{cache.page_size}"
+            }
+        refusal = self._core.change_strategy(name)
+        if refusal:
+            return 409, {"message": refusal}
+        cache.track_interval = interval
+        self.epoch += 1
+        self.plan = {
+            **self.plan,
+            "strategy": name,
+            "slotsPerSequence": cache.strategy.slots_per_sequence,
+            "reason": f"changed while serving to {name}",
+        }
+        return 200, {"strategy": name, "trackInterval": interval, "epoch": self.epoch}
+
+    def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        out = [
+            {
+                "id": sequence.request_id,
+                "index": sequence.index,
+                "phase": sequence.phase.value,
+                "promptTokens": sequence.prompt_len,
+                "outputTokens": sequence.outputs,
+                "cachedTokens": sequence.cached_tokens,
+                "missCause": sequence.miss_cause,
+                "preemptions": sequence.preemptions,
+            }
+            for group in self._core.sequences.values()
+            for sequence in group
+        ]
+        return 200, {"requests": out}

@@ -1,0 +1,304 @@
+"""The engine core: admit, schedule, run, commit. One call of `step` is one beat.
+
+Owns the sequences and the two launched steps that may be in flight; knows nothing of processes, sockets or
+text. The runner does the device work behind `StepRunner`; the clock is a parameter.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_server.cache.strategy import reservation
+from mamba_server.engine.forward_stream import ForwardStream, Ticket
+from mamba_server.engine.scheduler import Schedule, Scheduler
+from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.wire import (
+    AbortRequest,
+    AddRequest,
+    FinishReason,
+    RequestRejected,
+    SequenceDelta,
+    StopSequence,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device made of one step. Row i belongs to the i-th sampling sequence of the schedule.
+
+    `tokens`: int32[L]; `logprobs[i]`: of sampled token i, or None; `prompt_logprobs[k]`: of the tokens after
+    the rows of piece k, or nothing.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class StepRunner(Protocol):
+    """The device side. `prepare` runs on the loop's side of the stream, the returned work on the stream."""
+
+    def prepare(self, schedule: Schedule) -> Callable[[], StepResult]: ...
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of the last steps, split; drained by the process for metrics."""
+
+    seconds: list[tuple[float, float, float]] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Launched:
+    schedule: Schedule
+    ticket: Ticket[StepResult]
+    schedule_seconds: float
+    started: float
+
+
+class EngineCore:
+    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0; O6)."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stream: ForwardStream,
+        runner: StepRunner,
+        *,
+        overlap: bool,
+        eos_token_ids: frozenset[int],
+        seed: int = 0,
+        max_waiting: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cache = scheduler.cache
+        self.overlap = overlap
+        self.step_number = 0
+        self.sequences: dict[str, list[Sequence]] = {}
+        self.times = StepTimes()
+        self.finished: Counter[str] = Counter()
+        self.generated_tokens = 0
+        self.failed_steps = 0
+        self.last_error = ""
+        self.draining = False
+        self._stream = stream
+        self._runner = runner
+        self._eos = eos_token_ids
+        self._seed = seed
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._order = 0
+        self._launched: deque[_Launched] = deque()
+        self._deltas: list[SequenceDelta] = []
+
+    # --- what comes in -------------------------------------------------------------------------------
+
+    def add(self, request: AddRequest) -> RequestRejected | None:
+        """Queue the sequences of `request`, or say why it can never run here."""
+        prompt = np.array(request.prompt, np.int32)
+        limit = self.scheduler.limits.max_model_len
+        total = len(prompt) + request.params.max_tokens
+        if total > limit:
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "context_length_exceeded",
+                f"prompt ({len(prompt)}) and max_tokens ({request.params.max_tokens}) exceed the model's "
+                f"{limit} tokens: shorten the prompt or lower max_tokens",
+            )  # fmt: skip
+        if self.cache.never_fits(total):
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "context_length_exceeded",
+                f"a sequence of {total} tokens does not fit this engine's arena of "
+                f"{self.cache.arena.slabs - 1} slabs: lower max_tokens or give the engine more memory",
+            )  # fmt: skip
+        if len(self.scheduler.waiting) + request.n > self._max_waiting:
+            return RequestRejected(
+                request.request_id, 429, "rate_limit_error", "overloaded",
+                f"{len(self.scheduler.waiting)} sequences are waiting already: retry later", 1.0,
+            )  # fmt: skip
+        params = request.params
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        base = params.seed if params.seed is not None else self._seed * 1_000_003 + self._order
+        leader: Sequence | None = None
+        group: list[Sequence] = []
+        for index in range(request.n):
+            sequence = Sequence(
+                request.request_id, index, prompt, params, order=self._order, priority=request.priority,
+                salt=request.cache_salt, turn_boundary=request.turn_boundary, arrival=request.arrival,
+                seed=base + index, stop_token_ids=stops, leader=leader,
+            )  # fmt: skip
+            self._order += 1
+            if leader is None and self.cache.prefix_caching:
+                leader = sequence
+            group.append(sequence)
+            self.scheduler.add(sequence)
+        self.sequences[request.request_id] = group
+        return None
+
+    def stop(self, message: StopSequence) -> None:
+        """A stop string ended the sequence after `keep` output tokens."""
+        for sequence in self.sequences.get(message.request_id, ()):
+            if sequence.index == message.index and sequence.phase is not Phase.FINISHED:
+                self._finish(sequence, "stop", keep=sequence.prompt_len + message.keep)
+
+    def abort(self, message: AbortRequest) -> None:
+        """The client is gone; what was computed may still serve others."""
+        for sequence in self.sequences.get(message.request_id, ()):
+            if sequence.phase is not Phase.FINISHED:
+                self._finish(sequence, "abort")
+
+    def change_strategy(self, name: str) -> str:
+        """Run under strategy `name` from the next step on. Returns why not (with numbers), or ""."""
+        wanted = reservation(name, overlap=self.overlap)
+        for group in self.sequences.values():
+            longest = len(group[0].tokens)
+            if self.cache.never_fits(longest, wanted):
+                return (
+                    f"request {group[0].request_id} may grow to {longest} tokens, which with "
+                    f"{wanted.slots_per_sequence} slots a sequence do not fit "
+                    f"{self.cache.arena.slabs - 1} slabs"
+                )
+        return self.cache.change_strategy(wanted)
+
+    # --- one beat ------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return self.scheduler.idle and not self._launched and not self.cache.retiring
+
+    def step(self) -> list[SequenceDelta]:
+        """Launch the next step if there is one, then commit what is due; the deltas in order."""
+        began = self._clock()
+        self._deltas = []
+        schedule = self.scheduler.schedule(self.step_number + 1)
+        if not schedule.empty:
+            self.step_number += 1
+            work = self._runner.prepare(schedule)
+            planned = self._clock()
+            ticket = self._stream.launch(work)
+            self._launched.append(_Launched(schedule, ticket, planned - began, planned))
+        keep = 1 if self.overlap and not schedule.empty else 0
+        while len(self._launched) > keep:
+            self._commit(self._launched.popleft())
+        return self._deltas
+
+    def _commit(self, launched: _Launched) -> None:
+        schedule = launched.schedule
+        try:
+            result = self._stream.wait(launched.ticket)
+        except Exception as error:
+            self._fail(schedule, error)
+            return
+        ran = self._clock()
+        self.cache.advance(schedule.step)
+        tokens = result.tokens.tolist()
+        for index, sequence in enumerate(schedule.decodes):
+            sequence.in_flight -= 1
+            self._take_token(sequence, tokens[index], result.logprobs.get(index), schedule.step)
+        at = len(schedule.decodes)
+        for number, piece in enumerate(schedule.pieces):
+            sequence = piece.sequence
+            sequence.in_flight -= 1
+            if number in result.prompt_logprobs:
+                self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
+            if piece.final:
+                sequence.prompt_done = True
+                self._take_token(sequence, tokens[at], result.logprobs.get(at), schedule.step)
+                at += 1
+            else:
+                self._commit_cache(sequence, schedule.step)
+        self.cache.settle()
+        self.times.seconds.append((launched.schedule_seconds, ran - launched.started, self._clock() - ran))
+        self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
+
+    @staticmethod
+    def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
+        # A piece of before a preemption comes too late: the list has begun anew.
+        if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) == start + 1:
+            sequence.prompt_logprobs.extend(logprobs)
+
+    def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
+        if sequence.phase is Phase.FINISHED:
+            # Seen one step late: the extra token is discarded.
+            return
+        sequence.tokens[sequence.known] = token
+        sequence.known += 1
+        self.generated_tokens += 1
+        self._commit_cache(sequence, step)
+        outputs = sequence.known - sequence.prompt_len
+        reason: FinishReason | None = None
+        if token in sequence.stop_token_ids and outputs >= sequence.params.min_tokens:
+            reason = "stop"
+        elif outputs >= sequence.params.max_tokens:
+            reason = "length"
+        self._emit(sequence, token, logprobs, reason)
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _commit_cache(self, sequence: Sequence, step: int) -> None:
+        holding = sequence.holding
+        if holding is not None and (holding.pending or holding.match_node is not None):
+            self.cache.commit(holding, sequence.known_tokens(), step)
+            if holding.pages_changed:
+                holding.pages_changed = False
+                if sequence.phase is Phase.DECODE:
+                    self.scheduler.rows.load_pages(sequence)
+
+    def _emit(
+        self,
+        sequence: Sequence,
+        token: int,
+        logprobs: TokenLogprobs | None,
+        reason: FinishReason | None,
+    ) -> None:
+        first = not sequence.reported
+        sequence.reported = True
+        self._deltas.append(
+            SequenceDelta(
+                sequence.request_id,
+                sequence.index,
+                [token],
+                logprobs=[logprobs] if logprobs is not None else None,
+                finish_reason=reason,
+                stop_token_id=token if reason == "stop" else None,
+                cached_tokens=sequence.cached_tokens if first else 0,
+                prompt_logprobs=sequence.prompt_logprobs if first else None,
+            )
+        )
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, keep: int | None = None) -> None:
+        self.scheduler.finish(sequence, keep)
+        sequence.finish_reason = reason
+        self.finished[reason] += 1
+        group = self.sequences.get(sequence.request_id, [])
+        if all(each.phase is Phase.FINISHED for each in group):
+            self.sequences.pop(sequence.request_id, None)
+
+    def _fail(self, schedule: Schedule, error: BaseException) -> None:
+        """The device work of a step failed: its sequences end with an error, nothing of them is cached."""
+        self.failed_steps += 1
+        self.last_error = f"{type(error).__name__}: {error}"
+        members = [*schedule.decodes, *(piece.sequence for piece in schedule.pieces)]
+        for sequence in members:
+            sequence.in_flight -= 1
+            if sequence.phase is not Phase.FINISHED:
+                self._emit_error(sequence)
+                self._finish(sequence, "error", keep=0)
+        self.cache.advance(schedule.step)
+        self.cache.settle()
+
+    def _emit_error(self, sequence: Sequence) -> None:
+        self._deltas.append(SequenceDelta(sequence.request_id, sequence.index, [], finish_reason="error"))
+
+    def drain_step_times(self) -> StepTimes:
+        """The times since the last call."""
+        times, self.times = self.times, StepTimes()
+        return times

@@ -1,0 +1,126 @@
+"""The forward stream: the one queue on which device work happens, in order (O1, O2).
+
+The loop launches the work of a step and goes on planning; it asks for the result when it commits. Three
+implementations: a worker thread for the CPU, a CUDA stream (`cuda_stream`), a simulated one for tests.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Ticket(Generic[Result]):
+    """The work of one launched step."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self.work = work
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        """Do the work here and now; keeps the result or the error."""
+        try:
+            self.result = self.work()
+        except BaseException as error:
+            self.error = error
+        self.done.set()
+
+    def get(self) -> Result:
+        """The result; raises what the work raised. The work must be done."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class ForwardStream(Protocol):
+    """In-order execution beside the caller."""
+
+    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        """Queue `work`; returns at once."""
+        ...
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        """Block until the work of `ticket` (and all before it) is complete."""
+        ...
+
+    def close(self) -> None:
+        """End after the queued work."""
+        ...
+
+
+class ThreadStream:
+    """One worker thread: overlap is real on a CPU too, since torch lets go of the interpreter lock."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Ticket[object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="forward-stream", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while (ticket := self._queue.get()) is not None:
+            ticket.run()
+
+    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        ticket = Ticket(work)
+        self._queue.put(ticket)  # type: ignore[arg-type]
+        return ticket
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        ticket.done.wait()
+        return ticket.get()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(timeout=30)
+
+
+class InlineStream:
+    """Runs each step where it is launched: for `--no-overlap` and as the plainest case in tests."""
+
+    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        ticket = Ticket(work)
+        ticket.run()
+        return ticket
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        return ticket.get()
+
+    def close(self) -> None:
+        """Nothing is queued."""
+
+
+class SimulatedStream:
+    """Completes launched steps in order, but only when told or when waited for.
+
+    `eager()` is asked after each launch how many of the queued steps to complete at once: a test makes it
+    explore every order of launches and completions.
+    """
+
+    def __init__(self, eager: Callable[[int], int]) -> None:
+        self._eager = eager
+        self._queued: list[Ticket[object]] = []
+
+    def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
+        ticket = Ticket(work)
+        self._queued.append(ticket)  # type: ignore[arg-type]
+        self.complete(min(len(self._queued), self._eager(len(self._queued))))
+        return ticket
+
+    def complete(self, count: int) -> None:
+        """Run the `count` oldest queued steps."""
+        for ticket in self._queued[:count]:
+            ticket.run()
+        del self._queued[:count]
+
+    def wait(self, ticket: Ticket[Result]) -> Result:
+        while not ticket.done.is_set():
+            self.complete(1)
+        return ticket.get()
+
+    def close(self) -> None:
+        self.complete(len(self._queued))

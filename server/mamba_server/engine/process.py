@@ -1,0 +1,146 @@
+"""Process 2: sockets on one side, the engine core on the other.
+
+Reads messages between steps, sends deltas after each, statistics twice a second. Ends when told, when its
+parent is gone, or with `Fatal` when it cannot start.
+"""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from mamba_server.cache import ledger
+from mamba_server.engine.admin import Admin
+from mamba_server.engine.core import EngineCore
+from mamba_server.engine.stats import collect
+from mamba_server.wire import (
+    AbortRequest,
+    AddRequest,
+    AdminCall,
+    EngineStats,
+    Fatal,
+    FromEngine,
+    Outputs,
+    Progress,
+    Ready,
+    Shutdown,
+    StopSequence,
+    ToEngine,
+)
+
+STATS_SECONDS = 0.5
+
+
+class Port:
+    """The engine's two sockets."""
+
+    def __init__(self, to_engine: str, from_engine: str) -> None:
+        self._context = zmq.Context()
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.set_hwm(0)
+        self._pull.connect(to_engine)
+        self._push = self._context.socket(zmq.PUSH)
+        self._push.set_hwm(0)
+        self._push.setsockopt(zmq.LINGER, 2000)
+        self._push.connect(from_engine)
+        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def send(self, message: FromEngine) -> None:
+        self._push.send(self._encode(message))
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        """All that has come; waits up to `timeout` seconds for the first."""
+        out: list[ToEngine] = []
+        if timeout > 0 and not self._pull.poll(int(timeout * 1000)):
+            return out
+        while True:
+            try:
+                out.append(self._decode(self._pull.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return out
+
+    def close(self) -> None:
+        self._pull.close()
+        self._push.close()
+        self._context.term()
+
+
+class EngineProcess:
+    """The loop around one core."""
+
+    def __init__(
+        self, core: EngineCore, admin: Admin, port: Port, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._core = core
+        self._admin = admin
+        self._port = port
+        self._clock = clock
+        self._next_stats = 0.0
+        self._checked = True
+
+    def run(self, ready: Ready) -> None:
+        """Serve until `Shutdown`."""
+        self._port.send(ready)
+        stalled = False
+        while True:
+            idle = self._core.idle
+            for message in self._port.receive(STATS_SECONDS if idle else 0.001 if stalled else 0.0):
+                if isinstance(message, Shutdown):
+                    return
+                self._take(message)
+            before = self._core.step_number
+            deltas = self._core.step()
+            stalled = self._core.step_number == before and not deltas
+            if deltas:
+                self._port.send(Outputs(deltas))
+            self._after_step()
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest():
+                rejected = self._core.add(message)
+                if rejected is not None:
+                    self._port.send(rejected)
+            case StopSequence():
+                self._core.stop(message)
+            case AbortRequest():
+                self._core.abort(message)
+            case AdminCall():
+                self._port.send(self._admin.answer(message))
+
+    def _after_step(self) -> None:
+        if self._core.idle:
+            if not self._checked:
+                # Idle time pays for the whole recount: a leak is found where it is made.
+                ledger.check(self._core.cache)
+                self._checked = True
+                self._send_stats()
+        else:
+            self._checked = False
+        if self._clock() >= self._next_stats:
+            self._send_stats()
+
+    def _send_stats(self) -> None:
+        self._next_stats = self._clock() + STATS_SECONDS
+        stats: EngineStats = collect(self._core)
+        self._port.send(stats)
+
+
+def report_progress(port: Port, stage: str) -> Callable[[int, int], None]:
+    """A callback (done, total) that tells the API process, at most ten times a second."""
+    last = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done >= total or now - last > 0.1:
+            last = now
+            port.send(Progress(stage, done, total))
+
+    return report
+
+
+def say_fatal(port: Port, message: str, exit_code: int) -> None:
+    port.send(Fatal(message, exit_code))

@@ -1,0 +1,315 @@
+"""The scheduler: which sequences take part in the next step, and with how many tokens.
+
+Pure: sequences, rows and the state cache in, a `Schedule` out; no clock, no device, no I/O. Decodes come
+first, then prefill pieces under the token budget, then admission. A shortage makes a sequence wait or
+preempts the one that came last; nothing raises.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mamba_server.cache.chunk_plan import aligned_piece
+from mamba_server.cache.holding import Checkpoint
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.engine.queue_policy import WaitingQueue
+from mamba_server.engine.rows import Ints, Rows
+from mamba_server.engine.sequence import Phase, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPiece:
+    """Tokens [start, stop) of one sequence. `slot_in`: where its state comes from; `final`: it samples."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    slot_in: int
+    slot_out: int
+    checkpoints: list[Checkpoint]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step. `decode_rows[i]` also writes its state to `decode_track[i]` (0 = nowhere)."""
+
+    step: int
+    decode_rows: Ints
+    decode_track: Ints
+    decodes: list[Sequence]
+    pieces: list[PrefillPiece]
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.pieces
+
+    @property
+    def tokens(self) -> int:
+        return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    preemptions: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of a step. `chunk`: prefill chunk; pieces end on its multiples unless they end the prompt."""
+
+    step_tokens: int
+    chunk: int
+    max_running: int
+    max_model_len: int
+
+
+_NONE: Ints = np.empty(0, np.int32)
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Holds the queues; `schedule` is called once a step, the rest as events come."""
+
+    cache: StateCache
+    limits: Limits
+    rows: Rows
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    prefilling: list[Sequence] = field(default_factory=list)
+    decoding: list[Sequence] = field(default_factory=list)
+    counters: SchedulerCounters = field(default_factory=SchedulerCounters)
+    _decode_rows: Ints = field(default_factory=lambda: _NONE)
+    _dirty: bool = False
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not len(self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.push(sequence)
+
+    # --- one step ------------------------------------------------------------------------------------
+
+    def schedule(self, step: int) -> Schedule:
+        """Decide step `step` and take the memory it needs."""
+        decodes, rows, track = self._schedule_decodes(step)
+        budget = max(self.limits.chunk, self.limits.step_tokens - len(decodes))
+        pieces: list[PrefillPiece] = []
+        for sequence in list(self.prefilling):
+            if budget <= 0:
+                break
+            if sequence.phase is not Phase.PREFILL:
+                continue
+            launched = [each.sequence for each in pieces]
+            piece = self._piece(sequence, budget, step, launched, decoding=bool(decodes))
+            if piece is not None:
+                pieces.append(piece)
+                budget -= piece.stop - piece.start
+        self._admit(pieces, budget, step)
+        return Schedule(step, rows, track, decodes, pieces)
+
+    def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
+        if self._dirty:
+            self._decode_rows = np.array([each.row for each in self.decoding], np.int32)
+            self._dirty = False
+        rows, state = self._decode_rows, self.rows
+        if not len(rows):
+            return [], _NONE, _NONE
+        depth = state.depth[rows]
+        page_size = self.cache.page_size
+        needs_page = (depth % page_size == 0) & (depth // page_size >= state.page_count[rows])
+        stalled: set[int] = set()
+        for row in rows[needs_page].tolist():
+            if not self._extend_decode(row):
+                stalled.add(row)
+        decodes = self.decoding
+        if self._dirty or stalled:
+            # Someone was preempted or has to sit this step out.
+            decodes = [each for each in self.decoding if each.row not in stalled]
+            rows = np.array([each.row for each in decodes], np.int32)
+            if not len(rows):
+                return [], _NONE, _NONE
+            depth = state.depth[rows]
+        track = np.zeros(len(rows), np.int32)
+        for index in np.flatnonzero((depth + 1) % self.cache.track_interval == 0).tolist():
+            sequence = decodes[index]
+            state.store(sequence)
+            assert sequence.holding is not None
+            track[index] = self.cache.plan_decode(sequence.holding, step)
+        state.depth[rows] = depth + 1
+        state.last_step[rows] = step
+        state.left[rows] -= 1
+        for sequence in decodes:
+            sequence.sampled += 1
+            sequence.in_flight += 1
+        exhausted = rows[state.left[rows] <= 0]
+        if len(exhausted):
+            done = set(exhausted.tolist())
+            # Its last token is in this step: no further launch, the commit will finish it.
+            decodes = list(decodes)
+            self.decoding = [each for each in self.decoding if each.row not in done]
+            self._dirty = True
+        else:
+            decodes = list(decodes)
+        return decodes, rows, track
+
+    def _extend_decode(self, row: int) -> bool:
+        sequence = self.rows.sequences[row]
+        if sequence is None or sequence.phase is not Phase.DECODE or sequence.holding is None:
+            return False
+        while not self.cache.extend(sequence.holding, int(self.rows.depth[row]) + 1):
+            if self.cache.retiring or self.cache.arena.has_fenced:
+                # Memory comes back with the step in flight; waiting is cheaper than recomputing.
+                return False
+            victim = max((*self.prefilling, *self.decoding), key=Sequence.rank)
+            if self.running == 1:
+                return False
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        self.rows.load_pages(sequence)
+        return True
+
+    # --- prefill -------------------------------------------------------------------------------------
+
+    def _piece(
+        self, sequence: Sequence, budget: int, step: int, launched: list[Sequence], *, decoding: bool
+    ) -> PrefillPiece | None:
+        holding = sequence.holding
+        assert holding is not None
+        start = holding.depth
+        take = aligned_piece(start, sequence.target - start, budget, self.limits.chunk)
+        if take <= 0:
+            return None
+        stop = start + take
+        while not self.cache.extend(holding, stop):
+            # What this step already launches cannot be taken back; while others decode, memory will come.
+            if decoding or self.cache.retiring or self.cache.arena.has_fenced:
+                return None
+            victim = max((s for s in self.prefilling if s not in launched), key=Sequence.rank)
+            if victim is sequence:
+                return None
+            self.preempt(victim)
+        return self._launch_piece(sequence, start, stop, step)
+
+    def _launch_piece(self, sequence: Sequence, start: int, stop: int, step: int) -> PrefillPiece:
+        holding = sequence.holding
+        assert holding is not None
+        final = stop == sequence.target
+        checkpoints = self.cache.plan_prefill(holding, stop, step)
+        piece = PrefillPiece(sequence, start, stop, holding.slot_in, holding.live, checkpoints, final)
+        self.cache.launched(holding, stop, step)
+        sequence.in_flight += 1
+        if final:
+            sequence.sampled += 1
+            self.prefilling.remove(sequence)
+            sequence.phase = Phase.DECODE
+            self.rows.load(sequence)
+            self.cache.prefill_done(holding, sequence.tokens)
+            if self.rows.left[sequence.row] > 0:
+                self.decoding.append(sequence)
+                self._dirty = True
+        return piece
+
+    # --- admission -----------------------------------------------------------------------------------
+
+    def _admit(self, pieces: list[PrefillPiece], budget: int, step: int) -> None:
+        if not len(self.waiting) or not self.rows.free:
+            return
+        for sequence in self.waiting.candidates(64):
+            if budget <= 0 or not self.rows.free or self.running >= self.limits.max_running:
+                return
+            taken = self._try_admit(sequence, budget, step)
+            if taken is None:
+                return
+            pieces.append(taken)
+            budget -= taken.stop - taken.start
+
+    def _try_admit(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
+        tokens = sequence.known_tokens()
+        match = self.cache.match(tokens, sequence.salt, step)
+        if sequence.prompt_logprobs is not None and not sequence.prompt_done:
+            # Log-probabilities of the prompt need all of it computed.
+            match = self.cache.without(match, "prompt_logprobs")
+        start = match.resumable
+        take = aligned_piece(start, sequence.known - start, budget, self.limits.chunk)
+        if take <= 0:
+            return None
+        holding = self.cache.admit(tokens, sequence.salt, match, start + take, sequence.turn_boundary)
+        if holding is None and match.node is not None and not self.running and not self.cache.retiring:
+            # The checkpoint itself is in the way: alone, the sequence must run without it.
+            match = self.cache.without(match, "no_memory")
+            start = 0
+            take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
+            holding = self.cache.admit(tokens, sequence.salt, match, take, sequence.turn_boundary)
+        if holding is None:
+            return None
+        self.waiting.remove(sequence)
+        sequence.holding = holding
+        sequence.target = sequence.known
+        sequence.phase = Phase.PREFILL
+        self.rows.take(sequence)
+        self.prefilling.append(sequence)
+        self._count(sequence, match.resumable, match.cause)
+        return self._launch_piece(sequence, start, start + take, step)
+
+    def _count(self, sequence: Sequence, resumed: int, cause: str) -> None:
+        if sequence.preemptions:
+            self.counters.recomputed_tokens += sequence.known - resumed
+            sequence.recomputed_tokens += sequence.known - resumed
+            return
+        sequence.cached_tokens = resumed
+        sequence.miss_cause = cause
+        self.counters.prompt_tokens += sequence.prompt_len
+        self.counters.cached_tokens += resumed
+        if cause:
+            self.cache.counters.misses[cause] += 1
+
+    # --- leaving -------------------------------------------------------------------------------------
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take everything back; it will be recomputed from what is known. No emitted token is lost."""
+        self.counters.preemptions += 1
+        sequence.preemptions += 1
+        self._release(sequence)
+        if sequence.prompt_logprobs is not None and not sequence.prompt_done:
+            sequence.prompt_logprobs = [None]
+        sequence.phase = Phase.WAITING
+        self.waiting.push(sequence)
+
+    def finish(self, sequence: Sequence, keep: int | None = None) -> None:
+        """The sequence is over; its first `keep` tokens (default: all known) may be donated."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            self._release(sequence, keep)
+        sequence.phase = Phase.FINISHED
+        sequence.prompt_done = True
+
+    def _release(self, sequence: Sequence, keep: int | None = None) -> None:
+        holding = sequence.holding
+        assert holding is not None
+        if sequence.phase is Phase.PREFILL:
+            self.prefilling.remove(sequence)
+            self.cache.prefill_done(holding, sequence.tokens)
+        else:
+            self.rows.store(sequence)
+            if sequence in self.decoding:
+                self.decoding.remove(sequence)
+                self._dirty = True
+        self.rows.give_back(sequence)
+        sequence.holding = None
+
+        def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
+            return sequence.tokens[: sequence.known if keep is None else min(keep, sequence.known)]
+
+        self.cache.retire(holding, usable)

@@ -1,0 +1,130 @@
+"""One sequence in the engine: its tokens, what it may still generate, and where it stands."""
+
+from enum import Enum
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_server.cache.holding import Holding
+from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Phase(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Prompt and output of one sequence.
+
+    `known` tokens are on the host. Under overlap one more may have been sampled by a launched step; `sampled`
+    counts those too, so `known <= prompt_len + sampled <= known + 1` between steps.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "finish_reason",
+        "holding",
+        "in_flight",
+        "index",
+        "known",
+        "leader",
+        "miss_cause",
+        "order",
+        "params",
+        "phase",
+        "preemptions",
+        "priority",
+        "prompt_done",
+        "prompt_len",
+        "prompt_logprobs",
+        "recomputed_tokens",
+        "reported",
+        "request_id",
+        "row",
+        "salt",
+        "sampled",
+        "seed",
+        "stop_token_ids",
+        "target",
+        "tokens",
+        "turn_boundary",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt: Tokens,
+        params: SamplingParams,
+        *,
+        order: int,
+        priority: int = 0,
+        salt: str = "",
+        turn_boundary: int = 0,
+        arrival: float = 0.0,
+        seed: int = 0,
+        stop_token_ids: frozenset[int] = frozenset(),
+        leader: Optional["Sequence"] = None,
+    ) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.params = params
+        self.order = order
+        self.priority = priority
+        self.salt = salt
+        self.turn_boundary = turn_boundary
+        self.arrival = arrival
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        """All ids that end it: the model's end tokens (unless ignored) and the request's own."""
+        self.leader = leader
+        """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
+        self.prompt_len = len(prompt)
+        self.tokens: Tokens = np.empty(len(prompt) + params.max_tokens, np.int32)
+        self.tokens[: len(prompt)] = prompt
+        self.known = len(prompt)
+        self.sampled = 0
+        self.target = len(prompt)
+        """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
+        self.phase = Phase.WAITING
+        self.row = -1
+        self.holding: Holding | None = None
+        self.in_flight = 0
+        """Launched steps that name this sequence and have not committed."""
+        self.finish_reason: FinishReason | None = None
+        self.cached_tokens = 0
+        self.recomputed_tokens = 0
+        self.miss_cause = ""
+        self.preemptions = 0
+        self.prompt_done = False
+        self.reported = False
+        """A first delta (with the cached tokens) has been sent."""
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] if params.prompt_logprobs >= 0 else None
+        )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request_id, self.index
+
+    @property
+    def outputs(self) -> int:
+        """Output tokens on the host."""
+        return self.known - self.prompt_len
+
+    def known_tokens(self) -> Tokens:
+        """Prompt and committed output."""
+        return self.tokens[: self.known]
+
+    def rank(self) -> tuple[int, int]:
+        """Who goes first; the last one is preempted first."""
+        return self.priority, self.order

@@ -1,0 +1,67 @@
+"""The engine's numbers as one `EngineStats` message: counters that grow, gauges, times of the last steps."""
+
+from mamba_server.cache import ledger
+from mamba_server.engine.core import EngineCore
+from mamba_server.wire import EngineStats
+
+
+def collect(core: EngineCore) -> EngineStats:
+    """Everything since start (counters), now (gauges) and since the last call (times)."""
+    cache, scheduler = core.cache, core.scheduler
+    account = ledger.account(cache)
+    done, made = cache.counters, scheduler.counters
+    counters: dict[str, float] = {
+        "prompt_tokens_total": made.prompt_tokens,
+        "generation_tokens_total": core.generated_tokens,
+        "cached_tokens_total": made.cached_tokens,
+        "recomputed_tokens_total": made.recomputed_tokens,
+        "preemptions_total": made.preemptions,
+        "checkpoints_made_total": done.made,
+        "checkpoints_skipped_total": done.skipped,
+        "checkpoints_evicted_total": done.evicted,
+        "steps_total": core.step_number,
+        "failed_steps_total": core.failed_steps,
+    }
+    for cause, count in done.misses.items():
+        counters[f"prefix_misses_total{{cause={cause}}}"] = count
+    for reason, count in core.finished.items():
+        counters[f"sequences_finished_total{{reason={reason}}}"] = count
+    total = max(1, account.slots_total)
+    slots = {
+        "free": account.slots_free,
+        "live": account.slots_live,
+        "tracking": account.slots_tracking,
+        "cached": account.slots_cached,
+        "fenced": account.slots_fenced,
+        "pages": account.slabs_of_pages,
+    }
+    pages = {
+        "free": account.pages_free,
+        "sequence": account.pages_sequence,
+        "tree": account.pages_tree,
+        "fenced": account.pages_fenced,
+    }
+    gauges: dict[str, float] = {
+        "requests_running": scheduler.running,
+        "requests_waiting": len(scheduler.waiting),
+        "checkpoints": cache.tree.checkpoints,
+        # What cannot be had at once even by eviction: the pool that binds.
+        "arena_usage": 1.0
+        - min(1.0, (account.slots_free + cache.tree.evictable_slots + _evictable_slabs(core)) / total),
+        "state_usage": (account.slots_live + account.slots_tracking) / total,
+        "kv_usage": _kv_usage(account),
+    }
+    gauges.update({f"slabs{{owner={owner}}}": count for owner, count in slots.items()})
+    gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
+    times = core.drain_step_times()
+    return EngineStats(counters, gauges, times.seconds, times.batch_sizes)
+
+
+def _evictable_slabs(core: EngineCore) -> float:
+    per_slab = core.cache.arena.pages_per_slab
+    return core.cache.tree.evictable_pages / per_slab if per_slab else 0.0
+
+
+def _kv_usage(account: ledger.Account) -> float:
+    whole = account.pages_free + account.pages_sequence + account.pages_tree + account.pages_fenced
+    return account.pages_sequence / whole if whole else 0.0

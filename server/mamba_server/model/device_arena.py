@@ -1,0 +1,69 @@
+"""The arena's memory on the device: one allocation, and the strided views the model works on.
+
+Made once by the engine process from the layout; nothing else allocates cache memory.
+"""
+
+import torch
+
+from mamba_server.cache.layout import CacheLayout
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.config import ModelConfig
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class DeviceArena:
+    """`layout.arena_bytes` bytes on `device`, zeroed: a plan that does not fit fails here, not under load."""
+
+    def __init__(self, layout: CacheLayout, device: torch.device) -> None:
+        self.layout = layout
+        self.memory = torch.zeros(layout.arena_bytes, dtype=torch.uint8, device=device)
+        # On a CPU zeroed pages are only promised; touching them makes the plan true from the start.
+        self.memory.fill_(0)
+
+    def views(self, model: ModelConfig, state_dtype: str, dtype: torch.dtype) -> CacheViews:
+        """Views of every layer's part of every slot and page."""
+        layout = self.layout
+        conv, ssm = [], []
+        for layer in range(layout.recurrent_layers):
+            conv.append(self._slots(dtype, layout.conv_offset(layer), *_conv_shape(model)))
+            ssm.append(self._slots(DTYPES[state_dtype], layout.ssm_offset(layer), *_ssm_shape(model)))
+        kv = [self._pages(dtype, layer, model) for layer in range(layout.attention_layers)]
+        return CacheViews(conv=conv, ssm=ssm, kv=kv)
+
+    def _slots(self, dtype: torch.dtype, offset: int, *shape: int) -> torch.Tensor:
+        flat, size = self.memory.view(dtype), dtype.itemsize
+        strides = [self.layout.slab_bytes // size]
+        inner = 1
+        tail: list[int] = []
+        for extent in reversed(shape):
+            tail.insert(0, inner)
+            inner *= extent
+        return torch.as_strided(flat, (self.layout.slabs, *shape), (*strides, *tail), offset // size)
+
+    def _pages(self, dtype: torch.dtype, layer: int, model: ModelConfig) -> torch.Tensor:
+        attention, layout, size = model.attention, self.layout, dtype.itemsize
+        assert attention is not None
+        heads, width = attention.kv_heads, attention.head_dim
+        row = heads * width
+        return torch.as_strided(
+            self.memory.view(dtype),
+            (layout.slabs * layout.pages_per_slab, 2, layout.page_size, heads, width),
+            (layout.page_bytes // size, layout.page_size * row, row, width, 1),
+            layer * layout.page_layer_bytes // size,
+        )
+
+
+def _conv_shape(model: ModelConfig) -> tuple[int, int]:
+    if model.mamba is not None:
+        return model.mamba.conv_kernel - 1, model.mamba.conv_dim
+    assert model.gated_delta is not None
+    return model.gated_delta.conv_kernel - 1, model.gated_delta.conv_dim
+
+
+def _ssm_shape(model: ModelConfig) -> tuple[int, int, int]:
+    if model.mamba is not None:
+        return model.mamba.heads, model.mamba.head_dim, model.mamba.state_size
+    assert model.gated_delta is not None
+    delta = model.gated_delta
+    return delta.value_heads, delta.value_dim, delta.key_dim

@@ -1,0 +1,166 @@
+"""One step of the engine as the model sees it: what the engine loop hands to `HybridModel.forward`.
+
+Built by the engine from host integers; the model and its kernels never read a device tensor back. Layout of
+the rows: first `decodes` sequences of one token each, then the prefill pieces, one after another.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """The integers of a step on the host (numpy int32). Reading them is free."""
+
+    positions: IntArray
+    """[T] absolute position of each token in its sequence"""
+    token_sequence: IntArray
+    """[T] sequence of each token"""
+    query_start: IntArray
+    """[S+1] first row of each sequence"""
+    context_len: IntArray
+    """[S] tokens with KV after this step, the new ones included"""
+    slot_in: IntArray
+    """[S] slot the state is read from; -1 = zero state"""
+    slot_out: IntArray
+    """[S] live slot: the final state goes here"""
+    decode_track: IntArray
+    """[D] second slot for the state of a decode, or -1"""
+    page_table: IntArray
+    """[S, W] page ids, -1 beyond the end"""
+    kv_row: IntArray
+    """[T] page * page_size + offset of the token's key and value"""
+    chunk_start: IntArray
+    """[Cn] first row (of the batch) of each chunk"""
+    chunk_len: IntArray
+    """[Cn] at most C"""
+    chunk_sequence: IntArray
+    """[Cn] sequence of the chunk, D..S; chunks of one sequence are consecutive"""
+    chunk_rank: IntArray
+    """[Cn] 0, 1, 2, … within the sequence's piece"""
+    chunk_track: IntArray
+    """[Cn] slot that receives the state at the chunk's end as a checkpoint, or -1"""
+    logits_rows: IntArray
+    """[L] rows whose logits are wanted"""
+
+    def check(self, chunk_size: int, page_size: int) -> None:
+        """Raise ValueError if the arrays contradict each other (tests; not called on the serving path)."""
+        T, S, D = len(self.positions), len(self.context_len), len(self.decode_track)
+        pieces = np.diff(self.query_start)
+        _require(self.query_start[0] == 0 and self.query_start[-1] == T, "query_start spans the rows")
+        _require(bool((pieces[:D] == 1).all() and (pieces > 0).all()), "decodes have one token, pieces some")
+        _require(bool((self.token_sequence == np.repeat(np.arange(S), pieces)).all()), "token_sequence")
+        last = self.query_start[1:] - 1
+        _require(bool((self.positions[last] + 1 == self.context_len).all()), "context ends at the last token")
+        _require(bool((self.slot_out > 0).all()), "the padding slot belongs to nobody")
+        covered = np.concatenate([self.chunk_start, [T]])
+        _require(covered[0] == self.query_start[D], "chunks begin with the first piece")
+        _require(bool((np.diff(covered) == self.chunk_len).all()), "chunks cover the pieces without gaps")
+        _require(bool((self.chunk_len <= chunk_size).all()), "no chunk is longer than the chunk size")
+        ends = self.chunk_start + self.chunk_len - 1
+        for rows in (self.chunk_start, ends):
+            same = self.token_sequence[rows] == self.chunk_sequence
+            _require(bool(same.all()), "chunks do not cross sequences")
+        first = (
+            np.concatenate([[True], np.diff(self.chunk_sequence) != 0]) if len(ends) else np.array([], bool)
+        )
+        ranks = np.arange(len(ends)) - np.maximum.accumulate(np.where(first, np.arange(len(ends)), 0))
+        _require(bool((ranks == self.chunk_rank).all()), "chunk_rank counts within the sequence")
+        pages = (
+            self.page_table[self.token_sequence, self.positions // page_size]
+            if self.page_table.size
+            else None
+        )
+        if pages is not None:
+            rows = pages * page_size + self.positions % page_size
+            _require(bool((rows == self.kv_row).all()), "kv_row follows from the page table")
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step. Tensors are int32 on the model's device, with the shapes of `HostBatch`."""
+
+    tokens: int
+    """T"""
+    decodes: int
+    """D"""
+    sequences: int
+    """S"""
+    chunks: int
+    """Cn"""
+    ranks: int
+    """Most chunks in one piece."""
+    chunk_size: int
+    """C"""
+    max_context: int
+    page_size: int
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    token_sequence: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    slot_in: torch.Tensor
+    slot_out: torch.Tensor
+    decode_track: torch.Tensor
+    page_table: torch.Tensor
+    kv_row: torch.Tensor
+    chunk_start: torch.Tensor
+    chunk_len: torch.Tensor
+    chunk_sequence: torch.Tensor
+    chunk_rank: torch.Tensor
+    chunk_track: torch.Tensor
+    logits_rows: torch.Tensor
+    host: HostBatch
+
+    @classmethod
+    def from_host(
+        cls,
+        host: HostBatch,
+        *,
+        input_ids: torch.Tensor | IntArray,
+        chunk_size: int,
+        page_size: int,
+        device: torch.device,
+    ) -> "ForwardBatch":
+        """Move the step's integers to the device in one buffer and one copy.
+
+        `input_ids` [T]: host integers travel in the same buffer; a tensor on the device (the engine runs one
+        step ahead of the sampled tokens) is taken as it is.
+        """
+        names = [field.name for field in fields(HostBatch)]
+        arrays = [getattr(host, name) for name in names]
+        if isinstance(input_ids, np.ndarray):
+            names.append("input_ids")
+            arrays.append(input_ids)
+        flat = torch.from_numpy(
+            np.concatenate([array.ravel() for array in arrays]).astype(np.int32, copy=False)
+        )
+        if device.type == "cuda":
+            flat = flat.pin_memory().to(device, non_blocking=True)
+        views = {
+            name: part.view(array.shape)
+            for name, part, array in zip(names, flat.split([a.size for a in arrays]), arrays, strict=True)
+        }
+        if isinstance(input_ids, torch.Tensor):
+            views["input_ids"] = input_ids
+        return cls(
+            tokens=len(host.positions),
+            decodes=len(host.decode_track),
+            sequences=len(host.context_len),
+            chunks=len(host.chunk_start),
+            ranks=int(host.chunk_rank.max()) + 1 if len(host.chunk_rank) else 0,
+            chunk_size=chunk_size,
+            max_context=int(host.context_len.max()) if len(host.context_len) else 0,
+            page_size=page_size,
+            host=host,
+            **views,
+        )
+
+
+def _require(condition: bool | np.bool_, rule: str) -> None:
+    if not condition:
+        raise ValueError(f"inconsistent batch: {rule}")

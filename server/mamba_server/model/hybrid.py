@@ -1,0 +1,127 @@
+"""One model for all families: residual blocks of mixers and feed-forwards, as `ModelConfig` lists them.
+
+Built once by the engine process; `forward` runs one step on the forward stream, writes states and KV into
+the arena's views and returns logits. It never allocates cache memory and never reads a device tensor back.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from mamba_kernels.rms_norm import rms_norm
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.config import ModelConfig
+from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.forward_batch import ForwardBatch
+from mamba_server.model.layers.attention import Attention
+from mamba_server.model.layers.linear import Linear
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.mamba2 import Mamba2Mixer
+from mamba_server.model.layers.mlp import Mlp
+from mamba_server.model.source import Progress, silent
+from mamba_server.model.step_plans import StepPlans
+from mamba_server.model.weights import Weights
+
+INVARIANT_ROW_TILE = 16
+"""Rows per product in batch-invariant mode: decodes stay cheap, prefill pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
+
+    norm: torch.Tensor
+    mixer: Mamba2Mixer | Attention | Mlp
+    cache_index: int
+
+
+class HybridModel:
+    """Weights and forward of a whole model."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError."""
+        if config.family != "nemotron_h":
+            raise UnsupportedModel(f"models of family {config.family} can be planned for but not yet served")
+        self.config, self.device, self.dtype = config, device, dtype
+        loader = Loader(weights, device, dtype, row_tile=INVARIANT_ROW_TILE if batch_invariant else 0)
+        self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
+        d = config.hidden_size
+        self.embedding = loader.tensor("embeddings.weight", config.vocab_size, d)
+        self.blocks = self._blocks(loader)
+        self.norm = loader.tensor("norm_f.weight", d)
+        if config.tie_embeddings:
+            weights.skip("lm_head.weight")
+            self.head = Linear(self.embedding, None, loader.row_tile)
+        else:
+            self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
+        weights.finish()
+
+    @classmethod
+    def load(
+        cls,
+        config: ModelConfig,
+        directory: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        progress: Progress = silent,
+        batch_invariant: bool = False,
+    ) -> "HybridModel":
+        """Build the model from the files of `directory`. Raises UnsupportedModel, WeightsError."""
+        weights = Weights(directory, progress)
+        return cls(config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant)
+
+    def forward(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
+        """Run one step. Returns float32 logits [L, vocab] of the rows `batch.logits_rows`.
+
+        The state of every sequence (convolution window and SSM part, from one depth) goes to its `slot_out`,
+        checkpoints to `chunk_track` and `decode_track`, keys and values to `kv_row`.
+        """
+        with torch.inference_mode():
+            plans = StepPlans.build(batch, recurrent=bool(cache.ssm), attention=bool(cache.kv))
+            x = F.embedding(batch.input_ids, self.embedding).to(self.residual_dtype)
+            for block in self.blocks:
+                normed = rms_norm(x, block.norm, self.config.norm_eps)
+                x = x + self._mix(block, normed, cache, plans)
+            x = rms_norm(x[batch.logits_rows], self.norm, self.config.norm_eps)
+            logits = self.head(x)
+            return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
+        match block.mixer:
+            case Mamba2Mixer() as mamba:
+                return mamba(x, cache.conv[block.cache_index], cache.ssm[block.cache_index], plans)
+            case Attention() as attention:
+                return attention(x, cache.kv[block.cache_index], plans)
+            case mlp:
+                return mlp(x)
+
+    def _blocks(self, loader: Loader) -> list[Block]:
+        config, d = self.config, self.config.hidden_size
+        blocks: list[Block] = []
+        recurrent = attending = 0
+        for index, kind in enumerate(config.layers):
+            here = loader.at("layers", index)
+            inside = here.at("mixer")
+            norm = here.tensor("norm.weight", d)
+            if kind == "mamba" and config.mamba is not None:
+                blocks.append(Block(norm, Mamba2Mixer(config.mamba, d, inside), recurrent))
+                recurrent += 1
+            elif kind == "attention" and config.attention is not None:
+                blocks.append(Block(norm, Attention(config.attention, d, inside), attending))
+                attending += 1
+            elif kind == "mlp" and config.mlp is not None:
+                blocks.append(Block(norm, Mlp(config.mlp, d, inside), -1))
+            else:
+                raise UnsupportedModel(f"layer {index}: blocks of kind {kind!r} cannot be served yet")
+        return blocks

@@ -1,0 +1,33 @@
+"""Grouped-query attention over paged keys and values. Called by `HybridModel` once per attention layer."""
+
+import torch
+
+from mamba_kernels.kv_write import kv_write
+from mamba_kernels.paged_attention import paged_attention
+from mamba_server.model.config import AttentionConfig
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.step_plans import StepPlans
+
+
+class Attention:
+    """Weights and forward of one attention layer without positional embedding."""
+
+    def __init__(self, config: AttentionConfig, hidden_size: int, loader: Loader) -> None:
+        self.config = config
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = loader.linear("q_proj", hidden_size, queries, bias=config.bias)
+        self.k_proj = loader.linear("k_proj", hidden_size, keys, bias=config.bias)
+        self.v_proj = loader.linear("v_proj", hidden_size, keys, bias=config.bias)
+        self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
+
+    def __call__(self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
+        """x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], written. Returns [T, d]."""
+        assert plans.attention is not None
+        width = self.config.head_dim
+        query, key, value = (
+            projection(x).unflatten(1, (-1, width)) for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        kv_write(kv, key, value, plans.page, plans.offset)
+        attended = torch.empty_like(query)
+        paged_attention(query, kv, self.config.scale, plans.attention, attended)
+        return self.o_proj(attended.flatten(1))

@@ -1,0 +1,39 @@
+"""How a layer gets its tensors: a place in the checkpoint, a device, a type."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from mamba_server.model.layers.linear import Linear
+from mamba_server.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A prefix of tensor names, and what their tensors become."""
+
+    weights: Weights
+    device: torch.device
+    dtype: torch.dtype
+    prefix: str = ""
+    row_tile: int = 0
+    """See `Linear`."""
+
+    def at(self, *parts: str | int) -> "Loader":
+        return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Raises WeightsError."""
+        return self.weights.take(self.prefix + name, shape, dtype or self.dtype, self.device)
+
+    def wide(self, name: str, *shape: int) -> torch.Tensor:
+        """A small tensor that enters sums: float32, or float64 in a float64 model."""
+        kind = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return self.tensor(name, *shape, dtype=kind)
+
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool) -> Linear:
+        return Linear(
+            weight=self.tensor(f"{name}.weight", outputs, inputs),
+            bias=self.tensor(f"{name}.bias", outputs) if bias else None,
+            row_tile=self.row_tile,
+        )

@@ -1,0 +1,70 @@
+"""The Mamba2 mixer (Dao and Gu 2024): projection, convolution, recurrence, gated norm, projection.
+
+Called by `HybridModel` once per recurrent layer and step; decoding rows and prefill rows take their own
+kernels and share the projections.
+"""
+
+import torch
+
+from mamba_kernels.conv1d_prefill import conv1d_prefill
+from mamba_kernels.conv1d_update import conv1d_update
+from mamba_kernels.gated_norm import gated_norm
+from mamba_kernels.precision import accumulator
+from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.ssd_prefill import ssd_prefill
+from mamba_kernels.state_update import state_update
+from mamba_server.model.config import MambaConfig
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.step_plans import StepPlans
+
+
+class Mamba2Mixer:
+    """Weights and forward of one mixer. A, D and dt_bias are kept in float32, as the states they shape."""
+
+    def __init__(self, config: MambaConfig, hidden_size: int, loader: Loader) -> None:
+        self.config = config
+        H, inner, conv_dim = config.heads, config.inner, config.conv_dim
+        self.in_proj = loader.linear("in_proj", hidden_size, inner + conv_dim + H, bias=config.proj_bias)
+        self.out_proj = loader.linear("out_proj", inner, hidden_size, bias=config.out_bias)
+        weight = loader.wide("conv1d.weight", conv_dim, 1, config.conv_kernel)
+        self.conv_weight = weight[:, 0].t().contiguous()  # [K, C]
+        self.conv_bias = loader.wide("conv1d.bias", conv_dim) if config.conv_bias else None
+        self.A = -torch.exp(loader.wide("A_log", H))
+        self.D = loader.wide("D", H)
+        self.dt_bias = loader.wide("dt_bias", H)
+        self.norm_weight = loader.tensor("norm.weight", inner) if config.gated_norm else None
+
+    def __call__(
+        self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
+    ) -> torch.Tensor:
+        """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, P, N], both written. Returns [T, d]."""
+        config = self.config
+        gate, inputs, dt = self.in_proj(x).split([config.inner, config.conv_dim, config.heads], dim=-1)
+        y = x.new_empty(plans.tokens, config.heads, config.head_dim, dtype=accumulator(x.dtype))
+        cut = plans.decodes
+        if plans.decode is not None:
+            mixed = conv1d_update(inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode)
+            state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
+        if plans.prefill is not None:
+            mixed = conv1d_prefill(inputs[cut:], self.conv_weight, self.conv_bias, conv, plans.prefill)
+            ssd_prefill(ssm, self._scan_inputs(mixed, dt[cut:]), plans.prefill, y[cut:])
+        normed = gated_norm(
+            y.view(plans.tokens, config.inner), gate, self.norm_weight, config.norm_eps, config.groups
+        )
+        return self.out_proj(normed)
+
+    def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
+        """mixed: [n, C] = x | B | C after the convolution; dt: [n, H]."""
+        config = self.config
+        shared = config.groups * config.state_size
+        x, B, C = mixed.split([config.inner, shared, shared], dim=-1)
+        return ScanInputs(
+            x=x.unflatten(1, (config.heads, config.head_dim)),
+            dt=dt,
+            A=self.A,
+            B=B.unflatten(1, (config.groups, config.state_size)),
+            C=C.unflatten(1, (config.groups, config.state_size)),
+            D=self.D,
+            dt_bias=self.dt_bias,
+            dt_limit=config.dt_limit,
+        )

@@ -1,0 +1,52 @@
+"""The feed-forward block: up, activation, down; with a gate where the family has one."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from mamba_server.model.config import MlpConfig
+from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.layers.loader import Loader
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x, inplace=True).square_()
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu2": _relu2,
+    "relu": lambda x: F.relu(x, inplace=True),
+    "silu": lambda x: F.silu(x, inplace=True),
+    "swish": lambda x: F.silu(x, inplace=True),
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+}
+"""By their names in Hugging Face configurations. They may overwrite their argument."""
+
+
+def activation(name: str) -> Activation:
+    """Raises UnsupportedModel."""
+    if name not in ACTIVATIONS:
+        raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class Mlp:
+    """Weights and forward of one feed-forward block."""
+
+    def __init__(self, config: MlpConfig, hidden_size: int, loader: Loader) -> None:
+        self.activation = activation(config.activation)
+        width, bias = config.intermediate, config.bias
+        self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias) if config.gated else None
+        self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
+        self.down_proj = loader.linear("down_proj", width, hidden_size, bias=bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, d] -> [T, d]."""
+        if self.gate_proj is None:
+            return self.down_proj(self.activation(self.up_proj(x)))
+        return self.down_proj(self.activation(self.gate_proj(x)).mul_(self.up_proj(x)))

@@ -1,0 +1,165 @@
+"""Safetensors files of a model directory: checked, memory-mapped, handed out tensor by tensor.
+
+Used once, while the model is built. Every complaint names the file and the tensor. A tensor that needs no
+conversion stays in the file's mapping, so that weights are in memory once and shared between processes.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from mamba_server.model.errors import WeightsError
+from mamba_server.model.source import Progress, silent
+
+INDEX = "model.safetensors.index.json"
+PREFIXES = ("model.", "backbone.")
+"""The same model is saved under either name, depending on the version that wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor as its file's header describes it."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Weights:
+    """The tensors of a directory under prefix-free names (`layers.0.mixer.A_log`, `lm_head.weight`)."""
+
+    def __init__(self, directory: Path, progress: Progress = silent) -> None:
+        """Read and check all headers. Raises WeightsError for absent, damaged or truncated files."""
+        self._entries: dict[str, Entry] = {}
+        self._files: dict[Path, Any] = {}
+        self._taken: set[str] = set()
+        self._progress = progress
+        for path, expected in _shards(directory).items():
+            for entry in _header(path):
+                short = _short(entry.name)
+                if (twin := self._entries.get(short)) is not None:
+                    raise WeightsError(f"{path}: tensor {entry.name} is also in {twin.file}")
+                self._entries[short] = entry
+            missing = sorted(expected - {entry.name for entry in self._entries.values()})
+            if missing:
+                raise WeightsError(f"{path}: tensor {missing[0]} is not in it, but {INDEX} says so")
+        self.nbytes = sum(entry.nbytes for entry in self._entries.values())
+        self._done = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The tensor `name` of exactly `shape`, converted. Raises WeightsError naming file and tensor."""
+        entry = self._entries.get(name)
+        if entry is None:
+            files = sorted({str(entry.file) for entry in self._entries.values()})
+            raise WeightsError(f"{files[0]}: tensor {name} is missing (looked in {len(files)} files)")
+        if entry.shape != shape:
+            raise WeightsError(
+                f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}, the configuration says "
+                f"{list(shape)}"
+            )
+        try:
+            tensor: torch.Tensor = self._open(entry.file).get_tensor(entry.name)
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{entry.file}: tensor {entry.name} cannot be read: {error}") from error
+        self._taken.add(name)
+        self._done += entry.nbytes
+        self._progress("weights", self._done, self.nbytes)
+        return tensor.to(device=device, dtype=dtype)
+
+    def skip(self, name: str) -> None:
+        """This tensor may be there and is not used (a tied head that was saved all the same)."""
+        if name in self._entries and name not in self._taken:
+            self._taken.add(name)
+            self._done += self._entries[name].nbytes
+
+    def finish(self) -> None:
+        """Raise WeightsError if a tensor is left that nobody took: the model is not what the config says."""
+        for name, entry in self._entries.items():
+            if name not in self._taken:
+                raise WeightsError(
+                    f"{entry.file}: tensor {entry.name} is unexpected: the configuration has no place for it"
+                )
+        self._files.clear()
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            _warm(path)
+            self._files[path] = safe_open(path, framework="pt", device="cpu").__enter__()
+        return self._files[path]
+
+
+def weights_bytes(directory: Path) -> int:
+    """Bytes of all tensors, from the headers alone. Raises WeightsError."""
+    return sum(entry.nbytes for path in _shards(directory) for entry in _header(path))
+
+
+def _short(name: str) -> str:
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    return name
+
+
+def _shards(directory: Path) -> dict[Path, set[str]]:
+    """Files, with the tensors the index promises in each (empty without an index)."""
+    index = directory / INDEX
+    if not index.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{directory}: there are no *.safetensors files")
+        return {path: set() for path in files}
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        shards: dict[Path, set[str]] = {}
+        for name, file in weight_map.items():
+            shards.setdefault(directory / file, set()).add(name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{index}: not an index of safetensors files: {error!r}") from error
+    for path, names in shards.items():
+        if not path.is_file():
+            raise WeightsError(f"{path}: shard is missing (it should hold {min(names)} and others)")
+    return shards
+
+
+def _header(path: Path) -> list[Entry]:
+    """Tensors of one file; the header is compared with the file's length before anything is mapped."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise WeightsError(f"{path}: truncated or not a safetensors file ({size} bytes)")
+        try:
+            header = json.loads(file.read(length))
+            entries = [
+                (Entry(path, name, tuple(item["shape"]), end - begin), end)
+                for name, item in header.items()
+                if name != "__metadata__"
+                for begin, end in [item["data_offsets"]]
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(f"{path}: damaged header: {error!r}") from error
+    for entry, end in sorted(entries, key=lambda pair: pair[1]):
+        if 8 + length + end > size:
+            raise WeightsError(
+                f"{path}: truncated: tensor {entry.name} should end at byte {8 + length + end}, the file has "
+                f"{size}; fetch it again"
+            )
+    return [entry for entry, _ in entries]
+
+
+def _warm(path: Path) -> None:
+    """Ask the kernel to read the file ahead, so that mapped weights do not fault in one page at a time."""
+    with path.open("rb") as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -1,0 +1,151 @@
+"""Messages to the prompt of a chat model, by the model's own Jinja template in an immutable sandbox.
+
+Used by the API process. Templates come from the model directory and never from a request; what one raises for
+a conversation is that request's error. Also finds the turn boundary: the depth just before the generation
+prompt, where the next turn of the conversation will want to resume.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mamba_server.text.errors import BadTemplate, TemplateRefused
+from mamba_server.text.tokenizer import Tokenizer, read_json
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+
+# What a template's own code can raise for values it did not expect.
+_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+
+
+class _Raised(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+def _raise(message: str) -> None:
+    raise _Raised(str(message))
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    # Not Jinja's own filter: that one escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation."""
+
+    token_ids: list[int]
+    turn_boundary: int
+    """Tokens before the generation prompt; 0 when the template has no separate one."""
+
+
+class ChatTemplate:
+    """One template. Raises BadTemplate when it does not compile. `now` gives the time for strftime_now."""
+
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], undefined=jinja2.Undefined
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+        try:
+            self._template = environment.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateError as error:
+            raise BadTemplate(f"the chat template does not compile: {error}") from error
+        self._special_tokens = special_tokens
+        self.takes_tools = "tools" in names
+
+    @classmethod
+    def load(cls, directory: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """chat_template.jinja, chat_template.json, or tokenizer_config.json's; None when there is none."""
+        path = directory / "chat_template.jinja"
+        source: Any = None
+        if path.is_file():
+            source = path.read_text("utf-8")
+        else:
+            path = directory / "chat_template.json"
+            source = read_json(path).get("chat_template")
+            if source is None:
+                path = directory / "tokenizer_config.json"
+                source = tokenizer.config.get("chat_template")
+        if isinstance(source, list):  # several by name: the default one
+            source = {item.get("name"): item.get("template") for item in source}.get("default")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise BadTemplate(f"{path}: chat_template must be a string or a list of named templates")
+        try:
+            return cls(source, tokenizer.special_tokens)
+        except BadTemplate as error:
+            raise BadTemplate(f"{path}: {error}") from error
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        variables: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text. Raises TemplateRefused with the template's own words."""
+        extra = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
+        try:
+            return self._template.render(
+                **self._special_tokens,
+                **{key: value for key, value in extra.items() if key not in self._special_tokens},
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=generation_prompt,
+            )
+        except _Raised as error:
+            raise TemplateRefused(f"the chat template refused these messages: {error}") from error
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
+            raise TemplateRefused(f"the chat template failed for these messages: {error}") from error
+
+    def prompt(
+        self,
+        tokenizer: Tokenizer,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Render and encode. The template writes the special tokens itself, so the tokenizer adds none.
+
+        The boundary counts the tokens that end at or before the text rendered without generation prompt.
+        """
+        text = self.render(messages, tools=tools, variables=variables)
+        encoding = tokenizer.encoding(text)
+        ids: list[int] = encoding.ids
+        try:
+            closed = self.render(messages, tools=tools, generation_prompt=False, variables=variables)
+        except TemplateRefused:
+            return ChatPrompt(ids, 0)
+        if not text.startswith(closed) or len(closed) == len(text):
+            return ChatPrompt(ids, 0)
+        boundary = 0
+        for begin, end in encoding.offsets:
+            if end > len(closed) or begin >= len(closed):
+                break
+            boundary += 1
+        return ChatPrompt(ids, boundary)

@@ -1,0 +1,62 @@
+"""The text side of one sequence: token ids in, certain text out, and the token at which it ended.
+
+Used by the API process, one per sequence. It decides nothing about sampling; what the engine must do about a
+stop string (keep the first tokens, drop the rest) is returned, not sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mamba_server.text.detokenizer import Detokenizer
+from mamba_server.text.stop_strings import StopMatcher
+from mamba_server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """What some new tokens made certain."""
+
+    text: str
+    """For the client, stop string left out."""
+    used: int
+    """How many of the given tokens count: all, or those up to the one that completed a stop string."""
+    stopped: bool = False
+    """A stop string ended the sequence here."""
+
+
+class SequenceText:
+    """Text of one sequence, with the stop strings ignored for the first `min_tokens` tokens."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], stops: tuple[str, ...], min_tokens: int = 0
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt_tail)
+        self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self.tokens = 0
+        """Tokens that count so far."""
+
+    def feed(self, token_ids: Sequence[int], *, stop_token: bool = False, last: bool = False) -> TextStep:
+        """Add tokens; `stop_token`: the last one ended the sequence, no text; `last`: nothing follows."""
+        parts: list[str] = []
+        shown = len(token_ids) - 1 if stop_token else len(token_ids)
+        for place, token_id in enumerate(token_ids[:shown]):
+            self.tokens += 1
+            if self._add(self._detokenizer.feed(token_id), parts):
+                return TextStep("".join(parts), place + 1, stopped=True)
+        self.tokens += len(token_ids) - shown
+        if last:
+            if self._add(self._detokenizer.flush(), parts):
+                return TextStep("".join(parts), len(token_ids), stopped=True)
+            parts.append(self._matcher.flush())
+        return TextStep("".join(parts), len(token_ids))
+
+    def _add(self, piece: str, parts: list[str]) -> bool:
+        if not piece:
+            return False
+        if self.tokens <= self._min_tokens:
+            parts.append(piece)
+            return False
+        matched = self._matcher.feed(piece)
+        parts.append(matched.text)
+        return matched.stop is not None

@@ -1,0 +1,54 @@
+"""Stop strings over text that comes in pieces. Pure.
+
+Text is held back while it could still be the beginning of a stop string, so a client never sees a part of
+one. Used by `sequence_text`, one matcher per sequence.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What a piece made certain: text for the client, and the stop string that ended it."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopMatcher:
+    """Finds the stop string that ends first; of several that end together, the one that begins first."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._longest = max((len(stop) for stop in stops), default=0)
+        self._held = ""
+
+    def feed(self, piece: str) -> Matched:
+        """Add a piece of text. After a match the matcher is spent: do not feed it again."""
+        if not self._stops:
+            return Matched(piece)
+        text = self._held + piece
+        found: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            if (begin := text.find(stop)) >= 0:
+                found = min(found or (len(text) + 1, 0, ""), (begin + len(stop), begin, stop))
+        if found is not None:
+            _, begin, stop = found
+            self._held = ""
+            return Matched(text[:begin], stop)
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return Matched(text[: len(text) - keep])
+
+    def flush(self) -> str:
+        """The text held back: nothing follows, so it is no stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[-length:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

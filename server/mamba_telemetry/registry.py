@@ -1,0 +1,54 @@
+"""Prometheus helpers every process shares: one registry a process, common buckets, bounded label values.
+
+Processes make their registry here and expose it on `/metrics`. Metric names live with those who count.
+"""
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+PREFIX = "mambaserve_"
+
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+)  # fmt: skip
+"""Seconds; the OpenTelemetry GenAI buckets, continued beyond 10 s for long prompts."""
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+"""Seconds per token."""
+REQUEST_BUCKETS = tuple(0.01 * 2**power for power in range(16))
+"""Seconds per request: 10 ms to 5.5 minutes."""
+STEP_BUCKETS = tuple(0.0001 * 2**power for power in range(18))
+"""Seconds per part of a step: 0.1 ms to 13 s."""
+LENGTH_BUCKETS = tuple(float(4**power) for power in range(10))
+"""Tokens."""
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Sequences."""
+
+
+def make_registry(*, process_metrics: bool = True) -> CollectorRegistry:
+    """A registry of its own, with the usual process and Python metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    if process_metrics:
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+    return registry
+
+
+def expose(registry: CollectorRegistry) -> tuple[bytes, str]:
+    """Body and content type of `/metrics`."""
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+class BoundedLabel:
+    """Values of a label that others choose: the first `limit` are kept, the rest count as "other"."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seen: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        if value not in self._seen:
+            if len(self._seen) >= self._limit:
+                return "other"
+            self._seen.add(value)
+        return value

@@ -1,0 +1,49 @@
+"""The cluster's DNS: CoreDNS beside the node's components, and the Service that pods ask. Pure."""
+
+from pathlib import Path
+from typing import Any
+
+from testcluster.kubeconfig import CONTEXT
+from testcluster.kubelet import DNS_ADDRESS, DOMAIN
+from testcluster.network import ADDRESS
+
+PORT = 53
+
+
+def corefile(kubeconfig: Path) -> str:
+    """CoreDNS' configuration: the names of the cluster and no others."""
+    return f"""\
+.:{PORT} {{
+    bind {ADDRESS}
+    errors
+    kubernetes {DOMAIN} {{
+        kubeconfig {kubeconfig} {CONTEXT}
+        ttl 1
+    }}
+}}
+"""
+
+
+def objects() -> list[dict[str, Any]]:
+    """The Service `kube-dns` and the endpoint behind it, which is no pod."""
+    ports = [{"name": name.lower(), "port": PORT, "protocol": name} for name in ("UDP", "TCP")]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "kube-dns", "namespace": "kube-system"},
+            "spec": {"clusterIP": DNS_ADDRESS, "ports": ports},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": "kube-dns",
+                "namespace": "kube-system",
+                "labels": {"kubernetes.io/service-name": "kube-dns"},
+            },
+            "addressType": "IPv4",
+            "ports": ports,
+            "endpoints": [{"addresses": [ADDRESS]}],
+        },
+    ]

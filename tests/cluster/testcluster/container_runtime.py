@@ -1,0 +1,158 @@
+"""containerd for one test node: its configuration, its images and the mounts that every container gets.
+
+All its state lies in the node's folder, apart from any containerd the machine itself may run.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testcluster.errors import ToolMissing
+from testcluster.host_view import Mount
+from testcluster.network import BRIDGE, POD_RANGE, run
+from testcluster.oci_archive import File, Image, archive
+
+PAUSE_IMAGE = "mambaserve.test/pause:1"
+PLUGIN_FOLDERS = ("/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni")
+PACKAGES = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+}
+"""Debian package per program that a node needs from the machine."""
+
+
+def missing_packages() -> list[str]:
+    """The Debian packages that have to be installed before a node can be made."""
+    missing = {package for program, package in PACKAGES.items() if not shutil.which(program)}
+    if not any(Path(folder, "bridge").exists() for folder in PLUGIN_FOLDERS):
+        missing.add("containernetworking-plugins")
+    return sorted(missing)
+
+
+def plugin_folder() -> Path:
+    """Where the network plugins are. Raises ToolMissing."""
+    for folder in PLUGIN_FOLDERS:
+        if Path(folder, "bridge").exists():
+            return Path(folder)
+    raise ToolMissing("no network plugins: apt-get install containernetworking-plugins")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of containerd in a node's folder."""
+
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "containerd.sock"
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "containerd.toml"
+
+    @property
+    def runtime_spec(self) -> Path:
+        return self.folder / "runtime-spec.json"
+
+    @property
+    def network(self) -> Path:
+        return self.folder / "cni"
+
+
+def config_text(layout: Layout, plugins: Path) -> str:
+    """containerd's configuration file."""
+
+    def quoted(value: object) -> str:
+        return json.dumps(str(value))
+
+    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    return f"""\
+version = 2
+root = {quoted(layout.folder / "containerd")}
+state = {quoted(layout.folder / "run")}
+
+[grpc]
+address = {quoted(layout.socket)}
+
+[{cri}]
+sandbox_image = {quoted(PAUSE_IMAGE)}
+# A negative score is not permitted in a container, and every sandbox would fail by it.
+restrict_oom_score_adj = true
+# Below `state`, so that whoever cleans up finds them.
+netns_mounts_under_state_dir = true
+
+[{cri}.cni]
+bin_dir = {quoted(plugins)}
+conf_dir = {quoted(layout.network)}
+
+[{cri}.containerd]
+# Plain copies: images here are a few kilobytes, and overlayfs does not stack where / is one.
+snapshotter = "native"
+default_runtime_name = "runc"
+
+[{cri}.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = {quoted(layout.runtime_spec)}
+"""
+
+
+def runtime_spec(default: dict[str, Any], mounts: Sequence[Mount]) -> dict[str, Any]:
+    """The specification that every container starts from: containerd's own with `mounts` added.
+
+    A pod's own volumes are mounted after these and win where they meet.
+    """
+    process = {key: value for key, value in default["process"].items() if key != "rlimits"}
+    extra = [mount.as_runtime_spec() for mount in mounts]
+    return {**default, "process": process, "mounts": [*default["mounts"], *extra]}
+
+
+def network_config(layout: Layout) -> dict[str, Any]:
+    """The pod network: one bridge, addresses from one range."""
+    addresses = {
+        "type": "host-local",
+        "dataDir": str(layout.folder / "addresses"),
+        "ranges": [[{"subnet": POD_RANGE}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    bridge = {
+        "type": "bridge",
+        "bridge": BRIDGE,
+        "isGateway": True,
+        # A pod may reach itself through its own Service.
+        "hairpinMode": True,
+        "ipam": addresses,
+    }
+    return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
+
+
+def write_configuration(layout: Layout, mounts: Sequence[Mount]) -> None:
+    """Writes all files that containerd reads at its start."""
+    layout.network.mkdir(parents=True)
+    (layout.network / "10-pods.conflist").write_text(json.dumps(network_config(layout)))
+    default = json.loads(run("ctr", "oci", "spec"))
+    layout.runtime_spec.write_text(json.dumps(runtime_spec(default, mounts)))
+    layout.config.write_text(config_text(layout, plugin_folder()))
+
+
+def import_image(layout: Layout, name: str, image: Image) -> None:
+    """Makes `image` known to the node under `name`."""
+    path = layout.folder / "image.tar"
+    path.write_bytes(archive(name, image))
+    try:
+        run("ctr", "--address", str(layout.socket), "--namespace", "k8s.io", "images", "import", str(path))
+    finally:
+        path.unlink()
+
+
+def pause_image(binary: Path, machine: str) -> Image:
+    """The image whose process holds a pod's namespaces open."""
+    return Image(files={"pause": File(binary.read_bytes(), 0o755)}, entrypoint=("/pause",), machine=machine)

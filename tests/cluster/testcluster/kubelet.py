@@ -1,0 +1,76 @@
+"""How the node's kubelet and kube-proxy are set up. Pure: makes configuration, starts nothing."""
+
+from pathlib import Path
+from typing import Any
+
+from testcluster.network import ADDRESS, POD_RANGE
+from testcluster.pki import Certificate
+
+NODE = "node-1"
+DNS_ADDRESS = "10.96.0.10"
+DOMAIN = "cluster.local"
+
+
+def kubelet_config(
+    folder: Path, *, authority: Path, serving: Certificate, socket: Path, group: str
+) -> dict[str, Any]:
+    """The KubeletConfiguration; `group` is the control group that all pods live under."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": ADDRESS,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(authority)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{group}",
+        "clusterDNS": [DNS_ADDRESS],
+        "clusterDomain": DOMAIN,
+        "containerRuntimeEndpoint": f"unix://{socket}",
+        # From 1.35 on the kubelet refuses version 1 hierarchies unless told otherwise.
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        # An image that was loaded by hand cannot be pulled again.
+        "imageGCHighThresholdPercent": 100,
+        "podLogsDir": str(folder / "pod-logs"),
+        "resolvConf": str(folder / "resolv.conf"),
+        "registerNode": True,
+        "seccompDefault": False,
+        "tlsCertFile": str(serving.certificate),
+        "tlsPrivateKeyFile": str(serving.key),
+    }
+
+
+def kubelet_arguments(folder: Path, kubeconfig: Path) -> list[str]:
+    """The command line beside the configuration file `folder`/kubelet.yaml."""
+    return [
+        f"--config={folder / 'kubelet.yaml'}",
+        f"--kubeconfig={kubeconfig}",
+        f"--hostname-override={NODE}",
+        f"--node-ip={ADDRESS}",
+        f"--root-dir={folder / 'kubelet'}",
+        f"--cert-dir={folder / 'kubelet-pki'}",
+    ]
+
+
+def proxy_arguments(kubeconfig: Path, *, bridged_rules: bool) -> list[str]:
+    """kube-proxy's command line; `bridged_rules`: packets between pods pass the machine's packet rules."""
+    arguments = [
+        f"--kubeconfig={kubeconfig}",
+        f"--hostname-override={NODE}",
+        f"--cluster-cidr={POD_RANGE}",
+        "--proxy-mode=iptables",
+        "--metrics-bind-address=127.0.0.1:10249",
+        "--healthz-bind-address=127.0.0.1:10256",
+        "--iptables-min-sync-period=100ms",
+        # These settings belong to the whole machine and are not ours to change.
+        "--conntrack-max-per-core=0",
+        "--conntrack-tcp-timeout-established=0s",
+        "--conntrack-tcp-timeout-close-wait=0s",
+    ]
+    # Otherwise an answer would take the short way over the bridge, and its address would not be put back.
+    return arguments if bridged_rules else [*arguments, "--masquerade-all"]

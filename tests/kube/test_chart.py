@@ -1,0 +1,251 @@
+"""The chart, rendered by helm and judged by a real API server: accepted, confined, least privilege."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testcluster.build import TOOLS, ensure
+from testcluster.control_plane import ControlPlane
+from testcluster.errors import CommandFailed
+from testcluster.kubectl import Command
+
+pytestmark = pytest.mark.kube
+
+CHART = Path(__file__).parents[2] / "charts/mambaserve"
+KUBE = ("--kube-version", "1.34.0")
+"""Our helm is built without the version it would assume for `helm template`."""
+
+
+@pytest.fixture(scope="module")
+def helm(control_plane: ControlPlane) -> Command:
+    return Command(ensure(TOOLS["helm"]) / "helm", control_plane.kubeconfig)
+
+
+def rendered(helm: Command, namespace: str, *options: str) -> list[dict[str, Any]]:
+    text = helm("template", "rel", str(CHART), "-n", namespace, *KUBE, *options)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    (found,) = [d for d in documents if d["kind"] == kind and name in ("", d["metadata"]["name"])]
+    return found
+
+
+VARIANTS = {
+    "as it comes": (),
+    "in namespaces": ("--set", "watchNamespaces={NS}"),
+    "with a mounted Python": (
+        "--set-json", 'operator.command=["/opt/python","-m","mamba_cli"]',
+        "--set-json", 'operator.extraVolumes=[{"name":"python","hostPath":{"path":"/opt"}}]',
+        "--set-json", 'operator.extraVolumeMounts=[{"name":"python","mountPath":"/opt","readOnly":true}]',
+        "--set", "operator.hostUsers=false", "--set", "operator.priorityClassName=",
+        "--set-json", 'operator.tolerations=[{"operator":"Exists"}]', "--set", "operator.nodeSelector.a=b",
+        "--set-json", 'operator.env=[{"name":"A","value":"b"}]', "--set", "operator.podLabels.team=x",
+        "--set-json", 'imagePullSecrets=[{"name":"pull"}]', "--set", "serviceAccount.annotations.a=b",
+        "--set", "image.digest=sha256:" + "0" * 64, "--set", "commonLabels.owner=us",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_api_server_would_take_every_object(
+    control_plane: ControlPlane, helm: Command, namespace: str, variant: str
+) -> None:
+    options = [option.replace("NS", namespace) for option in VARIANTS[variant]]
+    text = helm("template", "rel", str(CHART), "-n", namespace, *KUBE, *options)
+    # A dry run stores nothing, and pods are refused whose account is not there.
+    control_plane.kubectl("create", "serviceaccount", "rel-mambaserve", "-n", namespace)
+    applied = control_plane.kubectl(
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "--dry-run=server",
+        "--validate=strict",
+        "-f",
+        "-",
+        stdin=text,
+    )
+    assert len(applied.splitlines()) == len([d for d in yaml.safe_load_all(text) if d])
+
+
+def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
+    documents = rendered(
+        helm, "sys", "--set", "watchNamespaces={a,b}", "--set-json", 'operator.extraArgs=["--x"]'
+    )
+    spec = one(documents, "Deployment")["spec"]
+    container = spec["template"]["spec"]["containers"][0]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    assert container["command"] == ["mambaserve"]
+    assert container["args"] == ["operator", "--namespace=a", "--namespace=b", "--liveness-port=8081", "--x"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_what_a_cluster_without_images_needs_can_be_mounted(helm: Command) -> None:
+    spec = one(rendered(helm, "sys", *VARIANTS["with a mounted Python"]), "Deployment")["spec"]["template"][
+        "spec"
+    ]
+    container = spec["containers"][0]
+    assert container["command"] == ["/opt/python", "-m", "mamba_cli"]
+    assert container["image"].endswith("@sha256:" + "0" * 64)
+    assert {"name": "python", "hostPath": {"path": "/opt"}} in spec["volumes"]
+    assert {"name": "python", "mountPath": "/opt", "readOnly": True} in container["volumeMounts"]
+    assert spec["hostUsers"] is False
+    assert "hostUsers" not in one(rendered(helm, "sys"), "Deployment")["spec"]["template"]["spec"]
+
+
+def test_the_crd_comes_with_the_chart_and_stays_when_it_goes(helm: Command) -> None:
+    annotations = one(rendered(helm, "sys"), "CustomResourceDefinition")["metadata"]["annotations"]
+    assert annotations == {"helm.sh/resource-policy": "keep"}
+    gone = one(rendered(helm, "sys", "--set", "crds.keep=false"), "CustomResourceDefinition")
+    assert "annotations" not in gone["metadata"]
+    without = rendered(helm, "sys", "--set", "crds.enabled=false")
+    assert "CustomResourceDefinition" not in {document["kind"] for document in without}
+
+
+def test_a_key_nobody_knows_is_refused(helm: Command) -> None:
+    with pytest.raises(CommandFailed, match="additional properties 'replicas' not allowed"):
+        helm("template", "rel", str(CHART), *KUBE, "--set", "operator.replicas=2")
+
+
+def test_helm_finds_nothing_wrong(helm: Command) -> None:
+    assert "0 chart(s) failed" in helm("lint", str(CHART), "--strict")
+
+
+def test_rules_are_bound_per_namespace_when_namespaces_are_given(helm: Command) -> None:
+    documents = rendered(helm, "sys", "--set", "watchNamespaces={a,b}")
+    assert {d["metadata"]["namespace"] for d in documents if d["kind"] == "Role"} == {"a", "b", "sys"}
+    cluster = {resource for rule in one(documents, "ClusterRole")["rules"] for resource in rule["resources"]}
+    assert cluster == {"customresourcedefinitions", "nodes"}
+
+
+def test_no_rule_has_a_wildcard(helm: Command) -> None:
+    for document in rendered(helm, "sys"):
+        for rule in document.get("rules", []) if document["kind"] in {"Role", "ClusterRole"} else []:
+            assert "*" not in rule["resources"] + rule["verbs"] + rule["apiGroups"]
+
+
+@pytest.fixture
+def installed(control_plane: ControlPlane, helm: Command, namespace: str) -> str:
+    """A release that serves its own namespace alone; the account's name as the API server knows it."""
+    helm(
+        "install",
+        "rel",
+        str(CHART),
+        "-n",
+        namespace,
+        "--take-ownership",
+        "--set",
+        f"watchNamespaces={{{namespace}}}",
+    )
+    return f"system:serviceaccount:{namespace}:rel-mambaserve"
+
+
+def may(plane: ControlPlane, account: str, verb: str, resource: str, namespace: str) -> bool:
+    try:
+        answer = plane.kubectl("auth", "can-i", verb, resource, "-n", namespace, f"--as={account}")
+    except CommandFailed:
+        return False
+    return answer.strip() == "yes"
+
+
+ALLOWED = [
+    (verb, resource)
+    for verb in ("get", "list", "watch", "create", "patch", "delete")
+    for resource in (
+        "deployments.apps", "services", "configmaps", "serviceaccounts", "secrets",
+        "poddisruptionbudgets.policy",
+        "networkpolicies.networking.k8s.io", "persistentvolumeclaims",
+    )
+] + [
+    ("patch", "mambadeployments.serving.mambaserve.io"),
+    ("patch", "mambadeployments.serving.mambaserve.io/status"),
+    ("create", "events"), ("patch", "events"), ("create", "leases.coordination.k8s.io"),
+    ("watch", "endpointslices.discovery.k8s.io"), ("watch", "pods"), ("delete", "pods"), ("patch", "pods"),
+    ("list", "nodes"), ("list", "customresourcedefinitions.apiextensions.k8s.io"),
+]  # fmt: skip
+REFUSED = [
+    ("create", "pods"), ("create", "pods/exec"), ("delete", "mambadeployments.serving.mambaserve.io"),
+    ("create", "clusterroles.rbac.authorization.k8s.io"), ("delete", "nodes"), ("patch", "nodes"),
+    ("delete", "customresourcedefinitions.apiextensions.k8s.io"), ("delete", "namespaces"),
+    ("escalate", "roles.rbac.authorization.k8s.io"), ("bind", "roles.rbac.authorization.k8s.io"),
+    ("impersonate", "serviceaccounts"),
+]  # fmt: skip
+
+
+def test_the_operator_may_do_its_work_and_nothing_else(
+    control_plane: ControlPlane, installed: str, namespace: str
+) -> None:
+    lacking = [pair for pair in ALLOWED if not may(control_plane, installed, *pair, namespace)]
+    assert lacking == []
+    excess = [pair for pair in REFUSED if may(control_plane, installed, *pair, namespace)]
+    assert excess == []
+
+
+def test_the_operator_has_no_say_in_other_namespaces(control_plane: ControlPlane, installed: str) -> None:
+    assert not may(control_plane, installed, "get", "secrets", "default")
+    assert not may(control_plane, installed, "create", "deployments.apps", "default")
+    assert not may(control_plane, installed, "get", "mambadeployments.serving.mambaserve.io", "default")
+
+
+def role(namespace: str, *rules: dict[str, list[str]]) -> str:
+    return yaml.safe_dump(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "gateway", "namespace": namespace},
+            "rules": list(rules),
+        }
+    )
+
+
+def test_the_operator_can_give_a_gateway_what_it_reads_and_not_more(
+    control_plane: ControlPlane, installed: str, namespace: str
+) -> None:
+    reads = {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch"],
+    }
+    wakes = {
+        "apiGroups": ["serving.mambaserve.io"],
+        "resources": ["mambadeployments"],
+        "resourceNames": ["x"],
+        "verbs": ["get", "patch"],
+    }
+    control_plane.kubectl(
+        "apply", "--server-side", "-f", "-", f"--as={installed}", stdin=role(namespace, reads, wakes)
+    )
+    executes = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]}
+    with pytest.raises(CommandFailed, match="attempting to grant RBAC permissions not currently held"):
+        control_plane.kubectl(
+            "apply", "--server-side", "-f", "-", f"--as={installed}", stdin=role(namespace, reads, executes)
+        )
+
+
+def test_uninstalling_keeps_the_crd_and_the_objects_of_the_users(
+    control_plane: ControlPlane, helm: Command, installed: str, namespace: str
+) -> None:
+    quick = (CHART.parents[1] / "examples/01-quick-start/mamba.yaml").read_text()
+    control_plane.apply(quick, namespace)
+    helm("upgrade", "rel", str(CHART), "-n", namespace, "--reuse-values", "--set", "operator.logLevel=debug")
+    helm("uninstall", "rel", "-n", namespace)
+    assert control_plane.get("mdep", "quick-start", namespace) is not None
+    assert control_plane.get("deployment", "rel-mambaserve", namespace) is None
+
+
+def test_the_notes_say_what_to_do_next_and_warn_first(
+    helm: Command, namespace: str, control_plane: ControlPlane
+) -> None:
+    notes = helm(
+        "install", "rel", str(CHART), "-n", namespace, "--dry-run=client", "--take-ownership",
+        "--set", "crds.keep=false", "--set", f"watchNamespaces={{{namespace}}}",
+    )  # fmt: skip
+    notes = notes[notes.index("NOTES:") :]
+    assert notes.index("WARNING: crds.keep is false") < notes.index(
+        "kubectl apply -f examples/01-quick-start"
+    )
+    assert f"serves the namespaces {namespace}" in notes

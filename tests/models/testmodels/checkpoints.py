@@ -1,0 +1,117 @@
+"""Random Nemotron-H checkpoints as transformers writes them, with tokenizer and chat template.
+
+For tests that load a whole model: small enough to run in seconds, with weights large enough that a mistake
+anywhere moves the logits.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+VOCAB = 256 + len(SPECIAL) + 5
+"""Bytes, special tokens, and a few ids without text, as real vocabularies have them."""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "hybrid_override_pattern": "M-M*-M",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 80,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "chunk_size": 32,
+    "conv_kernel": 4,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+    "layer_norm_epsilon": 1e-5,
+}
+
+
+def random_nemotron_h(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """Write config.json, safetensors, tokenizer and chat template to `directory`; fields as in the config."""
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    config = NemotronHConfig(**{**SMALL, **overrides})
+    model = NemotronHForCausalLM(config)
+    randomize(model, seed)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embeddings.weight
+    directory.mkdir(parents=True, exist_ok=True)
+    model.to(dtype).save_pretrained(directory, max_shard_size=shard)
+    write_tokenizer(directory)
+    return directory
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Weights with unit gain, decays and step sizes over their whole range, nothing left at 0 or 1."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            noise = torch.randn(tensor.shape, generator=g)
+            if name.endswith("A_log"):
+                tensor.copy_(torch.rand(tensor.shape, generator=g) * 3 - 1)
+            elif name.endswith("dt_bias"):
+                tensor.copy_(noise - 2)
+            elif name.endswith(("norm.weight", "norm_f.weight", ".D")):
+                tensor.copy_(1 + 0.3 * noise)
+            elif tensor.dim() == 1:
+                tensor.copy_(0.3 * noise)
+            elif name.endswith("embeddings.weight"):
+                tensor.copy_(noise)
+            else:
+                fan_in = tensor[0].numel()
+                tensor.copy_(noise * fan_in**-0.5)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer: token i < 256 is one byte."""
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    alphabet = _byte_alphabet()
+    tokenizer = Tokenizer(BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "pad_token": SPECIAL[0],
+                "bos_token": SPECIAL[1],
+                "eos_token": SPECIAL[2],
+                "chat_template": CHAT_TEMPLATE,
+                "add_bos_token": False,
+                "clean_up_tokenization_spaces": False,
+            }
+        )
+    )
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """The printable character that stands for each byte (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {byte: chr(byte) for byte in printable}
+    others = (byte for byte in range(256) if byte not in table)
+    return table | {byte: chr(256 + index) for index, byte in enumerate(others)}

@@ -1,0 +1,98 @@
+"""The chart's values: complete, commented, and refused when wrong. No helm needed."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from mamba_api import names
+
+CHART = Path(__file__).parents[3] / "charts/mambaserve"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+def merged(base: Any, over: Any) -> Any:
+    if isinstance(base, dict) and isinstance(over, dict):
+        return {**base, **{key: merged(base.get(key), value) for key, value in over.items()}}
+    return over
+
+
+def problems(over: dict[str, Any]) -> list[str]:
+    errors = jsonschema_rs.Draft7Validator(SCHEMA).iter_errors(merged(VALUES, over))
+    return ["/".join(map(str, error.instance_path)) for error in errors]
+
+
+def test_the_defaults_are_valid() -> None:
+    assert jsonschema_rs.meta.is_valid(SCHEMA)
+    assert problems({}) == []
+
+
+@pytest.mark.parametrize(
+    ("over", "path"),
+    [
+        ({"bogus": 1}, ""),
+        ({"operator": {"replicas": 2}}, "operator"),
+        ({"operator": {"logLevel": "loud"}}, "operator/logLevel"),
+        ({"operator": {"command": []}}, "operator/command"),
+        ({"operator": {"livenessPort": 0}}, "operator/livenessPort"),
+        ({"operator": {"hostUsers": "no"}}, "operator/hostUsers"),
+        ({"watchNamespaces": ["Upper"]}, "watchNamespaces/0"),
+        ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
+        ({"watchNamespaces": "a"}, "watchNamespaces"),
+        ({"crds": {"keep": "yes"}}, "crds/keep"),
+        ({"image": {"digest": "latest"}}, "image/digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "image/pullPolicy"),
+        ({"test": {"python": []}}, "test/python"),
+    ],
+)
+def test_a_wrong_value_is_refused(over: dict[str, Any], path: str) -> None:
+    assert problems(over) == [path]
+
+
+def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> None:
+    def keys(schema: dict[str, Any], prefix: str = "") -> set[str]:
+        found = set()
+        for name, child in schema.get("properties", {}).items():
+            found |= {prefix + name} | keys(child, f"{prefix}{name}.")
+        return found
+
+    def given(values: dict[str, Any], prefix: str = "") -> set[str]:
+        found = set()
+        for name, value in values.items():
+            found.add(prefix + name)
+            if isinstance(value, dict) and prefix + name in sections:
+                found |= given(value, f"{prefix}{name}.")
+        return found
+
+    sections = {"crds", "image", "serviceAccount", "rbac", "operator", "test"}
+    free = {"global", "operator.resources.requests", "operator.resources.limits", "operator.resources.claims"}
+    assert keys(SCHEMA) - free - given(VALUES) == set()
+    assert given(VALUES) - keys(SCHEMA) == set()
+
+
+def test_the_defaults_agree_with_the_names_that_all_processes_share() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert f"{VALUES['image']['repository']}:{chart['appVersion']}" == names.CONTROL_PLANE_IMAGE
+    assert VALUES["operator"]["livenessPort"] == names.OPERATOR_LIVENESS_PORT
+
+
+def test_the_operator_is_confined_by_default() -> None:
+    operator = VALUES["operator"]
+    assert operator["podSecurityContext"]["runAsNonRoot"] is True
+    assert operator["podSecurityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert operator["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_check_of_helm_test_needs_the_standard_library_alone() -> None:
+    tree = ast.parse((CHART / "files/check.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported == {"os", "ssl", "urllib.request"}

@@ -1,0 +1,115 @@
+"""The documentation: generated pages are up to date, links lead somewhere, and the checker would notice."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from mamba_api.conditions import Reason
+from mamba_api.documents import load_documents
+from mamba_api.v1alpha1 import Spec
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mambaserve_docs", ROOT / "scripts/docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def tree(docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of one page, for the link checker."""
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/there.md").write_text("# There it is\n\n## Some `code`, and more!\n")
+    return tmp_path
+
+
+def test_generated_pages_are_up_to_date_and_links_resolve() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[a](docs/there.md)", None),
+        ("[a](docs)", None),
+        ("[a](https://example.com/x)", None),
+        ("[a](mailto:x@example.com)", None),
+        ("```\n[a](gone.md)\n```\n", None),
+        ("[a](docs/there.md#there-it-is)", None),
+        ("[a](docs/there.md#some-code-and-more)", None),
+        ("# Here\n[a](#here)", None),
+        ("[a](gone.md)", "README.md: gone.md leads nowhere"),
+        ("![a](gone.png)", "README.md: gone.png leads nowhere"),
+        ("[a](../outside.md)", "README.md: ../outside.md leads nowhere"),
+        ("[a](docs/there.md#elsewhere)", "README.md: docs/there.md#elsewhere has no such heading"),
+        ("[a](#elsewhere)", "README.md: #elsewhere has no such heading"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(
+    docs: ModuleType, tree: Path, text: str, problem: str | None
+) -> None:
+    (tree / "README.md").write_text(text)
+    assert docs.broken_links() == ([problem] if problem else [])
+
+
+def test_the_reference_has_every_field_and_every_reason(docs: ModuleType) -> None:
+    page = docs.reference()
+    for model in (Spec, *(field.annotation for field in Spec.model_fields.values())):
+        for name, field in getattr(model, "model_fields", {}).items():
+            assert f"`{field.alias or name}`" in page
+    assert [reason for reason in Reason if f"`{reason}`" not in page] == []
+
+
+def test_every_rule_is_told_with_its_place(docs: ModuleType) -> None:
+    page = docs.reference()
+    assert "- `spec.scaling`: minReplicas is above maxReplicas" in page
+    assert "- `spec.engine.env[]`: an environment variable has either value or valueFrom" in page
+
+
+def test_every_value_of_the_chart_has_a_comment(docs: ModuleType) -> None:
+    assert [path for path, _, comment in docs.values() if not comment] == []
+    assert {path for path, *_ in docs.values()} >= {"operator.command", "crds.keep", "watchNamespaces"}
+
+
+def test_the_index_lists_every_page(docs: ModuleType) -> None:
+    index = docs.index()
+    for folder in docs.KINDS:
+        for page in (ROOT / "docs" / folder).glob("*.md"):
+            assert f"({folder}/{page.name})" in index
+
+
+def test_yaml_blocks_that_show_a_deployment_are_valid() -> None:
+    found = 0
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            if any(
+                isinstance(d, dict) and d.get("kind") == "MambaDeployment" for d in yaml.safe_load_all(block)
+            ):
+                assert load_documents(block, str(page))
+                found += 1
+    assert found >= 2
+
+
+def test_make_targets_named_in_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"`(?:ONCE=1 )?make ([a-z ]+)`", (ROOT / "README.md").read_text()))
+    named |= set(re.findall(r"`make ([a-z ]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    targets = {target for words in named for target in words.split()}
+    assert {"demo", "test", "lint", "docs", "crds"} <= targets
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []

@@ -1,0 +1,46 @@
+"""Every example is valid, explained, and says how to run it."""
+
+from pathlib import Path
+
+import pytest
+
+from mamba_api.documents import load_documents
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "examples").glob("*/*.yaml"))
+
+
+def test_there_are_examples() -> None:
+    assert len(FILES) >= 2
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_an_example_is_a_valid_deployment(file: Path) -> None:
+    assert load_documents(file.read_text(), str(file))
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda folder: folder.name)
+def test_an_example_has_a_readme_that_shows_its_file(folder: Path) -> None:
+    readme = (folder / "README.md").read_text()
+    for file in folder.glob("*.yaml"):
+        assert f"kubectl apply -f {file.relative_to(ROOT)}" in readme
+
+
+def test_folders_are_numbered_without_gaps() -> None:
+    folders = sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir())
+    assert [name[:2] for name in folders] == [f"{number:02}" for number in range(1, len(folders) + 1)]
+
+
+def test_the_quick_start_needs_no_gpu_and_little_memory() -> None:
+    (quick,) = load_documents((ROOT / "examples/01-quick-start/mamba.yaml").read_text(), "quick start")
+    assert quick.spec.resources.gpus == 0
+    assert quick.spec.memory.arena is not None
+    assert quick.spec.memory.arena.bytes <= 2**29
+    assert quick.spec.model.location.scheme == "builtin"
+
+
+def test_the_gpu_example_leaves_the_strategy_to_the_planner() -> None:
+    (nano,) = load_documents((ROOT / "examples/02-nemotron-nano-9b/mamba.yaml").read_text(), "nano")
+    assert nano.spec.state_cache.strategy == "Auto"
+    assert nano.spec.workload is not None
+    assert nano.spec.memory.device_memory is not None

@@ -1,0 +1,118 @@
+"""Guards of the layout: each has cost somebody an afternoon once."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE_ROOTS = ("operator", "server", "kernels")
+LONGEST = 600
+TRACKED = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+    cwd=ROOT, capture_output=True, text=True,
+)  # fmt: skip
+GIT = TRACKED.returncode == 0
+
+
+def python_files() -> list[Path]:
+    """Every Python file of the project; without git (an unpacked archive) all below the known folders."""
+    if GIT:
+        return [ROOT / line for line in TRACKED.stdout.splitlines() if (ROOT / line).is_file()]
+    folders = (*SOURCE_ROOTS, "tests", "scripts", "benchmarks", "charts")
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_guards_look_at_the_project() -> None:
+    assert len(python_files()) > 50
+    assert ROOT / "operator/mamba_api/names.py" in python_files()
+
+
+@pytest.mark.parametrize("options", [[], ["-I"], ["-S"]], ids=["plain", "isolated", "no site"])
+def test_an_interpreter_started_in_the_root_gets_the_standard_operator(options: list[str]) -> None:
+    code = "import operator, collections, enum, re; print(operator.__file__); operator.itemgetter"
+    done = subprocess.run([sys.executable, *options, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).is_relative_to(ROOT / "operator")
+
+
+def test_a_script_with_the_root_on_its_path_gets_the_standard_operator() -> None:
+    code = "import sys; sys.path.insert(0, '.'); import operator; print(operator.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).is_relative_to(ROOT / "operator")
+
+
+def test_source_roots_are_no_packages() -> None:
+    assert [root for root in SOURCE_ROOTS if (ROOT / root / "__init__.py").exists()] == []
+
+
+def test_no_folder_below_tests_is_a_package() -> None:
+    assert [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("__init__.py")] == []
+
+
+def test_every_package_is_typed_and_in_the_wheel() -> None:
+    packages = [
+        path.relative_to(ROOT).as_posix()
+        for root in SOURCE_ROOTS
+        for path in sorted((ROOT / root).iterdir())
+        if (path / "__init__.py").exists()
+    ]
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert sorted(config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == sorted(packages)
+    assert [package for package in packages if not (ROOT / package / "py.typed").exists()] == []
+
+
+def test_no_module_is_named_like_a_standard_one() -> None:
+    """Ruff's A005 says the same; this one also sees folders, and names its exceptions."""
+    inside = [path for path in python_files() if path.relative_to(ROOT).parts[0] in SOURCE_ROOTS]
+    named = {part for path in inside for part in (path.stem, path.parent.name)} - set(SOURCE_ROOTS)
+    assert named & set(sys.stdlib_module_names) <= {"__init__", "__main__"}
+
+
+def test_no_module_is_a_bag_of_odds_and_ends() -> None:
+    bags = {"utils", "util", "common", "helpers", "helper", "misc", "shared", "manager"}
+    assert [str(path.relative_to(ROOT)) for path in python_files() if path.stem in bags] == []
+
+
+def test_no_file_is_too_long_to_be_read() -> None:
+    lengths = {path.relative_to(ROOT).as_posix(): path.read_bytes().count(b"\n") for path in python_files()}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
+
+
+@pytest.mark.parametrize("root", SOURCE_ROOTS)
+def test_nobody_imports_through_a_source_root(root: str) -> None:
+    packages = [path.name for path in (ROOT / root).iterdir() if (path / "__init__.py").exists()]
+    doubles = tuple(f"{root}.{package}" for package in packages)
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in python_files()
+        for name in imports(path)
+        if name.startswith(doubles)
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in python_files()
+        if path.read_text(encoding="utf-8").strip()
+        and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
+    assert silent == []
