@@ -1,9 +1,10 @@
 """Writes Kubernetes events about a MambaDeployment: the same thing said again counts up, it does not pile up.
 
-An event's name is a hash of what it says, so a restarted operator goes on counting. Losing an event is no
+An event's name is a hash of what it says, so a restarted operator finds it again. Losing an event is no
 failure: it is logged and the reconcile goes on.
 """
 
+from collections import OrderedDict
 from datetime import datetime
 
 import structlog
@@ -18,6 +19,7 @@ from mamba_operator.manifest import Manifest, digest
 
 MAX_MESSAGE = 1024
 """Longest message of an event."""
+REMEMBERED = 4096
 
 log = structlog.get_logger(__name__)
 
@@ -55,16 +57,25 @@ def event_manifest(owner: Manifest, announcement: Announcement, *, reporter: str
     }
 
 
-async def post(client: KubeClient, event: Manifest) -> None:
-    """Create the event, or count it up when it was posted before."""
-    meta = event["metadata"]
-    try:
+class EventLog:
+    """Posts events and remembers how often each was said, for as many as fit into its memory."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    async def post(self, event: Manifest) -> None:
+        """Create the event, or count it up when it was posted before."""
+        name = event["metadata"]["name"]
+        count = self._counts.pop(name, 0) + 1
+        self._counts[name] = count
+        if len(self._counts) > REMEMBERED:
+            self._counts.popitem(last=False)
         try:
-            await client.create(event)
-        except Conflict:
-            known = await client.get(EVENT, meta["namespace"], meta["name"])
-            count = int((known or {}).get("count") or 1) + 1
-            patch = {"count": count, "lastTimestamp": event["lastTimestamp"]}
-            await client.merge(EVENT, meta["namespace"], meta["name"], patch)
-    except ClusterError as error:
-        log.warning("event_lost", reason=event["reason"], message=event["message"], error=str(error))
+            try:
+                await self._client.create(event)
+            except Conflict:
+                patch = {"count": max(count, 2), "lastTimestamp": event["lastTimestamp"]}
+                await self._client.merge(EVENT, event["metadata"]["namespace"], name, patch)
+        except ClusterError as error:
+            log.warning("event_lost", reason=event["reason"], message=event["message"], error=str(error))

@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 JITTER = 0.2
+FIRST = asyncio.FIRST_COMPLETED
 
 
 class Operator:
@@ -59,8 +60,14 @@ class Operator:
         )
 
     def stop(self) -> None:
-        """End soon: what runs is finished first."""
+        """End soon and cleanly."""
         self._stopping.set()
+
+    def take_signals(self) -> None:
+        """SIGTERM and SIGINT call `stop`."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
 
     async def run(self) -> None:
         """Run until `stop`.
@@ -70,14 +77,15 @@ class Operator:
             OSError: the liveness port cannot be bound.
         """
         settings = self._settings
+        host = settings.liveness_host or ("0.0.0.0" if in_pod() else "127.0.0.1")  # noqa: S104 - the pod's
         async with (
             liveness_server(
-                settings.host, settings.port, checks=self._problems, ready=self._not_ready,
+                host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
                 registry=self._metrics.registry,
             ) as port,
             _background(self._lag.run()),
         ):  # fmt: skip
-            log.info("operator_started", identity=settings.identity, liveness=f"{settings.host}:{port}")
+            log.info("operator_started", identity=settings.identity, liveness=f"{host}:{port}")
             leading = asyncio.create_task(self._leadership.hold(self._lead))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -103,7 +111,7 @@ class Operator:
             resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
             seen=self._seen,
         )
-        stop_watching = asyncio.Event()
+        started = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
                 registry=make_registry(self._wake, self._delivered),
@@ -111,26 +119,25 @@ class Operator:
                 clusterwide=not settings.namespaces,
                 namespaces=list(settings.namespaces),
                 standalone=True,
-                stop_flag=stop_watching,
+                ready_flag=started,
             )
         )
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
         resyncing = asyncio.create_task(self._resync())
         tasks = {watching, working, resyncing}
         try:
+            # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
+            await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
+            self.take_signals()
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
             self._metrics.leader.set(0)
-            stop_watching.set()
-            for task in (working, resyncing):
-                task.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.exit_timeout):
-                    await asyncio.gather(watching, return_exceptions=True)
-            watching.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # The workers first: whatever still arrives is for the next operator.
+            for one in (working, resyncing, watching):
+                one.cancel()
+                await asyncio.wait({one}, timeout=settings.exit_timeout)
 
     async def _crd_served(self) -> None:
         """Wait until the cluster knows MambaDeployments: the operator may be installed first."""
@@ -252,7 +259,5 @@ async def run(settings: OperatorSettings) -> None:
         os.environ["KUBECONFIG"] = settings.kubeconfig
     async with ApiClient(await _configuration(settings)) as api:
         operator = Operator(settings, KubeClient(api, timeout=settings.request_timeout))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, operator.stop)
+        operator.take_signals()
         await operator.run()

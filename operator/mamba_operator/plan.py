@@ -90,14 +90,9 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         deployment = MambaDeployment.model_validate(readable(snapshot.owner), by_alias=True, by_name=False)
     except ValidationError as error:
         return Plan(verdict=Invalid("; ".join(explain(error))))
-    if deployment.spec.disaggregation is not None:
-        return Plan(
-            deployment,
-            Invalid(
-                "spec.disaggregation: this version's engines do not hand states over to each other; remove "
-                "the field to serve with unified engines"
-            ),
-        )
+    unsupported = _unsupported(deployment)
+    if unsupported is not None:
+        return Plan(deployment, Invalid(unsupported))
     verdict = judge(deployment, snapshot.node_gpu_memory)
     if isinstance(verdict, Invalid | DoesNotFit) or deployment.spec.mode == "Plan":
         return Plan(deployment, verdict)
@@ -123,6 +118,18 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         tuple(sorted(one for one in keep if _goes(one, snapshot))),
         asleep_in(deployment, now),
     )
+
+
+def _unsupported(deployment: MambaDeployment) -> str | None:
+    """What the contract allows and this version's engines cannot do: said at once, not by a crashing pod."""
+    if deployment.spec.disaggregation is not None:
+        return (
+            "spec.disaggregation: this version's engines do not hand states over to each other; remove the "
+            "field to serve with unified engines"
+        )
+    if deployment.spec.engine.tensor_parallel > 1:
+        return "spec.engine.tensorParallel: this version's engines run on one GPU each; set it to 1"
+    return None
 
 
 def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:

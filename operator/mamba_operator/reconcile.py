@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 import structlog
 
 from mamba_api.v1alpha1 import Status
-from mamba_operator import event_log
 from mamba_operator.announce import announce
 from mamba_operator.apply import Outcome, apply, status_manifest
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, NotFound, OperatorError, Terminating, Unreachable
+from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
@@ -57,6 +57,7 @@ class Reconciler:
         token: Callable[[], str] = new_token,
     ) -> None:
         self._client = client
+        self._events = EventLog(client)
         self._metrics = metrics
         self._identity = identity
         self._timeout = timeout
@@ -134,10 +135,8 @@ class Reconciler:
                 # Deleted since we looked: there is nobody left to tell.
                 return
         for announcement in announce(old, new, outcome.done):
-            manifest = event_log.event_manifest(
-                snapshot.owner, announcement, reporter=self._identity, now=self._now()
-            )
-            await event_log.post(self._client, manifest)
+            manifest = event_manifest(snapshot.owner, announcement, reporter=self._identity, now=self._now())
+            await self._events.post(manifest)
 
 
 def _exact(owner: Manifest) -> Status | None:

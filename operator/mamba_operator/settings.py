@@ -28,9 +28,9 @@ class OperatorSettings(BaseSettings):
     """Namespaces to serve; none = the whole cluster."""
     kubeconfig: str | None = None
     """Path of a kubeconfig; none = in-cluster configuration, then the default kubeconfig."""
-    host: str = "127.0.0.1"
-    """Address of the liveness and metrics server."""
-    port: int = Field(names.OPERATOR_LIVENESS_PORT, ge=0, le=65535)
+    liveness_host: str | None = None
+    """Address of the liveness and metrics server; none = all of a pod, else 127.0.0.1."""
+    liveness_port: int = Field(names.OPERATOR_LIVENESS_PORT, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
     lease: str = Field(names.LEASE_NAME, min_length=1, max_length=63)
     """Name of the Lease that lets one operator act at a time."""

@@ -25,8 +25,6 @@ def engine_arguments(context: Context) -> list[str]:
         "--chunked-prefill-tokens", str(engine.chunked_prefill_tokens),
         "--utilization", f"{spec.memory.utilization:g}",
     ]  # fmt: skip
-    if engine.tensor_parallel > 1:
-        arguments += ["--tensor-parallel", str(engine.tensor_parallel)]
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]
     if engine.max_running_requests is not None:

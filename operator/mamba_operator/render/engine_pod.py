@@ -168,8 +168,6 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
             volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": children.model_cache}})
         else:
             volumes.append({"name": "cache", "emptyDir": {}})
-    if spec.engine.tensor_parallel > 1:
-        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
     return volumes
 
 
@@ -184,6 +182,4 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})
     if location.scheme == "hf":
         mounts.append({"name": "cache", "mountPath": CACHE_MOUNT})
-    if spec.engine.tensor_parallel > 1:
-        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108 - the pod's own
     return mounts

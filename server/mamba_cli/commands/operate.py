@@ -24,11 +24,18 @@ def command(
             envvar="MAMBASERVE_KUBECONFIG",
         ),
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address of probes and metrics.", envvar="MAMBASERVE_HOST")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="Port of probes and metrics; 0 takes a free one.", envvar="MAMBASERVE_PORT")
+    liveness_host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of /healthz and /metrics. Without it: all of a pod, else 127.0.0.1.",
+            envvar="MAMBASERVE_LIVENESS_HOST",
+        ),
+    ] = None,
+    liveness_port: Annotated[
+        int,
+        typer.Option(
+            help="Port of /healthz and /metrics; 0 takes a free one.", envvar="MAMBASERVE_LIVENESS_PORT"
+        ),
     ] = 8081,
     lease_namespace: Annotated[
         str | None,
@@ -56,13 +63,14 @@ def command(
     from mamba_operator.errors import LeadershipLost, SettingsInvalid
     from mamba_operator.main import run
     from mamba_operator.settings import OperatorSettings
+    from mamba_telemetry.logs import set_up_logs
 
     try:
         settings = OperatorSettings(
             namespaces=tuple(namespace or ()),
             kubeconfig=kubeconfig,
-            host=host,
-            port=port,
+            liveness_host=liveness_host,
+            liveness_port=liveness_port,
             lease_namespace=lease_namespace,
             resync=resync,
             log_level=log_level,
@@ -70,6 +78,7 @@ def command(
     except ValidationError as error:
         problems = "; ".join(f"--{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise InvalidInput(problems.replace("_", "-")) from None
+    set_up_logs(level=settings.log_level, process="operator")
     try:
         asyncio.run(run(settings))
     except SettingsInvalid as error:
