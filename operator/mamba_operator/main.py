@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -257,6 +258,8 @@ async def run(settings: OperatorSettings) -> None:
     if settings.kubeconfig is not None:
         # kopf knows kubeconfigs by this variable only; both clients must use the same one.
         os.environ["KUBECONFIG"] = settings.kubeconfig
+    # kopf logs every event it hands over; ours are the ones that matter.
+    logging.getLogger("kopf").setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
     async with ApiClient(await _configuration(settings)) as api:
         operator = Operator(settings, KubeClient(api, timeout=settings.request_timeout))
         operator.take_signals()

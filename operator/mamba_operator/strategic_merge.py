@@ -55,17 +55,27 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "podTem
             continue
         if key.startswith("$"):
             raise InvalidPatch(f"{where}: this directive is not supported; known is {DIRECTIVE}")
+        old = result.get(key)
+        _check_shape(key, old, value, where)
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
-            old = result.get(key)
-            result[key] = merge(old if isinstance(old, Mapping) else {}, value, where)
+            result[key] = merge(old or {}, value, where)
         elif isinstance(value, list):
-            old = result.get(key)
-            result[key] = _merge_list(key, old if isinstance(old, list) else [], value, where)
+            result[key] = _merge_list(key, old or [], value, where)
         else:
             result[key] = value
     return result
+
+
+def _check_shape(field: str, base: Any, patch: Any, path: str) -> None:
+    """An object stays an object and a list a list."""
+    wanted = (
+        list if isinstance(base, list) or field in MERGE_KEYS else dict if isinstance(base, dict) else None
+    )
+    if patch is not None and wanted is not None and not isinstance(patch, wanted):
+        shape = "a list" if wanted is list else "an object"
+        raise InvalidPatch(f"{path}: {shape} is needed here, not {type(patch).__name__}")
 
 
 def _merge_list(field: str, base: list[Any], patch: list[Any], path: str) -> list[Any]:
