@@ -18,6 +18,7 @@ COMMANDS: tuple[str, ...] = (
     "config",
     "crd",
     "gateway",
+    "operate",
     "plan",
     "serve",
     "up",
