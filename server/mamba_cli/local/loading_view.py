@@ -37,7 +37,7 @@ class LoadingView:
         if self._console.is_terminal:
             self._progress.start()
             if name not in self._bars:
-                self._bars[name] = self._progress.add_task(name, total=None, amount="")
+                self._bars[name] = self._progress.add_task(f"{name}: {stage}", total=None, amount="")
             self._progress.update(
                 self._bars[name], description=f"{name}: {stage}", total=total or None, completed=done,
                 amount=amount,
@@ -59,11 +59,12 @@ class LoadingView:
             self._progress.remove_task(bar)
             if not self._bars:
                 # Nothing moves any more: a live display would only redraw what is said from now on.
-                self._progress.stop()
+                self.close()
 
     def close(self) -> None:
         """Give the terminal back."""
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
 
 def _amount(stage: str, done: int, total: int) -> str:
