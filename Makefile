@@ -32,6 +32,7 @@ kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube
 
 e2e: setup ## a real one-node Kubernetes; needs root on Linux
+	@$(PY) tests/cluster/packages.py
 	@$(PYTEST) -m e2e tests/e2e -v
 
 bench: setup ## the benchmarks; results go to benchmarks/results

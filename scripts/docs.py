@@ -146,7 +146,7 @@ def _type(field: dict[str, Any]) -> str:
     if field["type"] == "object":
         return "map" if "additionalProperties" in field else "object"
     kind = {"string": "string", "boolean": "boolean", "integer": "integer", "number": "number"}[field["type"]]
-    if "(ms|s|m|h)" in field.get("pattern", ""):
+    if any("a duration is" in rule["message"] for rule in field.get("x-kubernetes-validations", ())):
         return "duration"
     return kind + _bounds(field)
 
@@ -170,8 +170,9 @@ def _default(field: dict[str, Any], required: bool) -> str:
 
 
 def _rules(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for rule in schema.get("x-kubernetes-validations", ()):
-        yield path, rule["message"]
+    if schema.get("type") == "object":
+        for rule in schema.get("x-kubernetes-validations", ()):
+            yield path, rule["message"]
     for name, field in schema.get("properties", {}).items():
         yield from _rules(f"{path}.{name}", field)
         if "properties" in field.get("items", {}):

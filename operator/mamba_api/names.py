@@ -67,7 +67,7 @@ ADMIN_PORT_NAME = "admin"
 SERVICE_PORT = 80
 """Port of the gateway Service: `http://X.NAMESPACE.svc/v1`."""
 OPERATOR_LIVENESS_PORT = 8081
-OPERATOR_METRICS_PORT = 8082
+"""Port of the operator's /healthz, /readyz and /metrics."""
 
 IMAGE = "ghcr.io/mambaserve/mambaserve:0.1.0"
 """Default engine image, with torch."""

@@ -72,9 +72,14 @@ class Quantity(str):
     ) -> JsonSchemaValue:
         return {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": QUANTITY_PATTERN,
             "maxLength": MAX_LENGTH,
             "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": f"type(self) == string ? self.matches(r'{QUANTITY_PATTERN}') : self >= 0",
+                    "message": "a quantity is a number with a unit of Kubernetes, such as 80Gi, 500m or 4",
+                }
+            ],
         }
 
 
@@ -115,7 +120,16 @@ class Duration(str):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"type": "string", "pattern": DURATION_PATTERN, "maxLength": MAX_LENGTH}
+        return {
+            "type": "string",
+            "maxLength": MAX_LENGTH,
+            "x-kubernetes-validations": [
+                {
+                    "rule": f"self.matches(r'{DURATION_PATTERN}')",
+                    "message": "a duration is a number with a unit, such as 300s, 5m, 1h or 500ms",
+                }
+            ],
+        }
 
 
 def parse_quantity(text: str | int) -> Decimal:

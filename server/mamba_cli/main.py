@@ -14,12 +14,14 @@ from rich.markup import escape
 from mamba_cli.errors import CliError
 
 COMMANDS: tuple[str, ...] = (
-    "up",
-    "plan",
+    "bench",
     "config",
     "crd",
     "gateway",
+    "operate",
+    "plan",
     "serve",
+    "up",
 )
 
 app = typer.Typer(

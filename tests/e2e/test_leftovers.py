@@ -18,9 +18,9 @@ pytestmark = pytest.mark.e2e
 
 RUN = f"""
 import sys, time
-from testcluster.build import TOOLS, ensure
-from testcluster.node import Binaries, running_node
-with running_node(Binaries(**{{name: ensure(tool) for name, tool in TOOLS.items()}})) as node:
+from testcluster.build import ensure
+from testcluster.node import running_node
+with running_node(ensure()) as node:
     node.kubectl("run", "sleeper", "--image={HOST_IMAGE}", "--command", "--", "sleep", "600")
     node.kubectl("wait", "pod", "sleeper", "--for=condition=Ready", "--timeout=30s")
     print(node.folder, flush=True)

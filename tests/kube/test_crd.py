@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from mamba_api.documents import load_documents
 from mamba_api.schema import crd_yaml, custom_resource_definition
 from mamba_api.v1alpha1 import MambaDeployment
 from testcluster.control_plane import ControlPlane
@@ -16,6 +19,7 @@ from testcluster.errors import CommandFailed
 pytestmark = pytest.mark.kube
 
 BROKEN = yaml.safe_load((Path(__file__).parents[1] / "data/broken_specs.yaml").read_text())
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml"))
 NOW = "2026-01-02T12:00:00Z"
 
 
@@ -32,9 +36,7 @@ def deployment(name: str = "nano", **spec: Any) -> dict[str, Any]:
 def plane(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with the CRD in force."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
+    # Not `kubectl wait`: it gives up on an object that has no status yet.
     control_plane.wait_for(
         lambda: (
             "mambadeployments" in control_plane.kubectl("api-resources", "--api-group=serving.mambaserve.io")
@@ -58,7 +60,8 @@ def refusal(plane: ControlPlane, namespace: str, manifest: dict[str, Any]) -> st
 
 
 def test_the_schema_is_structural_and_its_rules_compile(plane: ControlPlane) -> None:
-    crd = plane.kubectl.json("get", "crd", "mambadeployments.serving.mambaserve.io")
+    crd = plane.get("crd", "mambadeployments.serving.mambaserve.io")
+    assert crd is not None
     state = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
     assert state["Established"] == "True"
     assert state["NamesAccepted"] == "True"
@@ -92,6 +95,7 @@ def test_what_can_never_work_is_refused_in_words(
 ) -> None:
     said = refusal(plane, namespace, deployment(**case["spec"]))
     assert case["says"] in said
+    assert case.get("api", "") in said
 
 
 def test_an_unknown_field_is_refused(plane: ControlPlane, namespace: str) -> None:
@@ -123,10 +127,49 @@ def test_what_can_work_is_accepted(plane: ControlPlane, namespace: str, spec: di
     assert MambaDeployment.model_validate(stored(plane, namespace)).spec.model.uri == "builtin://tiny-recall"
 
 
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_the_examples_are_accepted_and_read_back(plane: ControlPlane, namespace: str, file: Path) -> None:
+    plane.apply(file.read_text(), namespace)
+    for wanted in load_documents(file.read_text(), str(file)):
+        assert MambaDeployment.model_validate(stored(plane, namespace, wanted.name)).spec == wanted.spec
+
+
 def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) -> None:
     plane.apply(deployment(), namespace)
     plane.apply(deployment(model={"uri": "hf://a/b"}), namespace)
     assert stored(plane, namespace)["metadata"]["generation"] == 2
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    page=st.sampled_from([1, 8, 16, 64]),
+    pages=st.integers(1, 64),
+    gpus=st.integers(0, 8),
+    low=st.integers(0, 5),
+    size=st.sampled_from(["80Gi", "1.5Gi", "512M", 85899345920, "7", "900m"]),
+    wait=st.sampled_from(["300s", "5m", "500ms", "1h30m", "0.5s"]),
+    uri=st.sampled_from(
+        ["hf://a/b@main", "pvc://claim/a/b", "file:///srv/x", "file://./x", "builtin://tiny"]
+    ),
+    share=st.floats(0, 1, allow_subnormal=False),
+)
+def test_whatever_the_models_accept_is_stored_as_the_models_read_it(
+    plane: ControlPlane, namespace: str, page: int, pages: int, gpus: int, low: int, size: Any, wait: str,
+    uri: str, share: float,
+) -> None:  # fmt: skip
+    manifest = deployment(
+        model={"uri": uri},
+        engine={"pageSize": page, "tensorParallel": max(gpus, 1)},
+        stateCache={"trackInterval": page * pages},
+        resources={"gpus": gpus, "memory": size},
+        memory={"arena": size},
+        scaling={"minReplicas": low, "maxReplicas": low + 1, "scaleDownDelay": wait},
+        workload={"sharedPrefixRatio": share},
+    )
+    path = f"/apis/serving.mambaserve.io/v1alpha1/namespaces/{namespace}/mambadeployments?dryRun=All"
+    status, answer = plane.api.request("POST", path, manifest)
+    assert status == 201, answer
+    assert MambaDeployment.model_validate(answer).spec == MambaDeployment.model_validate(manifest).spec
 
 
 def test_scaling_writes_the_replicas_and_shows_the_selector(plane: ControlPlane, namespace: str) -> None:

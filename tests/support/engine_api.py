@@ -88,6 +88,18 @@ class ApiProcess:
         state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True).json
         return state
 
+    def wait_log(self, event: str, seconds: float = 10, **fields: Any) -> dict[str, Any]:
+        """The first log line of this event with these fields; lines come through a pipe, so it may take."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for line in list(self.logs):
+                found = json.loads(line) if line.startswith("{") else {}
+                if found.get("event") == event and all(found.get(key) == fields[key] for key in fields):
+                    entry: dict[str, Any] = found
+                    return entry
+            time.sleep(0.02)
+        raise AssertionError(f"no line {event} {fields} in {''.join(self.logs[-20:])}")
+
     def wait_ready(self, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

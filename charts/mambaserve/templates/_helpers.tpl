@@ -52,7 +52,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [mambadeployments]
   verbs: [get, list, watch, patch, update]
 - apiGroups: [serving.mambaserve.io]
-  resources: [mambadeployments/status, mambadeployments/finalizers, mambadeployments/scale]
+  resources: [mambadeployments/status, mambadeployments/finalizers]
   verbs: [get, patch, update]
 # Children. Server-side apply needs create and patch.
 - apiGroups: [apps]
@@ -82,25 +82,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
-- apiGroups: [apps]
-  resources: [replicasets]
-  verbs: [get, list, watch]
-- apiGroups: ["", events.k8s.io]
-  resources: [events]
-  verbs: [create, patch]
-- apiGroups: [monitoring.coreos.com]
-  resources: [servicemonitors]
-  verbs: [get, list, watch, create, patch, delete]
-{{- end -}}
-
-{{/* What is cluster-wide by nature. */}}
-{{- define "mambaserve.clusterRules" -}}
-- apiGroups: [apiextensions.k8s.io]
-  resources: [customresourcedefinitions]
-  verbs: [get, list, watch]
-{{- if .Values.rbac.readNodes }}
+# Events; `get` is for counting up one that was posted before.
 - apiGroups: [""]
-  resources: [nodes]
-  verbs: [get, list, watch]
-{{- end }}
+  resources: [events]
+  verbs: [get, create, patch]
 {{- end -}}

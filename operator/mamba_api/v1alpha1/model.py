@@ -3,11 +3,14 @@
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic.config import JsonDict
 
-from mamba_api.model_uri import URI_PATTERN, ModelUri, parse_model_uri
+from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.quantity import Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName
 from mamba_api.v1alpha1.secret_ref import SecretKeyRef
+
+URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
 
 
 def _check_uri(text: str) -> str:
@@ -17,7 +20,7 @@ def _check_uri(text: str) -> str:
 
 Uri = Annotated[
     str,
-    Field(min_length=1, max_length=1024, json_schema_extra={"pattern": URI_PATTERN}),
+    Field(min_length=1, max_length=1024, json_schema_extra={"x-kubernetes-validations": [URI_RULE]}),
     AfterValidator(_check_uri),
 ]
 

@@ -68,7 +68,7 @@ class Plan(StatusModel):
     max_running_requests: Count
     """Most sequences that run at once."""
     binding_constraint: Text
-    """What runs out first: slots, pages, requests or memory."""
+    """What runs out first: state slots, kv pages, memory, or a configured limit."""
     headroom: Text
     """What is left of the budget, such as 3.1Gi."""
     ledger: Annotated[list[LedgerEntry], Field(max_length=64)] = []

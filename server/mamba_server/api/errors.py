@@ -58,9 +58,9 @@ class ApiError(Exception):
 class InvalidRequest(ApiError):
     """The request is wrong; `param` names the field."""
 
-    status, kind, code = 400, "invalid_request_error", None
+    status, kind = 400, "invalid_request_error"
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = "invalid_value") -> None:
         super().__init__(message, param=param)
         self.code = code
 

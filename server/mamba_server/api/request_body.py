@@ -77,7 +77,7 @@ def validate(model: type[Model], raw: dict[str, Any]) -> Model:
 def invalid(errors: Sequence[ErrorDetails]) -> InvalidRequest:
     """One clear error out of pydantic's list: of the first field, the most specific complaint."""
     field = errors[0]["loc"][:1]
-    worst = max((item for item in errors if item["loc"][:1] == field), key=lambda item: len(item["loc"]))
+    worst = max((item for item in errors if item["loc"][:1] == field), key=_depth)
     param = param_of(worst["loc"])
     message = worst["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if worst["type"] == "missing":
@@ -93,6 +93,12 @@ def invalid(errors: Sequence[ErrorDetails]) -> InvalidRequest:
         param = f"{param}.{named}" if param.endswith("]") else param
         return InvalidRequest(f"{param}:{message.partition(':')[2]}", param=param, code=code)
     return InvalidRequest(f"{param}: {message}", param=param, code=code)
+
+
+def _depth(error: ErrorDetails) -> tuple[int, bool, int]:
+    """How far validation of a union's branch came: the one that came furthest is the one that was meant."""
+    places = [part for part in error["loc"] if isinstance(part, int)]
+    return len(error["loc"]), not error["type"].endswith("_type"), places[-1] if places else -1
 
 
 _BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "constrained"})

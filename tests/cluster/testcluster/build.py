@@ -1,8 +1,8 @@
 """The Go programs of the test clusters: what they are built from, and their cache.
 
-Each tool is kept in `<cache>/<name>-<hash of its inputs>/bin`, so that a change of its sources or its pin
-builds it anew and nothing else does. A build happens in a folder of its own that is renamed when it is
-complete, under a lock: two runs never build the same twice, and a killed one leaves nothing that counts.
+They are kept in `<cache>/<hash of all inputs>/bin`, so that a change of the sources or of a pin builds them
+anew and nothing else does. A build happens in a folder of its own that is renamed when it is complete,
+under a lock: two runs never build the same twice, and a killed one leaves nothing that counts.
 """
 
 import fcntl
@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from testcluster.errors import BuildFailed
@@ -23,76 +22,45 @@ from testcluster.toolchain import find_go
 
 SOURCES = Path(__file__).parents[1] / "hyperkube"
 KUBERNETES = "v1.34.4"
-COMPONENTS = (
+PACKAGES = (".", "./pause", "helm.sh/helm/v3/cmd/helm")
+"""What is built: each becomes a binary with the last part of its name, `.` the one that the links lead to."""
+MULTICALL = "hyperkube"
+LINKS = (
+    "coredns",
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
-    "kube-scheduler",
     "kube-proxy",
-    "kubelet",
+    "kube-scheduler",
     "kubectl",
+    "kubelet",
 )
-FLAGS = ("-trimpath", "-buildvcs=false")
+# Without a version the components call themselves v0.0.0-master and clients complain.
+VERSIONED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+LINKER = " ".join(["-s -w", *(f"-X {package}.gitVersion={KUBERNETES}" for package in VERSIONED)])
+FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", LINKER)
 PROGRESS_SECONDS = 15.0
 
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Tool:
-    """One Go program."""
-
-    name: str
-    package: str
-    """Import path; relative ones lie in our own module, others need a version."""
-    version: str = ""
-    """Module version of a foreign package; our own module pins its dependencies in go.sum."""
-    links: tuple[str, ...] = ()
-    """Further names the program is called by; it picks its part by them."""
-    ldflags: str = "-s -w"
-    minutes: str = "a few seconds"
-    """How long a first build takes on two cores, for the progress line."""
-
-
-TOOLS: Mapping[str, Tool] = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            "hyperkube",
-            ".",
-            links=COMPONENTS,
-            # Without these the components call themselves v0.0.0-master and clients complain.
-            ldflags=f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
-            f" -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}",
-            minutes="three to five minutes",
-        ),
-        Tool("pause", "./pause"),
-        Tool("helm", "helm.sh/helm/v3/cmd/helm", version="v3.19.0", minutes="about a minute"),
-        Tool("coredns", "github.com/coredns/coredns", version="v1.12.4", minutes="one to two minutes"),
-    )
-}
-
-
-def inputs_hash(tool: Tool, sources: Mapping[str, bytes]) -> str:
-    """Hash of all that decides a tool's binary: pins, flags, platform and, for our own, `sources`."""
-    digest = hashlib.sha256(repr((tool, FLAGS, os.uname().machine)).encode())
+def inputs_hash(sources: Mapping[str, bytes], machine: str) -> str:
+    """Hash of all that decides the binaries: sources with their pins, packages, flags and the processor."""
+    digest = hashlib.sha256(repr((PACKAGES, LINKS, FLAGS, machine)).encode())
     for name in sorted(sources):
         digest.update(f"\0{name}\0{len(sources[name])}\0".encode())
         digest.update(sources[name])
     return digest.hexdigest()[:16]
 
 
-def own_sources(tool: Tool) -> dict[str, bytes]:
-    """The files of our own module that a tool is built from; none for a foreign package."""
-    if tool.version:
-        return {}
-    folder = SOURCES / tool.package
-    paths = [*folder.glob("*.go"), SOURCES / "go.mod", SOURCES / "go.sum"]
-    return {path.relative_to(SOURCES).as_posix(): path.read_bytes() for path in paths}
+def sources(folder: Path = SOURCES) -> dict[str, bytes]:
+    """The content of our own module: Go files and pins by their path in it."""
+    paths = [*folder.rglob("*.go"), folder / "go.mod", folder / "go.sum"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the tools are kept: `$XDG_CACHE_HOME/mambaserve/cluster`, outside of any checkout."""
+    """Where the binaries are kept: `$XDG_CACHE_HOME/mambaserve/cluster`, outside of any checkout."""
     base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "mambaserve" / "cluster"
 
@@ -101,21 +69,21 @@ def say(line: str) -> None:
     print(f"cluster: {line}", file=sys.stderr, flush=True)
 
 
-def ensure(tool: Tool, *, root: Path | None = None, report: Report = say) -> Path:
-    """The folder with a tool's binary and links, built if it is not there yet.
+def ensure(*, root: Path | None = None, report: Report = say) -> Path:
+    """The folder with the binaries, built if they are not there yet.
 
     Raises BuildFailed with the compiler's last lines, ToolMissing when no Go can be had.
     """
     root = root or cache_root()
-    target = root / f"{tool.name}-{inputs_hash(tool, own_sources(tool))}"
+    target = root / inputs_hash(sources(), os.uname().machine)
     if (target / "bin").is_dir():
         return target / "bin"
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f"{target.name}.lock", tool, report):
+    with _locked(root / f"{target.name}.lock", report):
         if not (target / "bin").is_dir():
-            work = Path(tempfile.mkdtemp(prefix=f".{tool.name}-", dir=root))
+            work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=root))
             try:
-                _build(tool, work, find_go(root, report), report)
+                _build(work, find_go(root, report), report)
                 work.chmod(0o755)
                 work.rename(target)
             finally:
@@ -124,36 +92,30 @@ def ensure(tool: Tool, *, root: Path | None = None, report: Report = say) -> Pat
 
 
 @contextmanager
-def _locked(path: Path, tool: Tool, report: Report) -> Iterator[None]:
+def _locked(path: Path, report: Report) -> Iterator[None]:
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"another run is building {tool.name}; waiting for it")
+            report("another run is building; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def _build(tool: Tool, work: Path, go: Path, report: Report) -> None:
+def _build(work: Path, go: Path, report: Report) -> None:
     binaries = work / "bin"
     binaries.mkdir()
-    environ = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(binaries), "GOWORK": "off"}
-    flags = [*FLAGS, "-v", "-ldflags", tool.ldflags]
-    if tool.version:
-        argv = [str(go), "install", *flags, f"{tool.package}@{tool.version}"]
-    else:
-        output = str(binaries / tool.name)
-        argv = [str(go), "build", *flags, "-mod=readonly", "-o", output, tool.package]
-    report(f"building {tool.name} {tool.version or KUBERNETES}: {tool.minutes} the first time, then cached")
+    argv = [str(go), "build", "-v", *FLAGS, "-o", f"{binaries}/", *PACKAGES]
+    # Without C code no compiler but Go's is needed, and the binaries run on any distribution.
+    environ = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+    report(f"building Kubernetes {KUBERNETES} and helm: about six minutes on two cores, then cached")
     began = time.monotonic()
     log = work / "build.log"
     with log.open("wb") as out:
         process = subprocess.Popen(argv, cwd=SOURCES, env=environ, stdout=out, stderr=subprocess.STDOUT)
         try:
             while (code := _wait(process, PROGRESS_SECONDS)) is None:
-                lines = log.read_bytes().splitlines()
-                compiled = sum(b"downloading" not in line for line in lines)
-                report(f"  {tool.name}: {compiled} packages compiled, {time.monotonic() - began:.0f} s")
+                report(f"  {progress(log.read_text(errors='replace'))}, {time.monotonic() - began:.0f} s")
         finally:
             process.kill()
             process.wait()
@@ -163,9 +125,16 @@ def _build(tool: Tool, work: Path, go: Path, report: Report) -> None:
             f"`{' '.join(argv)}` ended with {code}. It needs the module proxy that `go env GOPROXY` names "
             f"and about 6 GB of disk. Its last lines:\n{tail}"
         )
-    for link in tool.links:
-        (binaries / link).symlink_to(tool.name)
-    report(f"built {tool.name} in {time.monotonic() - began:.0f} s")
+    for link in LINKS:
+        (binaries / link).symlink_to(MULTICALL)
+    report(f"built in {time.monotonic() - began:.0f} s")
+
+
+def progress(log: str) -> str:
+    """Where a build stands by what `go build -v` has written: it names each package that it compiles."""
+    lines = log.splitlines()
+    fetched = sum(line.startswith("go: downloading") for line in lines)
+    return f"{fetched} modules downloaded, {len(lines) - fetched} packages compiled"
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:

@@ -25,6 +25,7 @@ PACKAGES = {
     "conntrack": "conntrack",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "openssl": "openssl",
 }
 """Debian package per program that a node needs from the machine."""
 

@@ -18,7 +18,7 @@ from testcluster.api import ApiClient, Dial
 from testcluster.cluster import Cluster
 from testcluster.component import Component
 from testcluster.errors import NotReady
-from testcluster.kubectl import Kubectl
+from testcluster.kubectl import Command, Kubectl
 from testcluster.pki import Authority, Certificate, Identity
 
 SERVICE_RANGE = "10.96.0.0/16"
@@ -86,6 +86,7 @@ class ControlPlane(Cluster):
             Kubectl(binaries / "kubectl", file, self.place.prefix),
             ApiClient(self.server, self.authority.root.certificate, self.admin, self.place.dial),
         )
+        self.helm = Command(binaries / "helm", file, self.place.prefix)
         self.etcd = self.component("etcd", self._etcd_arguments())
         self.api_server = self.component("kube-apiserver", self._api_server_arguments())
         self.controller_manager = self.component(

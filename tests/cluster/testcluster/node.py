@@ -8,13 +8,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from testcluster import cluster_dns, container_runtime, host_view, kubelet, leftovers
-from testcluster.build import TOOLS
 from testcluster.cgroup import ControlGroup
 from testcluster.component import Component
 from testcluster.control_plane import ControlPlane, Place, Ports
@@ -29,30 +27,15 @@ BRIDGED_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 TREE = Path(__file__).parents[3]
 
 
-@dataclass(frozen=True)
-class Binaries:
-    """The folders of the tools that were built."""
-
-    hyperkube: Path
-    pause: Path
-    helm: Path
-    coredns: Path
-
-
-assert set(Binaries.__dataclass_fields__) == set(TOOLS), "a node is made of every tool"
-
-
 class Node(ControlPlane):
     """The cluster; `start` returns when the node is Ready and Services and DNS answer."""
 
-    def __init__(self, folder: Path, binaries: Binaries) -> None:
+    def __init__(self, folder: Path, binaries: Path) -> None:
         self.network = NetworkNamespace(folder.name)
         self.group = ControlGroup(folder.name)
         self.host = host_view.look(TREE)
-        self._tools = binaries
         place = Place(ADDRESS, self.network.prefix, self.network.dial, kubelet.NODE)
-        super().__init__(folder, binaries.hyperkube, ports=PORTS, place=place)
-        self.helm = Command(binaries.helm / "helm", self.kubeconfig, self.network.prefix)
+        super().__init__(folder, binaries, ports=PORTS, place=place)
         self._runtime = container_runtime.Layout(folder)
         self.scheduler = self.component(
             "kube-scheduler",
@@ -73,9 +56,7 @@ class Node(ControlPlane):
         self.proxy = self.component(
             "kube-proxy", kubelet.proxy_arguments(self.kubeconfig, bridged_rules=bridged)
         )
-        self.dns = self.component(
-            "coredns", ["-conf", str(folder / "Corefile")], binaries.coredns / "coredns"
-        )
+        self.dns = self.component("coredns", ["-conf", str(folder / "Corefile")])
 
     @property
     def components(self) -> Sequence[Component]:
@@ -123,7 +104,7 @@ class Node(ControlPlane):
         self.containerd.wait_until(
             self._runtime.socket.exists, timeout=READY_SECONDS, what="listening on its socket"
         )
-        pause = container_runtime.pause_image(self._tools.pause / "pause", self.host.machine)
+        pause = container_runtime.pause_image(self._binaries / "pause", self.host.machine)
         container_runtime.import_image(self._runtime, container_runtime.PAUSE_IMAGE, pause)
         self.load_image(host_view.HOST_IMAGE)
         self.kubelet.start()
@@ -187,7 +168,7 @@ def check_machine() -> None:
 
 
 @contextmanager
-def running_node(binaries: Binaries) -> Iterator[Node]:
+def running_node(binaries: Path) -> Iterator[Node]:
     """A node for the length of the block; what killed runs left behind is removed first.
 
     `MAMBASERVE_KEEP_CLUSTER=1` leaves the folder with the logs where it is.

@@ -1,5 +1,8 @@
 """Every example is valid, explained, and says how to run it."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,15 @@ def test_the_gpu_example_leaves_the_strategy_to_the_planner() -> None:
     assert nano.spec.state_cache.strategy == "Auto"
     assert nano.spec.workload is not None
     assert nano.spec.memory.device_memory is not None
+
+
+def test_the_gpu_example_is_planned_without_network_and_fits() -> None:
+    arguments = ["plan", "examples/02-nemotron-nano-9b/mamba.yaml", "--output", "json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mamba_cli", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["fits"] is True
+    assert (answer["model"]["recurrentLayers"], answer["model"]["attentionLayers"]) == (27, 4)
+    assert answer["plan"]["maxRunningRequests"] >= 64

@@ -1,0 +1,77 @@
+"""Which events a pass deserves: what was done to children, and conditions that changed. Pure.
+
+`reconcile` hands them to `event_log`. Reasons of condition events are the conditions' own words.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mamba_api.conditions import ConditionType, find_condition
+from mamba_api.v1alpha1 import Condition, Status
+from mamba_operator.apply import Done
+from mamba_operator.plan import Change
+
+TROUBLE = {ConditionType.PLANNED: "False", ConditionType.DEGRADED: "True"}
+ANNOUNCED = (
+    ConditionType.PLANNED,
+    ConditionType.AVAILABLE,
+    ConditionType.PROGRESSING,
+    ConditionType.DEGRADED,
+    ConditionType.READY,
+)
+WORDS: dict[Change, tuple[str, str]] = {
+    Change.MISSING: ("Created", "Created"),
+    Change.OUTDATED: ("Updated", "Updated"),
+    Change.DRIFTED: ("Repaired", "Repaired"),
+    Change.NOT_NEEDED: ("Deleted", "Deleted"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """One Kubernetes event before it is written."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def announce(old: Status, new: Status | None, done: Sequence[Done]) -> list[Announcement]:
+    """Events of one pass, past tense, at most one per kind of change and one per condition that changed."""
+    return [*_of_children(done), *(_of_conditions(old, new) if new is not None else ())]
+
+
+def _of_children(done: Sequence[Done]) -> list[Announcement]:
+    made: list[Announcement] = []
+    for change, (reason, verb) in WORDS.items():
+        those = [one for one in done if one.change is change]
+        if those:
+            what = ", ".join(f"{one.ref} ({one.detail})" if one.detail else str(one.ref) for one in those)
+            made.append(Announcement("Normal", reason, f"{verb} {what}"))
+    return made
+
+
+def _of_conditions(old: Status, new: Status) -> list[Announcement]:
+    made: dict[str, Announcement] = {}
+    for type_ in ANNOUNCED:
+        before, after = find_condition(old.conditions, type_), find_condition(new.conditions, type_)
+        if after is None or _same(before, after):
+            continue
+        if before is None and after.status == _quiet(type_):
+            # A healthy beginning is no news.
+            continue
+        trouble = after.status == TROUBLE.get(type_)
+        message = f"{type_} became {after.status}: {after.message}"
+        # Several conditions carry the same cause; one event of it is enough, a warning before a note.
+        if trouble or after.reason not in made:
+            made[after.reason] = Announcement("Warning" if trouble else "Normal", after.reason, message)
+    return list(made.values())
+
+
+def _same(before: Condition | None, after: Condition) -> bool:
+    return before is not None and (before.status, before.reason) == (after.status, after.reason)
+
+
+def _quiet(type_: ConditionType) -> str:
+    return "True" if type_ is ConditionType.PROGRESSING else "False"

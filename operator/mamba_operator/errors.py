@@ -1,0 +1,94 @@
+"""What the operator can fail with, and what follows from each.
+
+OperatorError
+├── ClusterError            the API server said no, or nothing
+│   ├── Unreachable         no answer, 5xx or 429: retried with back-off, after `retry_after` at least
+│   ├── Conflict            409: somebody wrote at the same time; observed again and retried at once
+│   ├── NotFound            404: the object or its kind is not there
+│   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
+│   └── Refused             400, 413, 422: the object breaks a rule; the message is the server's
+├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
+├── Terminating             a child is on its way out and comes back when it is gone; retried soon
+├── InvalidPatch            a pod template that cannot be merged; condition InvalidSpec
+├── CrdMissing              the cluster does not serve MambaDeployments; the operator waits for them
+├── SettingsInvalid         wrong settings; exit code 2
+└── LeadershipLost          another operator took the lease; the process ends with exit code 1
+
+`condition_reason` is the word that the condition and the event carry.
+"""
+
+from typing import ClassVar
+
+from mamba_api.conditions import Reason
+
+
+class OperatorError(Exception):
+    """Base: the message says what happened and what to do."""
+
+    condition_reason: ClassVar[Reason] = Reason.APPLY_FAILED
+
+
+class ClusterError(OperatorError):
+    """The API server refused a request or gave no answer."""
+
+    def __init__(self, message: str, *, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status; 0 without an answer."""
+        self.retry_after = retry_after
+        """Seconds the server asked to wait."""
+
+
+class Unreachable(ClusterError):
+    """No answer, 5xx or 429."""
+
+
+class Conflict(ClusterError):
+    """409."""
+
+
+class NotFound(ClusterError):
+    """404."""
+
+
+class Forbidden(ClusterError):
+    """401 or 403."""
+
+
+class Refused(ClusterError):
+    """400, 413 or 422."""
+
+
+class NameTaken(OperatorError):
+    """A child's name belongs to somebody else's object."""
+
+
+class Terminating(OperatorError):
+    """A child is on its way out."""
+
+
+class InvalidPatch(OperatorError):
+    """A pod template that cannot be merged."""
+
+    condition_reason = Reason.INVALID_SPEC
+
+
+class CrdMissing(OperatorError):
+    """The cluster does not serve MambaDeployments."""
+
+
+class SettingsInvalid(OperatorError):
+    """Wrong settings."""
+
+
+class LeadershipLost(OperatorError):
+    """Another operator took the lease."""
+
+
+def of_status(status: int, message: str, retry_after: float | None = None) -> ClusterError:
+    """The error an HTTP status stands for."""
+    kinds: dict[int, type[ClusterError]] = {
+        400: Refused, 401: Forbidden, 403: Forbidden, 404: NotFound, 405: Refused, 409: Conflict,
+        413: Refused, 415: Refused, 422: Refused,
+    }  # fmt: skip
+    return kinds.get(status, Unreachable)(message, status=status, retry_after=retry_after)

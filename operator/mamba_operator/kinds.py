@@ -1,0 +1,71 @@
+"""The kinds of objects that belong to a MambaDeployment, and the API paths of all kinds that are touched.
+
+`observe` lists them, `main` watches them, `client` builds paths from them; RBAC in the chart mirrors them.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from mamba_api import names
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One resource of the Kubernetes API."""
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core group."""
+        group, slash, _ = self.api_version.partition("/")
+        return group if slash else ""
+
+    @property
+    def version(self) -> str:
+        """Version inside the group."""
+        return self.api_version.rpartition("/")[2]
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str = "") -> str:
+        """URL path of the collection, of one object or of a part of it."""
+        parts = ["apis" if self.group else "api", *self.api_version.split("/")]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+MAMBA_DEPLOYMENT = Kind(names.API_VERSION, names.KIND, names.PLURAL)
+
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+SECRET = Kind("v1", "Secret", "secrets")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SERVICE = Kind("v1", "Service", "services")
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+
+POD = Kind("v1", "Pod", "pods")
+ENDPOINT_SLICE = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
+NODE = Kind("v1", "Node", "nodes", namespaced=False)
+EVENT = Kind("v1", "Event", "events")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+OWNED: tuple[Kind, ...] = (
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, SECRET, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
+    DISRUPTION_BUDGET, DEPLOYMENT,
+)  # fmt: skip
+"""Children, in the order they are applied: what pods need comes before the pods."""
+WATCHED: tuple[Kind, ...] = (*OWNED, POD, ENDPOINT_SLICE)
+"""Whatever wakes its MambaDeployment."""
+BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in (*OWNED, MAMBA_DEPLOYMENT, EVENT, LEASE)}

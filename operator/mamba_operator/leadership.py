@@ -1,0 +1,161 @@
+"""Holds the Lease that lets one operator act at a time; losing it ends the process (see docs/adr/0031).
+
+`hold` waits for the lease, then runs the work; when renewals have failed for so long that another operator
+may take over, the work is cancelled. On a clean exit the lease is given back, so the next one starts at once.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import ClusterError, Conflict, LeadershipLost, NotFound
+from mamba_operator.kinds import LEASE
+from mamba_operator.lease import Move, Record, Watched, decide, watch
+from mamba_operator.manifest import Manifest
+
+log = structlog.get_logger(__name__)
+SAFETY = 0.7
+"""We stop after this share of the lease's duration without a renewal: well before others may start."""
+RELEASE_SECONDS = 3.0
+"""Longest wait for giving the lease back: it runs out by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """Which lease, held as whom, for how long."""
+
+    namespace: str
+    name: str
+    identity: str
+    duration: float
+    renew_every: float
+
+
+class Leadership:
+    """One candidate."""
+
+    def __init__(self, client: KubeClient, lease: LeaseName) -> None:
+        self._client = client
+        self._lease = lease
+        self._watched: Watched | None = None
+        self._current: Manifest | None = None
+        self.holds = False
+        """Whether we may act now."""
+
+    async def hold(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the lease, then run `work` as long as we hold it.
+
+        Raises:
+            LeadershipLost: another operator may act now; `work` was cancelled before.
+        """
+        await self._acquire()
+        self.holds = True
+        log.info("lease_taken", lease=self._lease.name, identity=self._lease.identity)
+        working = asyncio.ensure_future(work())
+        renewing = asyncio.create_task(self._renew())
+        try:
+            done, _ = await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            if working in done:
+                working.result()
+                return
+            renewing.result()
+        finally:
+            self.holds = False
+            for task in (working, renewing):
+                task.cancel()
+            await asyncio.gather(working, renewing, return_exceptions=True)
+            with contextlib.suppress(ClusterError, TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self._release()
+
+    async def _acquire(self) -> None:
+        told = ""
+        while True:
+            try:
+                if await self._step():
+                    return
+                holder = self._watched.record.holder if self._watched else None
+                if holder and holder != told:
+                    told = holder
+                    log.info("lease_awaited", lease=self._lease.name, holder=holder)
+            except ClusterError as error:
+                log.warning("lease_unavailable", error=str(error))
+            await asyncio.sleep(self._lease.renew_every)
+
+    async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
+        while True:
+            await asyncio.sleep(self._lease.renew_every)
+            try:
+                async with asyncio.timeout_at(renewed + self._lease.duration * SAFETY):
+                    asked = loop.time()
+                    if await self._step():
+                        renewed = asked
+                    elif self._watched is None or self._watched.record.holder != self._lease.identity:
+                        raise LeadershipLost("another operator holds the lease")
+            except TimeoutError:
+                raise LeadershipLost("the lease could not be renewed in time") from None
+            except ClusterError as error:
+                log.warning("lease_not_renewed", error=str(error))
+                if loop.time() - renewed > self._lease.duration * SAFETY:
+                    raise LeadershipLost("the lease could not be renewed in time") from error
+
+    async def _step(self) -> bool:
+        """One look and one write at most; whether we hold the lease afterwards."""
+        self._current = await self._client.get(LEASE, self._lease.namespace, self._lease.name)
+        now = asyncio.get_running_loop().time()
+        record = _record(self._current)
+        self._watched = watch(self._watched, record, now) if record else None
+        move = decide(self._watched, self._lease.identity, now)
+        if move is Move.WAIT:
+            return False
+        try:
+            if self._current is None:
+                await self._client.create(self._manifest(None, move, record))
+            else:
+                await self._client.replace(self._manifest(self._current, move, record))
+        except Conflict:
+            # Another candidate was quicker; a holder who lost a race sees the winner at the next look.
+            return False
+        return True
+
+    async def _release(self) -> None:
+        current = await self._client.get(LEASE, self._lease.namespace, self._lease.name)
+        if current is None or (current.get("spec") or {}).get("holderIdentity") != self._lease.identity:
+            return
+        spec = {**current["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+        with contextlib.suppress(Conflict, NotFound):
+            await self._client.replace({**current, "kind": LEASE.kind, "spec": spec})
+
+    def _manifest(self, current: Manifest | None, move: Move, record: Record | None) -> Manifest:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec: dict[str, Any] = {
+            **((current or {}).get("spec") or {}),
+            "holderIdentity": self._lease.identity,
+            "leaseDurationSeconds": max(round(self._lease.duration), 1),
+            "renewTime": now,
+        }
+        if move is Move.TAKE:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = record.transitions + 1 if record else 0
+        head = current or {"metadata": {"name": self._lease.name, "namespace": self._lease.namespace}}
+        return {**head, "apiVersion": LEASE.api_version, "kind": LEASE.kind, "spec": spec}
+
+
+def _record(lease: Manifest | None) -> Record | None:
+    if lease is None:
+        return None
+    spec = lease.get("spec") or {}
+    return Record(
+        spec.get("holderIdentity"),
+        str(lease["metadata"].get("resourceVersion", "")),
+        float(spec.get("leaseDurationSeconds") or 0),
+        int(spec.get("leaseTransitions") or 0),
+    )

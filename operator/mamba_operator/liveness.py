@@ -1,0 +1,83 @@
+"""/healthz, /readyz and /metrics of the operator, on a port of its own.
+
+/healthz fails when a restart would help: the event loop lags, a watch is stale, a pass hangs. A standby that
+waits for the lease is healthy. Called by `main`; knows no Kubernetes.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+Check = Callable[[], str | None]
+"""None when all is well, else what is wrong."""
+LAG_PERIOD = 1.0
+LAG_MOST = 10.0
+
+
+class LoopLag:
+    """How late the event loop runs its timers; a handler that blocks it is seen here."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._beat = clock()
+        self.worst = 0.0
+        """Longest delay of the last beat, in seconds."""
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            self._beat = self._clock()
+            await asyncio.sleep(LAG_PERIOD)
+            self.worst = max(self._clock() - self._beat - LAG_PERIOD, 0.0)
+
+    def check(self) -> str | None:
+        """A `Check`."""
+        lag = max(self.worst, self._clock() - self._beat - LAG_PERIOD)
+        return f"the event loop lags by {lag:.1f} s" if lag > LAG_MOST else None
+
+
+@asynccontextmanager
+async def liveness_server(
+    host: str, port: int, *, checks: Callable[[], list[str]], ready: Check, registry: CollectorRegistry
+) -> AsyncIterator[int]:
+    """Serve for the length of the block; gives the port.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    async def healthz(_request: web.Request) -> web.Response:
+        problems = checks()
+        return web.Response(status=500 if problems else 200, text="\n".join(problems) or "ok")
+
+    async def readyz(_request: web.Request) -> web.Response:
+        problem = ready()
+        return web.Response(status=503 if problem else 200, text=problem or "ok")
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/healthz", healthz),
+            web.get("/livez", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", metrics),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()

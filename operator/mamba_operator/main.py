@@ -1,0 +1,266 @@
+"""The operator process: connects, takes the lease, watches, reconciles, answers probes, ends cleanly.
+
+`run` is called by `mambaserve operator`. It wires the parts together; every decision is elsewhere.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+
+import kopf
+import structlog
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import ClusterError, SettingsInvalid
+from mamba_operator.freshness import Freshness
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.leadership import Leadership, LeaseName
+from mamba_operator.liveness import LoopLag, liveness_server
+from mamba_operator.manifest import Key, Manifest, metadata
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.reconcile import Reconciler
+from mamba_operator.settings import OperatorSettings
+from mamba_operator.watching import make_registry, make_settings
+from mamba_operator.workqueue import WorkQueue
+
+log = structlog.get_logger(__name__)
+CRD_PERIOD = 5.0
+SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+JITTER = 0.2
+FIRST = asyncio.FIRST_COMPLETED
+
+
+class Operator:
+    """One operator process."""
+
+    def __init__(self, settings: OperatorSettings, client: KubeClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._metrics = OperatorMetrics()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._freshness = Freshness(settings.stale_after)
+        self._lag = LoopLag()
+        self._stopping = asyncio.Event()
+        self._leadership = Leadership(
+            client,
+            LeaseName(
+                settings.lease_namespace or own_namespace(settings),
+                settings.lease,
+                settings.identity,
+                settings.lease_duration,
+                settings.renew_every,
+            ),
+        )
+
+    def stop(self) -> None:
+        """End soon and cleanly."""
+        self._stopping.set()
+
+    def take_signals(self) -> None:
+        """SIGTERM and SIGINT call `stop`."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    async def run(self) -> None:
+        """Run until `stop`.
+
+        Raises:
+            LeadershipLost: another operator took over.
+            OSError: the liveness port cannot be bound.
+        """
+        settings = self._settings
+        host = settings.liveness_host or ("0.0.0.0" if in_pod() else "127.0.0.1")  # noqa: S104 - the pod's
+        async with (
+            liveness_server(
+                host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
+                registry=self._metrics.registry,
+            ) as port,
+            _background(self._lag.run()),
+        ):  # fmt: skip
+            log.info("operator_started", identity=settings.identity, liveness=f"{host}:{port}")
+            leading = asyncio.create_task(self._leadership.hold(self._lead))
+            stopping = asyncio.create_task(self._stopping.wait())
+            try:
+                await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if leading.done():
+                    leading.result()
+            finally:
+                for task in (stopping, leading):
+                    task.cancel()
+                await asyncio.gather(stopping, leading, return_exceptions=True)
+                log.info("operator_stopped", identity=settings.identity)
+
+    async def _lead(self) -> None:
+        """What the holder of the lease does."""
+        await self._crd_served()
+        self._metrics.leader.set(1)
+        settings = self._settings
+        reconciler = Reconciler(
+            self._client,
+            self._metrics,
+            identity=settings.identity,
+            timeout=settings.reconcile_timeout,
+            resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
+            seen=self._seen,
+        )
+        started = asyncio.Event()
+        watching = asyncio.create_task(
+            kopf.operator(
+                registry=make_registry(self._wake, self._delivered),
+                settings=make_settings(namespaced=bool(settings.namespaces)),
+                clusterwide=not settings.namespaces,
+                namespaces=list(settings.namespaces),
+                standalone=True,
+                ready_flag=started,
+            )
+        )
+        working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
+        resyncing = asyncio.create_task(self._resync())
+        tasks = {watching, working, resyncing}
+        try:
+            # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
+            await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
+            self.take_signals()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._metrics.leader.set(0)
+            # The workers first: whatever still arrives is for the next operator.
+            for one in (working, resyncing, watching):
+                one.cancel()
+                await asyncio.wait({one}, timeout=settings.exit_timeout)
+
+    async def _crd_served(self) -> None:
+        """Wait until the cluster knows MambaDeployments: the operator may be installed first."""
+        told = False
+        while True:
+            try:
+                if await self._client.serves(MAMBA_DEPLOYMENT):
+                    return
+                if not told:
+                    log.error(
+                        "crd_missing",
+                        advice="install it with: mambaserve crd | kubectl apply --server-side -f -",
+                    )
+                    told = True
+            except ClusterError as error:
+                log.warning("cluster_unreachable", error=str(error))
+            await asyncio.sleep(CRD_PERIOD)
+
+    async def _resync(self) -> None:
+        """Look at every MambaDeployment now and then: the net below the watches."""
+        while True:
+            asked = time.monotonic()
+            try:
+                for namespace in self._settings.namespaces or (None,):
+                    for one in await self._client.list(MAMBA_DEPLOYMENT, namespace, metadata_only=True):
+                        self._seen(MAMBA_DEPLOYMENT, one, asked)
+                        meta = metadata(one)
+                        self._queue.add(Key(str(meta["namespace"]), str(meta["name"])))
+            except ClusterError as error:
+                log.warning("resync_failed", error=str(error))
+            await asyncio.sleep(self._settings.resync * (1.0 - JITTER * random.random()))
+
+    def _wake(self, key: Key) -> None:
+        self._queue.add(key)
+        self._metrics.due.set(len(self._queue))
+
+    def _delivered(self, kind: Kind, one: Manifest, deleted: bool) -> None:
+        self._metrics.events.labels(kind.kind).inc()
+        if deleted:
+            self._freshness.gone(_identity(kind, one))
+        else:
+            version = str(metadata(one).get("resourceVersion", ""))
+            self._freshness.delivered(_identity(kind, one), version, time.monotonic())
+
+    def _seen(self, kind: Kind, one: Manifest, asked: float) -> None:
+        self._freshness.listed(_identity(kind, one), str(metadata(one).get("resourceVersion", "")), asked)
+
+    def _problems(self) -> list[str]:
+        found = [self._lag.check()]
+        if self._leadership.holds:
+            stale = self._freshness.stale()
+            if stale:
+                found.append(f"a watch is stale: {len(stale)} objects were listed and never delivered")
+            if self._queue.oldest_run() > self._settings.reconcile_timeout * 2:
+                found.append("a pass hangs")
+        return [problem for problem in found if problem]
+
+    def _not_ready(self) -> str | None:
+        return None if self._leadership.holds else "standby: waits for the lease"
+
+
+def _identity(kind: Kind, one: Manifest) -> tuple[str, str]:
+    meta = metadata(one)
+    return kind.plural, str(meta.get("uid"))
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def own_namespace(settings: OperatorSettings) -> str:
+    """Where the operator itself lives."""
+    if named := os.environ.get("POD_NAMESPACE"):
+        return named
+    if in_pod():
+        return SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
+    return settings.namespaces[0] if settings.namespaces else "default"
+
+
+def in_pod() -> bool:
+    """Whether the process runs in a pod with a service account."""
+    return SERVICE_ACCOUNT_NAMESPACE.exists()
+
+
+async def _configuration(settings: OperatorSettings) -> Configuration:
+    configuration = Configuration()
+    try:
+        if settings.kubeconfig is None and in_pod():
+            kube_config.load_incluster_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        else:
+            await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=settings.kubeconfig, client_configuration=configuration
+            )
+    except (kube_config.ConfigException, OSError) as error:
+        raise SettingsInvalid(
+            f"no way into a cluster: {error}; give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
+        ) from error
+    return configuration
+
+
+async def run(settings: OperatorSettings) -> None:
+    """Run one operator until SIGTERM or SIGINT.
+
+    Raises:
+        SettingsInvalid: no usable credentials.
+        LeadershipLost: another operator took over.
+        OSError: the liveness port cannot be bound.
+    """
+    if settings.kubeconfig is not None:
+        # kopf knows kubeconfigs by this variable only; both clients must use the same one.
+        os.environ["KUBECONFIG"] = settings.kubeconfig
+    # kopf logs every event it hands over; ours are the ones that matter.
+    logging.getLogger("kopf").setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
+    async with ApiClient(await _configuration(settings)) as api:
+        operator = Operator(settings, KubeClient(api, timeout=settings.request_timeout))
+        operator.take_signals()
+        await operator.run()

@@ -1,0 +1,101 @@
+"""`judge`: asks the planner whether an engine of this deployment fits its memory. Pure; called by `plan`.
+
+The arithmetic is `mamba_server.budget`, the same that the engine sizes its arena with; here a spec is turned
+into the planner's terms and its answer into a verdict.
+"""
+
+from typing import Any
+
+from mamba_api.conditions import Reason
+from mamba_api.v1alpha1 import MambaDeployment, Plan
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
+from mamba_server import budget
+from mamba_server.model.families import ModelConfigError, model_config_from_hf
+
+
+def judge(
+    deployment: MambaDeployment, node_gpu_memory: int | None, config: dict[str, Any] | None = None
+) -> Verdict:
+    """What the planner says.
+
+    Args:
+        deployment: the object.
+        node_gpu_memory: bytes of one GPU by node labels; the spec wins over it.
+        config: the model's config.json when it is known from elsewhere; the spec's own wins over it.
+    """
+    spec = deployment.spec
+    known = spec.model.config if spec.model.config is not None else config
+    if known is None:
+        return Unknown(
+            Reason.MODEL_UNKNOWN,
+            f"the configuration of {spec.model.uri} is not known before an engine has started; put its "
+            "config.json into spec.model.config to see the plan at once",
+        )
+    device = _device(deployment, node_gpu_memory)
+    if device is None:
+        return Unknown(
+            Reason.DEVICE_MEMORY_UNKNOWN,
+            "no node label nvidia.com/gpu.memory says how much memory a GPU has: set spec.memory.deviceMemory"
+            if spec.resources.gpus
+            else "how much memory the engine may take is not said: set spec.resources.memory, "
+            "spec.memory.deviceMemory or spec.memory.arena",
+        )
+    try:
+        model = model_config_from_hf(known, "spec.model.config")
+        planned = budget.plan(model, _constraints(deployment), device, None, _workload(deployment))
+    except (ModelConfigError, budget.UnusableInput) as error:
+        return Invalid(str(error))
+    except budget.DoesNotFit as error:
+        return DoesNotFit(str(error))
+    message = (
+        f"{planned.strategy} with {planned.state_dtype} states: up to {planned.max_running_requests} "
+        f"sequences at once, {planned.slots} slots, {planned.pages} pages; "
+        f"what binds: {planned.binding_constraint}"
+    )
+    notes = "".join(f"; {note}" for note in planned.notes)
+    return Fits(Plan.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
+
+
+def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.Device | None:
+    spec = deployment.spec
+    if spec.resources.gpus:
+        given = spec.memory.device_memory.bytes if spec.memory.device_memory is not None else node_gpu_memory
+        kind: Any = "cuda"
+    else:
+        size = spec.memory.device_memory or spec.resources.memory
+        given, kind = (size.bytes if size is not None else None), "cpu"
+    if given is None and spec.memory.arena is not None:
+        # An arena of a given size is planned for whatever the device has.
+        given = 0
+    return None if given is None else budget.Device(kind, given)
+
+
+def _workload(deployment: MambaDeployment) -> budget.Workload | None:
+    load = deployment.spec.workload
+    if load is None:
+        return None
+    return budget.Workload(
+        load.prompt_tokens, load.output_tokens, load.shared_prefix_ratio, load.concurrency, declared=True
+    )
+
+
+def _constraints(deployment: MambaDeployment) -> budget.Constraints:
+    """Raises UnusableInput."""
+    spec = deployment.spec
+    cache, engine = spec.state_cache, spec.engine
+    return budget.Constraints(
+        strategy=None if cache.strategy == "Auto" else cache.strategy,
+        state_dtype=None if cache.state_dtype == "Auto" else cache.state_dtype,
+        dtype=None if engine.dtype == "Auto" else engine.dtype,
+        page_size=engine.page_size,
+        track_interval=cache.track_interval,
+        max_model_len=spec.model.max_model_len,
+        max_running_requests=engine.max_running_requests,
+        chunked_prefill_tokens=engine.chunked_prefill_tokens,
+        max_checkpoints_per_path=cache.max_checkpoints_per_path,
+        prefix_caching=cache.prefix_caching,
+        overlap=engine.overlap_schedule,
+        utilization=spec.memory.utilization,
+        arena_bytes=spec.memory.arena.bytes if spec.memory.arena is not None else None,
+        tensor_parallel=engine.tensor_parallel,
+    )

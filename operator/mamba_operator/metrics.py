@@ -1,0 +1,44 @@
+"""What the operator counts about itself; served at /metrics. One registry per process, made by `main`."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class OperatorMetrics:
+    """The operator's instruments; labels never hold names of users' objects."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "mambaserve_operator_reconciles",
+            "Passes over a MambaDeployment, by how they ended.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "mambaserve_operator_reconcile_seconds",
+            "Length of a pass.",
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self.changes = Counter(
+            "mambaserve_operator_child_changes",
+            "Children written or removed, by kind and cause.",
+            ["kind", "change"],
+            registry=self.registry,
+        )
+        self.events = Counter(
+            "mambaserve_operator_watch_events",
+            "Objects that watches delivered, by kind.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.due = Gauge(
+            "mambaserve_operator_queue_depth",
+            "MambaDeployments that wait for a pass.",
+            registry=self.registry,
+        )
+        self.leader = Gauge(
+            "mambaserve_operator_leader", "1 while this process holds the lease.", registry=self.registry
+        )

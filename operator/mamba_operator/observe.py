@@ -1,0 +1,109 @@
+"""`observe`: reads one MambaDeployment and all that belongs to it into a frozen `Snapshot`.
+
+Fresh reads from the API server, never a cache: what a pass decides on is what it saw. Called by `reconcile`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+
+from mamba_api import names
+from mamba_api.errors import InvalidQuantity
+from mamba_api.quantity import parse_quantity
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import Forbidden
+from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OWNED, POD, Kind
+from mamba_operator.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
+from mamba_operator.snapshot import Endpoint, Snapshot
+
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""Set by NVIDIA's feature discovery: MiB of one GPU."""
+SERVICE_LABEL = "kubernetes.io/service-name"
+MIB = 1024 * 1024
+
+Seen = Callable[[Kind, Manifest], None]
+"""Told about every object a list returned; watch freshness is measured with it."""
+
+
+async def observe(client: KubeClient, key: Key, *, seen: Seen | None = None) -> Snapshot:
+    """One consistent enough look: each list is exact, together they may be some milliseconds apart.
+
+    Raises:
+        ClusterError: the API server did not give an answer; nothing partial is returned.
+    """
+    owner = await client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
+    if owner is None:
+        return Snapshot(key, None)
+    owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
+    ours = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    service = f"{SERVICE_LABEL}={names.Children(key.name).engine}"
+    try:
+        async with asyncio.TaskGroup() as group:
+            lists = [group.create_task(client.list(kind, key.namespace, selector=ours)) for kind in OWNED]
+            pods = group.create_task(client.list(POD, key.namespace, selector=ours))
+            slices = group.create_task(client.list(ENDPOINT_SLICE, key.namespace, selector=service))
+            gpu_memory = group.create_task(_gpu_memory(client, owner))
+    except ExceptionGroup as failed:
+        # One answer that did not come is enough: half a snapshot would look like missing children.
+        raise failed.exceptions[0] from None
+    uid = metadata(owner).get("uid")
+    children: dict[Ref, Manifest] = {}
+    strangers: dict[Ref, Manifest] = {}
+    for kind, task in zip(OWNED, lists, strict=True):
+        for item in task.result():
+            if seen is not None:
+                seen(kind, item)
+            (children if owner_uid(item) == uid else strangers)[ref(item)] = item
+    if seen is not None:
+        seen(MAMBA_DEPLOYMENT, owner)
+    return Snapshot(
+        key,
+        owner,
+        children,
+        strangers,
+        tuple(pods.result()),
+        tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
+        gpu_memory.result(),
+    )
+
+
+async def _gpu_memory(client: KubeClient, owner: Manifest) -> int | None:
+    """Bytes of one GPU on the smallest node that the pods may run on, when the spec does not say."""
+    spec = owner.get("spec") or {}
+    memory, resources = spec.get("memory") or {}, spec.get("resources") or {}
+    if memory.get("deviceMemory") is not None or resources.get("gpus") == 0:
+        return None
+    selector = (spec.get("scheduling") or {}).get("nodeSelector") or {}
+    wanted = [GPU_MEMORY_LABEL, *(f"{key}={value}" for key, value in selector.items())]
+    try:
+        nodes = await client.list(NODE, None, selector=",".join(wanted), metadata_only=True)
+    except Forbidden:
+        # An operator of some namespaces may not read nodes: then the spec has to say it.
+        return None
+    return smallest_gpu(nodes)
+
+
+def smallest_gpu(nodes: Iterable[Manifest]) -> int | None:
+    """Bytes of the smallest GPU that node labels tell of; labels that are no number are skipped."""
+    sizes: list[Decimal] = []
+    for node in nodes:
+        text = (metadata(node).get("labels") or {}).get(GPU_MEMORY_LABEL)
+        try:
+            sizes.append(parse_quantity(str(text)))
+        except InvalidQuantity:
+            continue
+    return int(min(sizes)) * MIB if sizes else None
+
+
+def _endpoints(slices: Iterable[Manifest]) -> set[Endpoint]:
+    return {
+        Endpoint(
+            str(address),
+            str((endpoint.get("targetRef") or {}).get("name", "")),
+            # Absent means ready, says the API.
+            (endpoint.get("conditions") or {}).get("ready") is not False,
+        )
+        for one in slices
+        for endpoint in one.get("endpoints") or ()
+        for address in endpoint.get("addresses") or ()
+    }

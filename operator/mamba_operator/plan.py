@@ -1,0 +1,160 @@
+"""`make_plan`: from a snapshot to what has to change, each change with its reason. Pure.
+
+The heart of the operator: called by `reconcile` for every wake, whatever the event was. It decides and
+touches nothing; `apply` carries it out and `status` tells what came of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import ValidationError
+
+from mamba_api import names
+from mamba_api.documents import explain
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.drift import drift
+from mamba_operator.errors import InvalidPatch
+from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
+from mamba_operator.memory_plan import judge
+from mamba_operator.record import readable
+from mamba_operator.render import render
+from mamba_operator.render.admin_secret import admin_secret
+from mamba_operator.render.context import Context
+from mamba_operator.scale import asleep_in, engines_wanted
+from mamba_operator.snapshot import Snapshot
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Verdict
+
+
+class Change(StrEnum):
+    """Why a child is written or removed."""
+
+    MISSING = "Missing"
+    OUTDATED = "Outdated"
+    DRIFTED = "Drifted"
+    NOT_NEEDED = "NotNeeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Make a child be as `manifest` says."""
+
+    manifest: Manifest
+    change: Change
+    detail: str = ""
+    """For people: the fields that drifted."""
+    create_only: bool = False
+    """Never overwrite: the content was made once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a child that is not wanted any more."""
+
+    ref: Ref
+    uid: str
+    change: Change = Change.NOT_NEEDED
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What has to change, and what was decided on the way."""
+
+    deployment: MambaDeployment | None = None
+    """The parsed object; None when it is gone, going, or broken."""
+    verdict: Verdict | None = None
+    """What the planner says; None when the object is gone or going."""
+    replicas: int | None = None
+    """Engines wanted; None when nothing may be changed."""
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    terminating: tuple[Ref, ...] = ()
+    """Children that must be gone before they can be made again."""
+    again_in: float | None = None
+    """Seconds until time alone changes the plan."""
+
+
+def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]) -> Plan:
+    """What to do about one MambaDeployment.
+
+    Args:
+        snapshot: what was observed.
+        now: the time, with a time zone.
+        new_token: makes a fresh secret; called only when one is needed.
+    """
+    if snapshot.owner is None or is_terminating(snapshot.owner):
+        # Owner references let the cluster collect the children; making one now would only race with that.
+        return Plan()
+    try:
+        deployment = MambaDeployment.model_validate(readable(snapshot.owner), by_alias=True, by_name=False)
+    except ValidationError as error:
+        return Plan(verdict=Invalid("; ".join(explain(error))))
+    unsupported = _unsupported(deployment)
+    if unsupported is not None:
+        return Plan(deployment, Invalid(unsupported))
+    verdict = judge(deployment, snapshot.node_gpu_memory)
+    if isinstance(verdict, Invalid | DoesNotFit) or deployment.spec.mode == "Plan":
+        return Plan(deployment, verdict)
+    replicas = engines_wanted(deployment, now)
+    context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None)
+    try:
+        wanted = render(context)
+    except InvalidPatch as error:
+        return Plan(deployment, Invalid(f"spec.{error}"))
+    applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
+    secret = Ref("Secret", context.children.admin_secret)
+    if not _has_token(snapshot.children.get(secret)):
+        manifest = admin_secret(context, new_token())
+        # Before everything else: pods that mount it wait for it with a warning.
+        applies.insert(0, Apply(manifest, Change.MISSING, create_only=secret not in snapshot.children))
+    keep = {ref(manifest) for manifest in wanted} | {secret}
+    return Plan(
+        deployment,
+        verdict,
+        replicas,
+        tuple(apply for apply in applies if not _goes(ref(apply.manifest), snapshot)),
+        _prune(snapshot, keep),
+        tuple(sorted(one for one in keep if _goes(one, snapshot))),
+        asleep_in(deployment, now),
+    )
+
+
+def _unsupported(deployment: MambaDeployment) -> str | None:
+    """What the contract allows and this version's engines cannot do: said at once, not by a crashing pod."""
+    if deployment.spec.disaggregation is not None:
+        return (
+            "spec.disaggregation: this version's engines do not hand states over to each other; remove the "
+            "field to serve with unified engines"
+        )
+    if deployment.spec.engine.tensor_parallel > 1:
+        return "spec.engine.tensorParallel: this version's engines run on one GPU each; set it to 1"
+    return None
+
+
+def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
+    observed = snapshot.children.get(ref(manifest))
+    if observed is None:
+        return Apply(manifest, Change.MISSING)
+    if annotation(observed, names.ANNOTATION_SPEC_HASH) != annotation(manifest, names.ANNOTATION_SPEC_HASH):
+        return Apply(manifest, Change.OUTDATED)
+    fields = drift(manifest, observed)
+    return Apply(manifest, Change.DRIFTED, ", ".join(fields)) if fields else None
+
+
+def _has_token(secret: Manifest | None) -> bool:
+    return bool(secret and (secret.get("data") or {}).get(names.ADMIN_TOKEN_KEY))
+
+
+def _goes(one: Ref, snapshot: Snapshot) -> bool:
+    child = snapshot.children.get(one)
+    return child is not None and is_terminating(child)
+
+
+def _prune(snapshot: Snapshot, keep: set[Ref]) -> tuple[Delete, ...]:
+    return tuple(
+        Delete(one, str(child["metadata"]["uid"]))
+        for one, child in sorted(snapshot.children.items())
+        # The volume with the downloaded weights outlives a change of mind; it goes with its owner.
+        if one not in keep and not is_terminating(child) and one.kind != "PersistentVolumeClaim"
+    )

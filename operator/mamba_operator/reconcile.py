@@ -1,0 +1,149 @@
+"""`Reconciler`: one pass over one MambaDeployment: observe, plan, apply, one status write, events.
+
+Level-based: it is told a key and nothing of the event that woke it. Called by the work queue, which never
+runs two passes of a key at the same time; raising means "again, later".
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+
+from mamba_api.v1alpha1 import Status
+from mamba_operator.announce import announce
+from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import ClusterError, NotFound, OperatorError, Terminating, Unreachable
+from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.kinds import Kind
+from mamba_operator.manifest import Key, Manifest
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.observe import observe
+from mamba_operator.plan import Plan, make_plan
+from mamba_operator.record import recorded
+from mamba_operator.snapshot import Snapshot
+from mamba_operator.status import Failure, summarize
+
+log = structlog.get_logger(__name__)
+TOKEN_BYTES = 32
+
+
+def now_utc() -> datetime:
+    """The time."""
+    return datetime.now(UTC)
+
+
+def new_token() -> str:
+    """A fresh secret for an admin port."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+class Reconciler:
+    """Holds what passes share: the client, the clock, the instruments."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        metrics: OperatorMetrics,
+        *,
+        identity: str,
+        timeout: float = 120.0,
+        resync: Callable[[], float] = lambda: 300.0,
+        seen: Callable[[Kind, Manifest, float], None] | None = None,
+        now: Callable[[], datetime] = now_utc,
+        token: Callable[[], str] = new_token,
+    ) -> None:
+        self._client = client
+        self._events = EventLog(client)
+        self._metrics = metrics
+        self._identity = identity
+        self._timeout = timeout
+        self._resync = resync
+        self._seen = seen
+        self._now = now
+        self._token = token
+
+    async def __call__(self, key: Key) -> float | None:
+        """One pass. Returns seconds until the next look; None when the object is gone.
+
+        Raises:
+            OperatorError: something failed; what could be done was done and the status says so.
+            TimeoutError: the pass took too long.
+        """
+        started = time.monotonic()
+        result = "error"
+        try:
+            async with asyncio.timeout(self._timeout):
+                again_in = await self._pass(key)
+            result = "done" if again_in is not None else "gone"
+            return again_in
+        except (OperatorError, TimeoutError) as error:
+            log.warning("reconcile_failed", key=str(key), error=str(error) or "the pass took too long")
+            raise
+        except Exception:
+            log.exception("reconcile_broken", key=str(key))
+            raise
+        finally:
+            self._metrics.reconciles.labels(result).inc()
+            self._metrics.seconds.observe(time.monotonic() - started)
+
+    async def _pass(self, key: Key) -> float | None:
+        asked = time.monotonic()
+        seen = self._seen
+        snapshot = await observe(
+            self._client, key, seen=None if seen is None else lambda kind, one: seen(kind, one, asked)
+        )
+        if snapshot.owner is None:
+            return None
+        plan = make_plan(snapshot, now=self._now(), new_token=self._token)
+        away: Unreachable | None = None
+        try:
+            outcome = await apply(self._client, snapshot, plan)
+        except Unreachable as error:
+            # The status write below most likely fails too; if not, it says what is wrong.
+            outcome, away = Outcome(errors=[error]), error
+        for one in outcome.done:
+            self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
+            log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
+        await self._report(snapshot, plan, outcome)
+        if away is not None:
+            raise away
+        if outcome.errors:
+            raise _gravest(outcome.errors)
+        return min(self._resync(), plan.again_in or float("inf"))
+
+    async def _report(self, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:
+        """The one status write, left out when nothing changed; then the events."""
+        assert snapshot.owner is not None
+        old = recorded(snapshot.owner)
+        failures = [
+            Failure(error.condition_reason, str(error))
+            for error in outcome.errors
+            # Waiting for a name to be free is the normal way of things and passes by itself.
+            if not isinstance(error, Terminating)
+        ]
+        new = summarize(snapshot, plan, failures, now=self._now())
+        if new is not None and new != _exact(snapshot.owner):
+            try:
+                await self._client.apply(
+                    status_manifest(snapshot.owner, new.manifest()), subresource="status"
+                )
+            except NotFound:
+                # Deleted since we looked: there is nobody left to tell.
+                return
+        for announcement in announce(old, new, outcome.done):
+            manifest = event_manifest(snapshot.owner, announcement, reporter=self._identity, now=self._now())
+            await self._events.post(manifest)
+
+
+def _exact(owner: Manifest) -> Status | None:
+    """The recorded status; None when something in it cannot be read, so that it is written anew."""
+    return recorded(owner) if owner.get("status") else None
+
+
+def _gravest(errors: list[OperatorError]) -> OperatorError:
+    """The error that decides on the back-off: what the API server said before what only needs time."""
+    return next((error for error in errors if isinstance(error, ClusterError)), errors[0])

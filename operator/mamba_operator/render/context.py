@@ -1,0 +1,54 @@
+"""`Context`: what all builders of children are given, and the metadata they all put on. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment, Plan
+from mamba_operator.kinds import Kind
+from mamba_operator.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One MambaDeployment, as far as its children depend on it."""
+
+    deployment: MambaDeployment
+    replicas: int
+    """Engines wanted."""
+    plan: Plan | None
+    """What the planner chose; None while it is unknown, then the engine plans for itself."""
+
+    @property
+    def children(self) -> names.Children:
+        """Names of the children."""
+        return names.Children(self.deployment.name)
+
+
+def child(
+    context: Context,
+    kind: Kind,
+    name: str,
+    component: names.Component,
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    """The head of a child: identity, labels, and the owner reference that lets the cluster collect it."""
+    deployment = context.deployment
+    metadata: Manifest = {
+        "name": name,
+        "namespace": deployment.namespace,
+        "labels": names.labels(deployment.name, component),
+        "ownerReferences": [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": deployment.name,
+                "uid": deployment.metadata.uid or "",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}

@@ -1,0 +1,58 @@
+"""Settings of the operator: what `mambaserve operator` takes. Times are seconds.
+
+Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins.
+"""
+
+import os
+import socket
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from mamba_api import names
+
+
+def _identity() -> str:
+    # Inside a pod the host name is the pod's name; the process id tells two on one machine apart.
+    return f"{os.environ.get('POD_NAME') or socket.gethostname()}-{os.getpid()}"
+
+
+class OperatorSettings(BaseSettings):
+    """One operator process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MAMBASERVE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to serve; none = the whole cluster."""
+    kubeconfig: str | None = None
+    """Path of a kubeconfig; none = in-cluster configuration, then the default kubeconfig."""
+    liveness_host: str | None = None
+    """Address of the liveness and metrics server; none = all of a pod, else 127.0.0.1."""
+    liveness_port: int = Field(names.OPERATOR_LIVENESS_PORT, ge=0, le=65535)
+    """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
+    lease: str = Field(names.LEASE_NAME, min_length=1, max_length=63)
+    """Name of the Lease that lets one operator act at a time."""
+    lease_namespace: str | None = None
+    """Namespace of the Lease; none = the operator's own, else the first served, else default."""
+    lease_duration: float = Field(15.0, gt=0)
+    """How long a silent holder keeps the Lease."""
+    renew_every: float = Field(4.0, gt=0)
+    """Time between two renewals."""
+    identity: str = Field(default_factory=_identity, min_length=1)
+    """What the holder of the Lease is called."""
+    workers: int = Field(4, ge=1, le=64)
+    """MambaDeployments reconciled at once."""
+    resync: float = Field(300.0, gt=0)
+    """Longest time between two looks at a MambaDeployment that nobody touched."""
+    request_timeout: float = Field(30.0, gt=0)
+    """Longest time one request to the API server may take."""
+    reconcile_timeout: float = Field(120.0, gt=0)
+    """Longest time one reconcile may take."""
+    stale_after: float = Field(90.0, gt=0)
+    """How long a watch may lag behind what a list shows before liveness fails."""
+    exit_timeout: float = Field(10.0, gt=0)
+    """Longest time to finish what runs after a signal."""
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    """Least severe message that is logged."""

@@ -1,0 +1,43 @@
+"""`Snapshot`: everything one reconcile knows, read once and never changed. Made by `observe`; pure data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mamba_operator.manifest import Key, Manifest, Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One engine behind the headless Service."""
+
+    address: str
+    pod: str
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One MambaDeployment and what exists around it."""
+
+    key: Key
+    owner: Manifest | None
+    """The MambaDeployment as the API server gave it; None when it is gone."""
+    children: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """Objects with its labels that it controls by owner reference."""
+    strangers: Mapping[Ref, Manifest] = field(default_factory=dict)
+    """Objects with its labels that it does not control: never touched."""
+    pods: tuple[Manifest, ...] = ()
+    """Pods of engines and gateway."""
+    engines: tuple[Endpoint, ...] = ()
+    """Engines that the headless Service lists, by address."""
+    node_gpu_memory: int | None = None
+    """Bytes of one GPU on the smallest node that qualifies, from node labels; None = no label says."""
+
+    @property
+    def uid(self) -> str:
+        """Identity of the owner; empty when it is gone."""
+        return str(self.owner["metadata"].get("uid", "")) if self.owner else ""
+
+    def child(self, kind: str, name: str) -> Manifest | None:
+        """One child, if it exists."""
+        return self.children.get(Ref(kind, name))

@@ -1,0 +1,204 @@
+"""`summarize`: from a snapshot, the plan and what failed, to the status the object shall carry. Pure.
+
+Conditions are decided one by one, each by a function that returns status, reason and message; Ready comes
+last and sums up. Called by `reconcile` once per pass; never writes anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from mamba_api import names
+from mamba_api.conditions import ConditionStatus, ConditionType, Reason, set_condition
+from mamba_api.v1alpha1 import Condition, Status
+from mamba_operator.plan import Plan
+from mamba_operator.pod_trouble import is_draining, is_loading, trouble
+from mamba_operator.record import recorded
+from mamba_operator.snapshot import Snapshot
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
+from mamba_operator.workload_state import WorkloadState, workload_state
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One condition before it is dated."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A change that could not be made."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What the conditions are decided from."""
+
+    snapshot: Snapshot
+    plan: Plan
+    verdict: Verdict
+    engine: WorkloadState
+    gateway: WorkloadState
+    failures: Sequence[Failure]
+
+    @property
+    def plan_mode(self) -> bool:
+        deployment = self.plan.deployment
+        return deployment is not None and deployment.spec.mode == "Plan"
+
+    @property
+    def blocked(self) -> Finding | None:
+        """Why nothing may be changed, if that is so."""
+        match self.verdict:
+            case Invalid(message):
+                return Finding("False", Reason.INVALID_SPEC, message)
+            case DoesNotFit(message):
+                return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
+        return None
+
+
+def summarize(snapshot: Snapshot, plan: Plan, failures: Sequence[Failure], *, now: datetime) -> Status | None:
+    """The status to write; None when the object is gone or going.
+
+    Args:
+        snapshot: what was observed before anything was changed.
+        plan: what was decided.
+        failures: what could not be carried out.
+        now: the time, with a time zone; it dates conditions that flip.
+    """
+    if snapshot.owner is None or plan.verdict is None:
+        return None
+    children = names.Children(snapshot.key.name)
+    engine = workload_state(snapshot.child("Deployment", children.engine))
+    gateway = workload_state(snapshot.child("Deployment", children.gateway))
+    view = _View(snapshot, plan, plan.verdict, engine, gateway, failures)
+    old = recorded(snapshot.owner)
+    generation = int(snapshot.owner["metadata"].get("generation") or 0)
+    findings = {
+        ConditionType.PLANNED: _planned(view),
+        ConditionType.AVAILABLE: _available(view),
+        ConditionType.PROGRESSING: _progressing(view),
+        ConditionType.DEGRADED: _degraded(view),
+    }
+    findings[ConditionType.READY] = _ready(findings, view)
+    conditions: list[Condition] = list(old.conditions)
+    for type_, finding in findings.items():
+        conditions = set_condition(
+            conditions, type_, finding.status, finding.reason, finding.message,
+            now=now, observed_generation=generation,
+        )  # fmt: skip
+    return old.model_copy(
+        update={
+            "observed_generation": generation,
+            "replicas": engine.replicas,
+            "ready_replicas": engine.ready,
+            "selector": _selector(snapshot.key.name),
+            "url": names.url(snapshot.key.name, snapshot.key.namespace),
+            "conditions": conditions,
+            "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
+        }
+    )
+
+
+def _selector(name: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(names.selector(name, "engine").items()))
+
+
+def _planned(view: _View) -> Finding:
+    match view.verdict:
+        case Fits(_, message):
+            return Finding("True", Reason.PLAN_COMPUTED, message)
+        case Unknown(reason, message):
+            return Finding("Unknown", reason, message)
+        case DoesNotFit(message):
+            return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
+        case Invalid(message):
+            return Finding("False", Reason.INVALID_SPEC, message)
+
+
+def _available(view: _View) -> Finding:
+    engine, gateway = view.engine, view.gateway
+    if engine.ready and gateway.ready:
+        return Finding("True", Reason.REPLICAS_AVAILABLE, f"{engine.ready} of {engine.wanted} engines answer")
+    if engine.ready:
+        return Finding("False", Reason.GATEWAY_NOT_READY, "engines are ready and no gateway answers yet")
+    if view.blocked is not None:
+        return view.blocked
+    if view.plan_mode:
+        return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created")
+    if view.plan.replicas == 0:
+        if gateway.ready:
+            return Finding("True", Reason.SCALED_TO_ZERO, "no engine runs; the first request wakes one")
+        return Finding("False", Reason.GATEWAY_NOT_READY, "no gateway answers yet that could wake an engine")
+    return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
+
+
+def _progressing(view: _View) -> Finding:
+    if view.blocked is not None:
+        return view.blocked
+    if view.plan_mode:
+        return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
+    engine, gateway = view.engine, view.gateway
+    for which, state in (("engine", engine), ("gateway", gateway)):
+        if state.stuck is not None:
+            return Finding("False", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+    wanted = view.plan.replicas or 0
+    rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
+    if rolling or not engine.exists or not engine.current:
+        return Finding("True", Reason.ROLLING_OUT, f"{wanted} engines are asked for")
+    if any(is_draining(pod) for pod in view.snapshot.pods):
+        return Finding("True", Reason.DRAINING, "an engine finishes its requests before it ends")
+    if engine.updated < min(wanted, engine.replicas) or engine.replicas > wanted > engine.ready:
+        return Finding(
+            "True", Reason.ROLLING_OUT, f"{engine.updated} of {wanted} engines have the new revision"
+        )
+    if engine.replicas > wanted:
+        return Finding("True", Reason.SCALING_DOWN, f"{engine.replicas} engines run, {wanted} are wanted")
+    if engine.ready < wanted:
+        loading = sum(map(is_loading, view.snapshot.pods))
+        if loading:
+            return Finding("True", Reason.LOADING_MODEL, f"{loading} of {wanted} engines load the model")
+        return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready")
+    if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
+        return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
+    return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
+
+
+def _degraded(view: _View) -> Finding:
+    if view.failures:
+        first = view.failures[0]
+        more = f" (and {len(view.failures) - 1} more)" if len(view.failures) > 1 else ""
+        return Finding("True", first.reason, first.message + more)
+    if view.blocked is not None:
+        return Finding("True", view.blocked.reason, view.blocked.message)
+    found = trouble(view.snapshot.pods)
+    if found is not None:
+        return Finding("True", found.reason, found.message)
+    for which, state in (("engine", view.engine), ("gateway", view.gateway)):
+        if state.stuck is not None:
+            return Finding("True", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+    return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
+
+
+def _ready(findings: dict[ConditionType, Finding], view: _View) -> Finding:
+    """False for the first thing that keeps it from being true: a fault, then what is still under way."""
+    degraded = findings[ConditionType.DEGRADED]
+    available = findings[ConditionType.AVAILABLE]
+    progressing = findings[ConditionType.PROGRESSING]
+    if degraded.status == "True":
+        return Finding("False", degraded.reason, degraded.message)
+    if view.plan_mode:
+        return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: set Active to serve")
+    if available.status != "True":
+        cause = progressing if progressing.status == "True" else available
+        return Finding("False", cause.reason, cause.message)
+    if available.reason == Reason.SCALED_TO_ZERO:
+        return Finding("True", available.reason, available.message)
+    url = names.url(view.snapshot.key.name, view.snapshot.key.namespace)
+    return Finding("True", Reason.SERVING, f"answers at {url}")

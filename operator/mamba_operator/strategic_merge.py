@@ -1,0 +1,125 @@
+"""Strategic merge of a pod template: what a user's `podTemplate` does to the one we render.
+
+Lists whose items have an identity (containers, env, volumes, mounts, ports, …) are merged item by item, all
+others are replaced; null removes a field. Follows the Kubernetes API conventions, "Strategic Merge Patch",
+with one kindness: where an item is a choice of one (a volume's source, an env var's value), the patch's
+choice replaces ours instead of joining it into something invalid. Pure; called by `render`.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from mamba_operator.errors import InvalidPatch
+
+MERGE_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+}
+"""Field name -> the key its items are told apart by."""
+ONE_OF: Mapping[str, frozenset[str]] = {"env": frozenset({"value", "valueFrom"})}
+"""Lists whose items hold one of these fields. In `volumes` every field but the name is such a choice."""
+DIRECTIVE = "$patch"
+
+
+def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "podTemplate") -> dict[str, Any]:
+    """`base` with `patch` merged into it; neither is changed, nor shared with the result.
+
+    Raises:
+        InvalidPatch: the patch has a shape that cannot be merged; the message names the path.
+    """
+    match patch.get(DIRECTIVE):
+        case None | "merge":
+            pass
+        case "replace":
+            return copy.deepcopy({key: value for key, value in patch.items() if key != DIRECTIVE})
+        case "delete":
+            return {}
+        case other:
+            raise InvalidPatch(f"{path}.{DIRECTIVE}: {other!r} is none of merge, replace, delete")
+    result = copy.deepcopy(dict(base))
+    for key, value in patch.items():
+        where = f"{path}.{key}"
+        if key == DIRECTIVE:
+            continue
+        if key.startswith("$"):
+            raise InvalidPatch(f"{where}: this directive is not supported; known is {DIRECTIVE}")
+        old = result.get(key)
+        _check_shape(key, old, value, where)
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            result[key] = merge(old or {}, value, where)
+        elif isinstance(value, list):
+            result[key] = _merge_list(key, old or [], value, where)
+        else:
+            result[key] = value
+    return result
+
+
+def _check_shape(field: str, base: Any, patch: Any, path: str) -> None:
+    """An object stays an object and a list a list."""
+    wanted = (
+        list if isinstance(base, list) or field in MERGE_KEYS else dict if isinstance(base, dict) else None
+    )
+    if patch is not None and wanted is not None and not isinstance(patch, wanted):
+        shape = "a list" if wanted is list else "an object"
+        raise InvalidPatch(f"{path}: {shape} is needed here, not {type(patch).__name__}")
+
+
+def _merge_list(field: str, base: list[Any], patch: list[Any], path: str) -> list[Any]:
+    identity = MERGE_KEYS.get(field)
+    if identity is None:
+        return copy.deepcopy(patch)
+    items = [_checked(item, f"{path}[{index}]") for index, item in enumerate(patch)]
+    if any(item == {DIRECTIVE: "replace"} for item in items):
+        return copy.deepcopy([item for item in items if DIRECTIVE not in item])
+    result: list[Any] = copy.deepcopy(base)
+    for index, item in enumerate(items):
+        where = f"{path}[{index}]"
+        if identity not in item:
+            raise InvalidPatch(f"{where}: an item of {field} needs {identity}, which tells it apart")
+        position = _position(result, identity, item[identity])
+        if item.get(DIRECTIVE) == "delete":
+            if position is not None:
+                del result[position]
+        elif position is None:
+            result.append(merge({}, item, where))
+        else:
+            result[position] = merge(_narrowed(field, identity, result[position], item), item, where)
+    return result
+
+
+def _checked(item: Any, path: str) -> Mapping[str, Any]:
+    if not isinstance(item, Mapping):
+        raise InvalidPatch(f"{path}: an object is needed here, not {type(item).__name__}")
+    return item
+
+
+def _position(items: list[Any], identity: str, value: Any) -> int | None:
+    return next(
+        (at for at, item in enumerate(items) if isinstance(item, Mapping) and item.get(identity) == value),
+        None,
+    )
+
+
+def _narrowed(
+    field: str, identity: str, base: Mapping[str, Any], patch: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """`base` without the choices that the patch chose otherwise."""
+    choices = set(base) - {identity} if field == "volumes" else set(ONE_OF.get(field, ()))
+    chosen = {key for key in patch if key in (choices | ONE_OF.get(field, frozenset())) or field == "volumes"}
+    if not chosen - {identity, DIRECTIVE}:
+        return base
+    return {key: value for key, value in base.items() if key not in choices or key in chosen}

@@ -1,0 +1,41 @@
+"""What the planner says about a deployment's memory, one class per outcome. Pure data."""
+
+from dataclasses import dataclass
+
+from mamba_api.conditions import Reason
+from mamba_api.v1alpha1 import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """A strategy fits."""
+
+    plan: Plan
+    message: str
+    """One line with the numbers that matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoesNotFit:
+    """The memory cannot hold the weights and one sequence."""
+
+    message: str
+    """The numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Something the planner needs is not known yet; engines may start and plan for themselves."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """The spec breaks the contract in a way the API server did not see. Nothing is changed."""
+
+    message: str
+
+
+Verdict = Fits | DoesNotFit | Unknown | Invalid

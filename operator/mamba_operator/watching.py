@@ -1,0 +1,85 @@
+"""kopf as the source of wakes: watches every kind we own and turns each event into the owner's key.
+
+kopf watches, reconnects and multiplexes; it holds no state of ours: no finalizer, no annotation, no handler
+progress. Called by `main`; whatever an event says beyond "look at this one" is dropped.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+import structlog
+
+from mamba_api import names
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.manifest import Key, Manifest, metadata
+
+Wake = Callable[[Key], None]
+Delivered = Callable[[Kind, Manifest, bool], None]
+"""Told about every delivered object; the flag says that it was deleted."""
+
+SERVER_TIMEOUT = 600
+"""A watch is begun anew after this many seconds, whatever it looks like; the API takes whole ones."""
+CONNECT_TIMEOUT = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+def owner_key(kind: Kind, body: Manifest) -> Key | None:
+    """The MambaDeployment an object belongs to. Pure; None when it is nobody's."""
+    meta = metadata(body)
+    namespace, name = meta.get("namespace"), meta.get("name")
+    if kind is not MAMBA_DEPLOYMENT:
+        name = (meta.get("labels") or {}).get(names.LABEL_INSTANCE)
+    return Key(str(namespace), str(name)) if namespace and name else None
+
+
+def make_registry(wake: Wake, delivered: Delivered) -> kopf.OperatorRegistry:
+    """One handler per kind, all alike."""
+    registry = kopf.OperatorRegistry()
+    for kind in (MAMBA_DEPLOYMENT, *WATCHED):
+        kopf.on.event(kind.group, kind.version, kind.plural, id=f"wake-{kind.plural}", registry=registry)(
+            _handler(kind, wake, delivered)
+        )
+    kopf.on.login(registry=registry)(_login)
+    return registry
+
+
+def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
+    """Everything kopf might do beyond watching is off."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.persistence.finalizer = names.FINALIZER
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(
+        prefix=names.GROUP, key="last-handled"
+    )
+    settings.peering.standalone = True
+    # New namespaces are nothing to a namespaced operator, and it may not list them.
+    settings.scanning.disabled = namespaced
+    settings.watching.server_timeout = SERVER_TIMEOUT
+    settings.watching.connect_timeout = CONNECT_TIMEOUT
+    ours = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    for kind in WATCHED:
+        # The API server filters: a cluster may have a hundred thousand pods that are not ours.
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = ours
+    settings.queueing.idle_timeout = 1.0
+    settings.queueing.exit_timeout = 1.0
+    settings.process.ultimate_exiting_timeout = 20.0
+    return settings
+
+
+def _handler(kind: Kind, wake: Wake, delivered: Delivered) -> Callable[..., Any]:
+    async def on_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
+        plain: Manifest = {"metadata": dict(body.get("metadata") or {})}
+        delivered(kind, plain, type == "DELETED")
+        key = owner_key(kind, plain)
+        if key is not None:
+            wake(key)
+
+    return on_event
+
+
+def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """In a pod its service account, outside the kubeconfig; called again when the token has run out."""
+    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)

@@ -1,0 +1,133 @@
+"""The work queue: which MambaDeployments are due. One key is never reconciled twice at the same time.
+
+Any number of wakes while a key waits are one; a wake while it runs makes it run once more. Failures come back
+with exponential back-off and jitter. Knows nothing of Kubernetes; randomness is a parameter, time the loop's.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds before retry n: `first * 2**n` up to `most`, less up to `jitter` of it."""
+
+    first: float = 0.5
+    most: float = 60.0
+    jitter: float = 0.5
+
+    def delay(self, failures: int, random_unit: float) -> float:
+        """Seconds to wait after `failures` (>= 1) failures in a row; `random_unit` in [0, 1)."""
+        exponent = min(max(failures, 1) - 1, 62)
+        return min(self.first * 2.0**exponent, self.most) * (1.0 - self.jitter * random_unit)
+
+
+class WorkQueue(Generic[K]):
+    """Keys that are due, at most once each."""
+
+    def __init__(
+        self, backoff: Backoff | None = None, random_unit: Callable[[], float] = random.random
+    ) -> None:
+        self._backoff = backoff or Backoff()
+        self._random = random_unit
+        self._due: deque[K] = deque()
+        self._waiting: set[K] = set()
+        self._running: dict[K, float] = {}
+        self._again: set[K] = set()
+        self._failures: dict[K, int] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._wakeup = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, key: K) -> None:
+        """The key is due now."""
+        self._cancel_timer(key)
+        if key in self._running:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._due.append(key)
+            self._wakeup.set()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """The key is due in `seconds`, unless it is earlier for another reason."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
+        old = self._timers.get(key)
+        if old is not None and old.when() <= when:
+            return
+        self._cancel_timer(key)
+        self._timers[key] = loop.call_at(when, self._timer_fired, key)
+
+    def forget(self, key: K) -> None:
+        """Drop all memory of a key whose object is gone; what is due stays due."""
+        self._failures.pop(key, None)
+        self._cancel_timer(key)
+
+    def failures(self, key: K) -> int:
+        """Failures in a row of the key."""
+        return self._failures.get(key, 0)
+
+    def oldest_run(self) -> float:
+        """Seconds the longest running key has been running; 0 when none runs."""
+        now = asyncio.get_running_loop().time()
+        return max((now - start for start in self._running.values()), default=0.0)
+
+    async def run(self, work: Callable[[K], Awaitable[float | None]], workers: int) -> None:
+        """Work on due keys until cancelled. `work` returns seconds until it wants to see the key again."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._worker(work))
+
+    async def _worker(self, work: Callable[[K], Awaitable[float | None]]) -> None:
+        while True:
+            key = await self._take()
+            try:
+                again_in = await work(key)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                self._failed(key, getattr(error, "retry_after", None))
+            else:
+                self._failures.pop(key, None)
+                if again_in is not None:
+                    self.add_after(key, again_in)
+            finally:
+                self._running.pop(key, None)
+                if key in self._again:
+                    self._again.discard(key)
+                    # While it backs off, other wakes must not turn the back-off into a busy loop.
+                    if not self._failures.get(key):
+                        self.add(key)
+
+    async def _take(self) -> K:
+        while not self._due:
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        key = self._due.popleft()
+        self._waiting.discard(key)
+        self._running[key] = asyncio.get_running_loop().time()
+        return key
+
+    def _failed(self, key: K, retry_after: float | None) -> None:
+        self._failures[key] = self._failures.get(key, 0) + 1
+        delay = self._backoff.delay(self._failures[key], self._random())
+        self._cancel_timer(key)
+        self.add_after(key, max(delay, retry_after or 0.0))
+
+    def _timer_fired(self, key: K) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def _cancel_timer(self, key: K) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,162 @@
+"""The client that measures: sends one completion request, reads its events, returns a sample.
+
+Never raises for what a server or network does: every failure is a sample with the error's kind.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.samples import Sample
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: dict[str, Any] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+@dataclass(slots=True)
+class _Reading:
+    # What has been seen of one answer.
+    first: float | None = None
+    last: float = 0.0
+    gaps: tuple[float, ...] = ()
+    events: int = 0
+    usage: _Usage | None = None
+    finished: bool = False
+    done: bool = False
+    error: str | None = None
+
+    def take(self, line: bytes, now: float) -> None:
+        if line == b"data: [DONE]":
+            self.done = True
+        elif line.startswith(b"data:"):
+            event = _decoder.decode(line[5:])
+            if event.error is not None:
+                self.error = f"stream: {event.error.get('code') or event.error.get('message')}"
+            self.usage = event.usage or self.usage
+            self._choices(event.choices, now)
+
+    def _choices(self, choices: list[_Choice], now: float) -> None:
+        self.finished = self.finished or any(choice.finish_reason for choice in choices)
+        # Text may lag behind tokens (half a character), so the ids count where the server sends them.
+        if not any(choice.token_ids or choice.text for choice in choices):
+            return
+        if self.first is None:
+            self.first = now
+        else:
+            self.gaps += (now - self.last,)
+        self.last = now
+        self.events += 1
+
+
+class LoadClient:
+    """Sends prompts to one server."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        self._session, self._url, self._model = session, url.rstrip("/").removesuffix("/v1"), model
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=10)
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._extra = extra or {}
+
+    async def send(self, prompt: Prompt, start: float, late: float = 0.0) -> Sample:
+        """Send one request; times count from `start` (monotonic)."""
+        body = msgspec.json.encode(
+            {
+                "model": self._model,
+                "prompt": prompt.token_ids,
+                "max_tokens": prompt.output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "return_token_ids": True,
+                **self._extra,
+            }
+        )
+        sent, reading = time.monotonic(), _Reading()
+        try:
+            error = await self._read(body, reading)
+        except TimeoutError:
+            error = "timeout"
+        except aiohttp.ClientConnectorError:
+            error = "connect"
+        except (aiohttp.ClientError, ConnectionError) as broken:
+            error = f"connection: {type(broken).__name__}"
+        except msgspec.MsgspecError:
+            error = "no JSON in an event"
+        end, usage = time.monotonic(), reading.usage or _Usage()
+        details = usage.prompt_tokens_details
+        return Sample(
+            sent=sent - start,
+            end=(reading.last if error is None and reading.first is not None else end) - start,
+            late=late,
+            ttft=None if reading.first is None else reading.first - sent,
+            itl=reading.gaps,
+            prompt_tokens=usage.prompt_tokens or len(prompt.token_ids),
+            output_tokens=usage.completion_tokens or reading.events,
+            cached_tokens=(details.cached_tokens or 0) if details else 0,
+            error=error,
+        )
+
+    async def _read(self, body: bytes, reading: _Reading) -> str | None:
+        url = f"{self._url}/v1/completions"
+        async with self._session.post(
+            url, data=body, headers=self._headers, timeout=self._timeout
+        ) as response:
+            if response.status != 200:
+                return f"{response.status} {_code(await response.read())}".strip()
+            rest = b""
+            async for chunk in response.content.iter_any():
+                now = time.monotonic()
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    reading.take(line.rstrip(b"\r"), now)
+        if reading.error:
+            return reading.error
+        if not reading.done or not reading.finished:
+            return "stream: ended early"
+        return None if reading.first is not None else "stream: no token"
+
+
+def _code(body: bytes) -> str:
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+    except msgspec.MsgspecError:
+        return ""
+    return str(error.get("code") or error.get("type") or "") if isinstance(error, dict) else ""

@@ -1,0 +1,137 @@
+"""Samples and what is computed from them: percentiles, goodput, the report. Pure.
+
+TTFT: from sending to the first event with a token. ITL: between two events with tokens. TPOT: the mean time
+of every token but the first. E2E: from sending to the end. Seconds here, milliseconds in the report.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+QUANTILES = (50, 90, 95, 99)
+
+
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one request experienced. `error` is None if it ended well."""
+
+    sent: float
+    """Seconds from the start of the run."""
+    end: float
+    late: float = 0.0
+    """How long after its scheduled time it was sent."""
+    ttft: float | None = None
+    itl: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def e2e(self) -> float:
+        """Seconds from sending to the end."""
+        return self.end - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds of each token but the first; None for answers of one token."""
+        if self.ttft is None or self.output_tokens < 2:
+            return None
+        return (self.e2e - self.ttft) / (self.output_tokens - 1)
+
+
+class Slo(msgspec.Struct, frozen=True):
+    """Limits in seconds; None = no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    def met(self, sample: Sample) -> bool:
+        """The request ended well within every limit; an answer of one token has no TPOT to break."""
+        if sample.error is not None or sample.ttft is None:
+            return False
+        pairs = ((self.ttft, sample.ttft), (self.tpot, sample.tpot or 0.0), (self.e2e, sample.e2e))
+        return all(limit is None or value <= limit for limit, value in pairs)
+
+
+def percentile(ordered: Sequence[float], rank: float) -> float:
+    """The `rank`-th percentile (0 to 100) of ascending values, linear between neighbours.
+
+    Raises ValueError without values or outside of 0 to 100.
+    """
+    if not ordered or not 0 <= rank <= 100:
+        raise ValueError("a percentile needs values, and a rank from 0 to 100")
+    place = (len(ordered) - 1) * rank / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summary(values: Iterable[float]) -> dict[str, float] | None:
+    """Mean, percentiles and maximum in milliseconds; None without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    found = {f"p{rank}": percentile(ordered, rank) for rank in QUANTILES}
+    found = {"mean": math.fsum(ordered) / len(ordered), **found, "max": ordered[-1]}
+    return {name: round(1000 * value, 3) for name, value in found.items()}
+
+
+def peak(samples: Iterable[Sample]) -> int:
+    """Most requests that were out at the same time."""
+    steps = [(sample.sent, 1) for sample in samples] + [(sample.end, -1) for sample in samples]
+    most = now = 0
+    for _, step in sorted(steps):
+        now += step
+        most = max(most, now)
+    return most
+
+
+def report(samples: Sequence[Sample], slo: Slo) -> dict[str, Any]:
+    """The numbers of a run; `samples` of requests that failed count for goodput, not for latencies."""
+    good = [sample for sample in samples if sample.error is None]
+    begin = min((sample.sent for sample in samples), default=0.0)
+    seconds = max((sample.end for sample in samples), default=0.0) - begin
+    per = 1 / seconds if seconds > 0 else 0.0
+    prompt, cached = sum(s.prompt_tokens for s in good), sum(s.cached_tokens for s in good)
+    output, met = sum(s.output_tokens for s in good), sum(slo.met(s) for s in samples)
+    return {
+        "requests": {
+            "sent": len(samples),
+            "ok": len(good),
+            "failed": len(samples) - len(good),
+            "errors": dict(Counter(s.error for s in samples if s.error is not None).most_common()),
+            "peak_concurrency": peak(list(samples)),
+        },
+        "seconds": round(seconds, 4),
+        "tokens": {
+            "prompt": prompt,
+            "output": output,
+            "cached": cached,
+            "cached_share": round(cached / prompt, 4) if prompt else 0.0,
+        },
+        "rates": {
+            "requests_per_second": round(len(good) * per, 4),
+            "output_tokens_per_second": round(output * per, 2),
+            "total_tokens_per_second": round((prompt + output) * per, 2),
+        },
+        "latency_ms": {
+            "ttft": summary(s.ttft for s in good if s.ttft is not None),
+            "tpot": summary(t for s in good if (t := s.tpot) is not None),
+            "itl": summary(gap for s in good for gap in s.itl),
+            "e2e": summary(s.e2e for s in good),
+        },
+        "goodput": {
+            "slo_ms": {
+                name: None if limit is None else round(1000 * limit, 3)
+                for name, limit in msgspec.structs.asdict(slo).items()
+            },
+            "met": met,
+            "attainment": round(met / len(samples), 4) if samples else 0.0,
+            "requests_per_second": round(met * per, 4),
+        },
+        "late_ms": summary(s.late for s in samples),
+    }

@@ -1,0 +1,87 @@
+"""`mambaserve operator`: reconciles MambaDeployments of a cluster."""
+
+from typing import Annotated
+
+import typer
+
+from mamba_cli.errors import InvalidInput, RunFailed
+
+NAME = "operator"
+
+
+def command(
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Namespace to serve; repeat for several. Without it: the whole cluster.",
+            envvar="MAMBASERVE_NAMESPACE",
+        ),
+    ] = None,
+    kubeconfig: Annotated[
+        str | None,
+        typer.Option(
+            help="Kubeconfig file. Without it: the pod's account, then KUBECONFIG.",
+            envvar="MAMBASERVE_KUBECONFIG",
+        ),
+    ] = None,
+    liveness_host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of /healthz and /metrics. Without it: all of a pod, else 127.0.0.1.",
+            envvar="MAMBASERVE_LIVENESS_HOST",
+        ),
+    ] = None,
+    liveness_port: Annotated[
+        int,
+        typer.Option(
+            help="Port of /healthz and /metrics; 0 takes a free one.", envvar="MAMBASERVE_LIVENESS_PORT"
+        ),
+    ] = 8081,
+    lease_namespace: Annotated[
+        str | None,
+        typer.Option(
+            help="Namespace of the lease that lets one operator act at a time. Without it: its own.",
+            envvar="MAMBASERVE_LEASE_NAMESPACE",
+        ),
+    ] = None,
+    resync: Annotated[
+        float,
+        typer.Option(
+            help="Most seconds between two looks at an object nobody touched.", envvar="MAMBASERVE_RESYNC"
+        ),
+    ] = 300.0,
+    log_level: Annotated[
+        str,
+        typer.Option(help="debug, info, warning or error.", envvar="MAMBASERVE_LOG_LEVEL"),
+    ] = "info",
+) -> None:
+    """Reconcile MambaDeployments: watch them, make their children, keep them as they should be."""
+    import asyncio
+
+    from pydantic import ValidationError
+
+    from mamba_operator.errors import LeadershipLost, SettingsInvalid
+    from mamba_operator.main import run
+    from mamba_operator.settings import OperatorSettings
+    from mamba_telemetry.logs import set_up_logs
+
+    try:
+        settings = OperatorSettings(
+            namespaces=tuple(namespace or ()),
+            kubeconfig=kubeconfig,
+            liveness_host=liveness_host,
+            liveness_port=liveness_port,
+            lease_namespace=lease_namespace,
+            resync=resync,
+            log_level=log_level,
+        )
+    except ValidationError as error:
+        problems = "; ".join(f"--{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InvalidInput(problems.replace("_", "-")) from None
+    set_up_logs(level=settings.log_level, process="operator")
+    try:
+        asyncio.run(run(settings))
+    except SettingsInvalid as error:
+        raise InvalidInput(str(error)) from None
+    except (LeadershipLost, OSError) as error:
+        raise RunFailed(str(error)) from error

@@ -1,0 +1,74 @@
+"""Requests made up from our own OpenAPI document: no answer may leave the document."""
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from engine_api import ApiProcess, serving
+from tiny_model import write_model
+
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
+    with serving(write_model(tmp_path_factory.mktemp("model") / "tiny")) as running:
+        yield running
+
+
+OPERATIONS = [
+    ("/v1/completions", "POST"),
+    ("/v1/chat/completions", "POST"),
+    ("/v1/models", "GET"),
+    ("/v1/models/{name}", "GET"),
+    ("/readyz", "GET"),
+    ("/livez", "GET"),
+    ("/metrics", "GET"),
+    ("/version", "GET"),
+]
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_answers_stay_within_the_document(api: ApiProcess, path: str, method: str) -> None:
+    schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
+
+    @settings(
+        max_examples=40 if method == "POST" else 8,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    @given(case=schema[path][method].as_strategy())
+    def one(case: schemathesis.Case) -> None:
+        answer = case.call(base_url=api.url, timeout=20)
+        case.validate_response(answer, checks=CHECKS)
+
+    one()
+    assert api.call("GET", "/readyz").status == 200
+
+
+def test_the_document_names_every_route(api: ApiProcess) -> None:
+    paths = api.call("GET", "/openapi.json").json["paths"]
+    assert set(paths) == {
+        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/health", "/livez",
+        "/readyz", "/metrics", "/version", "/openapi.json",
+    }  # fmt: skip
+
+
+def test_every_field_of_a_request_is_described(api: ApiProcess) -> None:
+    schemas = api.call("GET", "/openapi.json").json["components"]["schemas"]
+    for name in ("CompletionRequest", "ChatCompletionRequest", "ChatMessage", "ErrorBody", "Usage"):
+        for field, described in schemas[name]["properties"].items():
+            assert described.get("description"), f"{name}.{field}"

@@ -1,0 +1,383 @@
+"""The operator on a real API server: what a user sees after `kubectl apply`, edits, deletes and outages."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mamba_api.schema import crd_yaml
+from operator_objects import nano_config
+from operator_process import OperatorProcess, running_operator
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+
+CHILDREN = {
+    ("Secret", "nano-admin"), ("ServiceAccount", "nano"), ("Role", "nano"), ("RoleBinding", "nano"),
+    ("ConfigMap", "nano-engine"), ("Service", "nano-engine"), ("Service", "nano"),
+    ("NetworkPolicy", "nano-engine"), ("PodDisruptionBudget", "nano-engine"),
+    ("Deployment", "nano-engine"), ("Deployment", "nano"),
+}  # fmt: skip
+KINDS = (
+    "secrets,serviceaccounts,roles,rolebindings,configmaps,services,networkpolicies,poddisruptionbudgets,"
+    "deployments,persistentvolumeclaims"
+)
+OURS = "app.kubernetes.io/managed-by=mambaserve-operator"
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the CRD in force."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
+    )
+    return control_plane
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """An operator of the test's own namespace, so that tests do not see each other's."""
+    with running_operator(plane.kubeconfig, tmp_path / "operator.log", ["--namespace", namespace]) as running:
+        yield running
+
+
+def deployment(name: str = "nano", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": "pvc://models/nano", "config": nano_config()},
+            "memory": {"deviceMemory": "80Gi"},
+            **spec,
+        },
+    }
+
+
+def children(plane: ControlPlane, namespace: str, owner: str = "nano") -> set[tuple[str, str]]:
+    found = plane.list(KINDS, namespace, f"{OURS},app.kubernetes.io/instance={owner}")
+    return {(one["kind"], one["metadata"]["name"]) for one in found}
+
+
+def conditions(plane: ControlPlane, namespace: str, name: str = "nano") -> dict[str, tuple[str, str]]:
+    found = plane.get("mdep", name, namespace) or {}
+    return {
+        one["type"]: (one["status"], one["reason"]) for one in found.get("status", {}).get("conditions", [])
+    }
+
+
+def settled(plane: ControlPlane, namespace: str, name: str = "nano") -> None:
+    plane.kubectl("wait", "--for=condition=Planned", f"mdep/{name}", "-n", namespace, "--timeout=30s")
+    plane.wait_for(lambda: len(children(plane, namespace, name)) == len(CHILDREN), "all children")
+
+
+def eventually(plane: ControlPlane, look: Callable[[], Any], what: str, timeout: float = 30.0) -> Any:
+    return plane.wait_for(look, what, timeout=timeout)
+
+
+def test_apply_makes_every_child_owned_by_the_object(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+
+    owner = plane.get("mdep", "nano", namespace)
+    assert owner
+    assert children(plane, namespace) == CHILDREN
+    for child in plane.list(KINDS, namespace, OURS):
+        [reference] = child["metadata"]["ownerReferences"]
+        assert reference["uid"] == owner["metadata"]["uid"]
+        assert reference["controller"]
+
+
+def test_the_status_tells_the_plan_the_conditions_and_where_to_call(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+
+    status = (plane.get("mdep", "nano", namespace) or {})["status"]
+    assert status["url"] == f"http://nano.{namespace}.svc/v1"
+    assert status["observedGeneration"] == 1
+    assert status["plan"]["strategy"] in ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
+    assert status["plan"]["slots"] > 100
+    assert [one["type"] for one in status["conditions"]] == [
+        "Planned", "Available", "Progressing", "Degraded", "Ready",
+    ]  # fmt: skip
+    found = conditions(plane, namespace)
+    assert found["Planned"] == ("True", "PlanComputed")
+    assert found["Available"] == ("False", "NoReadyReplica")
+    assert found["Degraded"] == ("False", "AsExpected")
+    assert found["Ready"][0] == "False"
+
+
+def test_nothing_is_written_once_everything_is_as_wanted(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+    eventually(plane, lambda: conditions(plane, namespace)["Progressing"][1] == "ScalingUp", "the roll-out")
+    time.sleep(1.0)
+
+    def versions() -> dict[str, str]:
+        kinds = f"{KINDS},mambadeployments.serving.mambaserve.io"
+        return {
+            one["kind"] + one["metadata"]["name"]: one["metadata"]["resourceVersion"]
+            for one in plane.list(kinds, namespace)
+        }
+
+    before = versions()
+    # A wake that changes nothing we care about.
+    plane.kubectl("annotate", "svc/nano", "-n", namespace, "note=1")
+    time.sleep(2.0)
+    after = versions()
+
+    assert {name for name in after if after[name] != before[name]} == {"Servicenano"}
+
+
+def test_pods_that_become_ready_make_it_available_and_ready(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+
+    eventually(plane, lambda: len(plane.list("pods", namespace)) == 2, "the pods")
+    play_kubelet(plane, namespace)
+
+    plane.kubectl("wait", "--for=condition=Ready", "mdep/nano", "-n", namespace, "--timeout=30s")
+    found = conditions(plane, namespace)
+    assert found["Available"] == ("True", "ReplicasAvailable")
+    assert found["Ready"] == ("True", "Serving")
+    status = (plane.get("mdep", "nano", namespace) or {})["status"]
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
+
+
+def play_kubelet(plane: ControlPlane, namespace: str) -> None:
+    """Reports every pod as running and ready, as the kubelet of a node would."""
+    for number, pod in enumerate(plane.list("pods", namespace), start=1):
+        now = "2026-01-01T00:00:00Z"
+        status = {
+            "phase": "Running",
+            "podIP": f"10.0.0.{number}",
+            "podIPs": [{"ip": f"10.0.0.{number}"}],
+            "conditions": [
+                {"type": kind, "status": "True", "lastTransitionTime": now}
+                for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+            ],
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}/status"
+        code, answer = plane.api.request(
+            "PATCH", path, {"status": status}, content_type="application/merge-patch+json"
+        )
+        assert code == 200, answer
+
+
+@pytest.mark.parametrize(
+    "child", ["svc/nano-engine", "deploy/nano-engine", "secret/nano-admin", "netpol/nano-engine"]
+)
+def test_a_child_deleted_by_hand_comes_back(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess, child: str
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+    kind, name = child.split("/")
+    uid = (plane.get(kind, name, namespace) or {})["metadata"]["uid"]
+
+    plane.kubectl("delete", child, "-n", namespace)
+
+    def another() -> bool:
+        found = plane.get(kind, name, namespace)
+        return bool(found) and found["metadata"]["uid"] != uid
+
+    eventually(plane, another, f"{child} to come back")
+
+
+def test_an_edit_of_a_child_is_repaired_and_told(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+
+    plane.kubectl("scale", "deploy/nano-engine", "--replicas=3", "-n", namespace)
+
+    eventually(
+        plane,
+        lambda: (plane.get("deploy", "nano-engine", namespace) or {})["spec"]["replicas"] == 1,
+        "the count to be repaired",
+    )
+    eventually(plane, lambda: "spec.replicas" in events(plane, namespace).get("Repaired", ""), "the event")
+
+
+def events(plane: ControlPlane, namespace: str) -> dict[str, str]:
+    found = plane.list("events", namespace)
+    return {
+        one["reason"]: one["message"] for one in found if one["involvedObject"]["kind"] == "MambaDeployment"
+    }
+
+
+def test_an_external_scaler_sets_the_count_through_the_scale_subresource(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(scaling={"mode": "External", "maxReplicas": 5}), namespace)
+    settled(plane, namespace)
+
+    plane.kubectl("scale", "mdep/nano", "--replicas=3", "-n", namespace)
+
+    eventually(
+        plane,
+        lambda: (plane.get("deploy", "nano-engine", namespace) or {})["spec"]["replicas"] == 3,
+        "three engines",
+    )
+
+
+def test_plan_mode_shows_the_plan_and_touches_nothing(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(mode="Plan"), namespace)
+
+    plane.kubectl("wait", "--for=condition=Planned", "mdep/nano", "-n", namespace, "--timeout=30s")
+    time.sleep(1.0)
+
+    assert children(plane, namespace) == set()
+    assert conditions(plane, namespace)["Ready"] == ("False", "PlanMode")
+    assert (plane.get("mdep", "nano", namespace) or {})["status"]["plan"]["ledger"]
+
+
+def test_a_plan_that_cannot_fit_says_the_numbers_and_starts_no_pod(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(memory={"deviceMemory": "16Gi"}), namespace)
+
+    plane.kubectl("wait", "--for=condition=Planned=False", "mdep/nano", "-n", namespace, "--timeout=30s")
+
+    assert children(plane, namespace) == set()
+    assert conditions(plane, namespace)["Ready"] == ("False", "PlanDoesNotFit")
+    [planned] = [
+        one
+        for one in (plane.get("mdep", "nano", namespace) or {})["status"]["conditions"]
+        if one["type"] == "Planned"
+    ]
+    assert "16.0Gi" in planned["message"]
+
+
+def test_a_running_deployment_survives_a_change_that_cannot_fit_and_goes_on_when_it_is_mended(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+    before = (plane.get("deploy", "nano-engine", namespace) or {})["metadata"]["uid"]
+
+    plane.apply(deployment(memory={"deviceMemory": "16Gi"}), namespace)
+    plane.kubectl("wait", "--for=condition=Planned=False", "mdep/nano", "-n", namespace, "--timeout=30s")
+    assert children(plane, namespace) == CHILDREN
+    plane.apply(deployment(), namespace)
+    plane.kubectl("wait", "--for=condition=Planned", "mdep/nano", "-n", namespace, "--timeout=30s")
+
+    assert (plane.get("deploy", "nano-engine", namespace) or {})["metadata"]["uid"] == before
+
+
+def test_deleting_the_object_collects_everything(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+
+    plane.kubectl("delete", "mdep/nano", "-n", namespace, "--timeout=30s")
+
+    # The cluster's collector learns of a new CRD within half a minute.
+    eventually(plane, lambda: not children(plane, namespace), "the children to be collected", timeout=90)
+
+
+def test_an_object_without_operator_can_be_deleted_because_it_has_no_finalizer(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    with running_operator(plane.kubeconfig, tmp_path / "log", ["--namespace", namespace]):
+        plane.apply(deployment(), namespace)
+        settled(plane, namespace)
+
+    owner = plane.get("mdep", "nano", namespace) or {}
+    assert "finalizers" not in owner["metadata"]
+    assert not [
+        key for key in owner["metadata"].get("annotations", {}) if "kopf" in key or "mambaserve" in key
+    ]
+    plane.kubectl("delete", "mdep/nano", "-n", namespace, "--timeout=10s")
+    assert plane.get("mdep", "nano", namespace) is None
+
+
+def test_someone_elses_object_of_the_same_name_is_not_taken_over(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "nano-engine"},
+        "data": {"a": "b"},
+    }
+    plane.apply(theirs, namespace)
+    plane.apply(deployment(), namespace)
+
+    plane.kubectl("wait", "--for=condition=Degraded", "mdep/nano", "-n", namespace, "--timeout=30s")
+
+    assert conditions(plane, namespace)["Degraded"] == ("True", "ApplyFailed")
+    assert (plane.get("configmap", "nano-engine", namespace) or {})["data"] == {"a": "b"}
+    plane.kubectl("delete", "configmap", "nano-engine", "-n", namespace)
+    plane.kubectl("wait", "--for=condition=Degraded=False", "mdep/nano", "-n", namespace, "--timeout=90s")
+    assert children(plane, namespace) == CHILDREN
+
+
+def test_a_pod_template_the_api_server_refuses_is_a_condition_with_its_words(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    template = {"spec": {"containers": [{"name": "engine", "image": "x", "imagePullPolicy": "Sometimes"}]}}
+    plane.apply(deployment(podTemplate=template), namespace)
+
+    plane.kubectl("wait", "--for=condition=Degraded", "mdep/nano", "-n", namespace, "--timeout=30s")
+
+    found = plane.get("mdep", "nano", namespace) or {}
+    [degraded] = [one for one in found["status"]["conditions"] if one["type"] == "Degraded"]
+    assert degraded["reason"] == "ApplyFailed"
+    assert "Sometimes" in degraded["message"]
+    # The others were applied all the same.
+    assert children(plane, namespace) == CHILDREN - {("Deployment", "nano-engine")}
+
+
+def test_a_spec_from_before_the_rules_is_a_condition_and_no_crash(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    # The API server lets it pass: what a merge key misses is not in the schema.
+    plane.apply(deployment(podTemplate={"spec": {"containers": [{"image": "x"}]}}), namespace)
+
+    plane.kubectl("wait", "--for=condition=Planned=False", "mdep/nano", "-n", namespace, "--timeout=30s")
+
+    assert conditions(plane, namespace)["Planned"] == ("False", "InvalidSpec")
+    assert children(plane, namespace) == set()
+    plane.apply(deployment("good"), namespace)
+    settled(plane, namespace, "good")
+
+
+def test_a_working_operator_is_alive_ready_and_counts_itself_leader(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    operator.wait_for("lease_taken")
+
+    assert operator.get("/healthz") == "ok"
+    assert operator.get("/readyz") == "ok"
+    assert "mambaserve_operator_leader 1.0" in operator.get("/metrics")
+
+
+def test_sigterm_ends_it_at_once_and_cleanly(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(), namespace)
+    settled(plane, namespace)
+
+    started = time.monotonic()
+    code = operator.stop()
+
+    assert code == 0
+    assert time.monotonic() - started < 8
+    lease = plane.get("lease", "mambaserve-operator", namespace) or {}
+    assert lease["spec"]["holderIdentity"] == ""

@@ -1,0 +1,81 @@
+"""The operator as a user starts it: `mambaserve operator` as a process of its own, against a test cluster."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+ROOT = Path(__file__).parents[2]
+
+
+class OperatorProcess:
+    """One running operator."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    @property
+    def text(self) -> str:
+        """What it logged so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def port(self) -> int:
+        """Port of its probes."""
+        found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.text)
+        assert found, f"the operator has not started:\n{self.text[-2000:]}"
+        return int(found[1])
+
+    def get(self, path: str) -> str:
+        """Body of one GET on its probe server."""
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def wait_for(self, words: str, timeout: float = 20.0) -> None:
+        """Until it has logged `words`."""
+        deadline = time.monotonic() + timeout
+        while words not in self.text:
+            assert self.process.poll() is None, f"the operator ended:\n{self.text[-4000:]}"
+            assert time.monotonic() < deadline, f"never logged {words!r}:\n{self.text[-4000:]}"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it as a crash would: no clean-up of any kind."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """End it as the kubelet would; gives the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@contextmanager
+def running_operator(
+    kubeconfig: Path, log: Path, arguments: Sequence[str] = (), **environment: str
+) -> Iterator[OperatorProcess]:
+    """An operator for the length of the block; a lease is taken over after two seconds of silence."""
+    settings = {"MAMBASERVE_LEASE_DURATION": "2", "MAMBASERVE_RENEW_EVERY": "0.4", "OMP_NUM_THREADS": "1"}
+    # The log is for reading after a failure too: no buffering.
+    with log.open("ab", buffering=0) as out:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "mamba_cli", "operator", "--kubeconfig", str(kubeconfig),
+                "--liveness-port", "0", *arguments,
+            ],
+            env={**os.environ, **settings, **environment}, cwd=ROOT, stdout=out, stderr=out,
+        )  # fmt: skip
+        running = OperatorProcess(process, log)
+        try:
+            yield running
+        finally:
+            if process.poll() is None:
+                running.stop()

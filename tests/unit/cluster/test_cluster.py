@@ -1,0 +1,189 @@
+"""The handles that tests hold on a cluster: commands fail with what was said, manifests arrive whole."""
+
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testcluster.api import ApiClient
+from testcluster.cluster import Cluster
+from testcluster.control_plane import free_ports
+from testcluster.errors import ClusterError, CommandFailed
+from testcluster.kubectl import Kubectl, as_yaml
+from testcluster.pki import Authority, Certificate, Identity
+
+SCRIPT = """\
+#!/bin/sh
+case "$1" in
+  fail) echo "Error from server (NotFound): no such thing" >&2; exit 4 ;;
+  broken) echo "Error from server: broken" >&2; exit 1 ;;
+  get)
+    case "$3" in missing) exec "$0" fail ;; bad) exec "$0" broken ;; esac
+    echo '{"items": [1], "args": "'"$*"'"}' ;;
+  apply) echo "$@"; cat ;;
+  slow) exec sleep 5 ;;
+  *) echo "$KUBECONFIG" ;;
+esac
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path) -> Kubectl:
+    program = tmp_path / "kubectl"
+    program.write_text(SCRIPT)
+    program.chmod(0o755)
+    return Kubectl(program, tmp_path / "config")
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Certificate]:
+    authority = Authority(tmp_path_factory.mktemp("keys") / "pki")
+    return authority, authority.issue(Identity("both", "/CN=both", ("IP:127.0.0.1",)))
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers by path, and says what it was sent."""
+
+    def do_GET(self) -> None:
+        if self.path == "/cut":
+            return
+        found = self.path in ("/readyz", "/json")
+        text = json.dumps({"path": self.path}) if self.path == "/json" else "ok"
+        self.answer(HTTPStatus.OK if found else HTTPStatus.NOT_FOUND, text)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(HTTPStatus.CREATED, json.dumps({"sent": body, "type": self.headers["Content-Type"]}))
+
+    def answer(self, status: HTTPStatus, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json" if text.startswith("{") else "text/plain")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def client(identity: tuple[Authority, Certificate]) -> Iterator[ApiClient]:
+    """A client of a server that asks for its certificate."""
+    authority, pair = identity
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.root.certificate))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(pair.certificate, pair.key)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"https://127.0.0.1:{server.server_address[1]}"
+        yield ApiClient(address, authority.root.certificate, pair)
+        server.shutdown()
+        thread.join()
+
+
+def test_a_command_finds_its_cluster_by_the_kubeconfig(kubectl: Kubectl, tmp_path: Path) -> None:
+    assert kubectl("version") == f"{tmp_path / 'config'}\n"
+
+
+def test_a_failing_command_says_what_it_said(kubectl: Kubectl) -> None:
+    with pytest.raises(CommandFailed, match=r"`kubectl fail now` ended with 4: .*no such thing") as caught:
+        kubectl("fail", "now")
+
+    assert caught.value.returncode == 4
+    assert "NotFound" in caught.value.stderr
+
+
+def test_a_command_that_does_not_end_is_an_error(kubectl: Kubectl) -> None:
+    with pytest.raises(CommandFailed, match=r"did not end within 0\.2 s"):
+        kubectl("slow", timeout=0.2)
+
+
+def test_json_asks_for_json(kubectl: Kubectl) -> None:
+    assert kubectl.json("get", "pods")["args"] == "get pods -o json"
+
+
+def test_several_objects_arrive_as_documents(kubectl: Kubectl) -> None:
+    head, _, text = kubectl.apply([{"kind": "A"}, {"kind": "B"}], "somewhere").partition("\n")
+
+    assert head == "apply -n somewhere -f -"
+    assert list(yaml.safe_load_all(text)) == [{"kind": "A"}, {"kind": "B"}]
+
+
+def test_an_object_named_twice_is_written_out_twice() -> None:
+    labels = {"app": "web"}
+
+    text = as_yaml({"selector": labels, "labels": labels})
+
+    assert "&" not in text
+    assert yaml.safe_load(text) == {"selector": labels, "labels": labels}
+
+
+def test_text_is_passed_on_as_it_is() -> None:
+    assert as_yaml("kind: A\n---\nkind: B\n") == "kind: A\n---\nkind: B\n"
+
+
+def test_a_missing_object_is_none_and_another_error_is_one(
+    kubectl: Kubectl, client: ApiClient, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path / "config", kubectl, client)
+
+    assert cluster.get("pod", "missing") is None
+    assert cluster.get("pod", "there", "ns") == {"items": [1], "args": "get pod there -n ns -o json"}
+    with pytest.raises(CommandFailed, match="broken"):
+        cluster.get("pod", "bad")
+    assert cluster.list("pods", selector="app=web") == [1]
+
+
+def test_waiting_returns_the_first_true_value(kubectl: Kubectl, client: ApiClient, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "config", kubectl, client)
+    answers = iter([0, 0, 7])
+
+    assert cluster.wait_for(lambda: next(answers), "seven") == 7
+    with pytest.raises(ClusterError, match=r"waited 0.2 s for the moon; last seen: \[\]"):
+        cluster.wait_for(list[int], "the moon", timeout=0.2)
+
+
+def test_the_client_parses_json_and_leaves_text(client: ApiClient) -> None:
+    assert client.request("GET", "/json") == (200, {"path": "/json"})
+    assert client.request("GET", "/readyz") == (200, "ok")
+    assert client.request("GET", "/nowhere")[0] == 404
+
+
+def test_the_client_sends_json_of_the_kind_that_is_asked_for(client: ApiClient) -> None:
+    status, answer = client.request("POST", "/", {"a": 1}, content_type="application/merge-patch+json")
+
+    assert status == 201
+    assert answer == {"sent": {"a": 1}, "type": "application/merge-patch+json"}
+
+
+def test_only_a_server_that_says_ok_answers(client: ApiClient) -> None:
+    assert client.answers()
+    assert not client.answers("/nowhere")
+    assert not client.answers("/cut")
+
+
+def test_a_server_that_hangs_up_is_an_os_error(client: ApiClient) -> None:
+    with pytest.raises(OSError, match="GET /cut"):
+        client.request("GET", "/cut")
+
+
+def test_nobody_answers_where_nobody_listens(identity: tuple[Authority, Certificate]) -> None:
+    authority, pair = identity
+    silent = ApiClient(f"https://127.0.0.1:{free_ports().api}", authority.root.certificate, pair)
+
+    assert not silent.answers()
+
+
+def test_free_ports_are_three_different_ones() -> None:
+    ports = free_ports()
+
+    assert len({ports.api, ports.etcd_client, ports.etcd_peer}) == 3

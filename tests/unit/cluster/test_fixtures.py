@@ -1,0 +1,59 @@
+"""The pytest plugin builds before the tests, and a failed build fails those tests only that need it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testcluster import fixtures
+
+TESTS = """\
+def test_plain(): pass
+def test_cluster(control_plane): pass
+"""
+BROKEN_GO = """\
+#!/bin/sh
+if [ "$1" = version ]; then echo "go version go1.30.0 linux/amd64"; exit 0; fi
+echo run >> "$CALLS"; echo "no space left on device"; exit 1
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment in which every build fails."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "go").write_text(BROKEN_GO)
+    (tmp_path / "path" / "go").chmod(0o755)
+    return {
+        **os.environ,
+        "CALLS": str(tmp_path / "calls"),
+        "PATH": f"{tmp_path / 'path'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(fixtures.__file__).parents[1]),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+
+def run(folder: Path, environ: dict[str, str], *arguments: str) -> str:
+    argv = [sys.executable, "-m", "pytest", "-p", "testcluster.fixtures", "-c", os.devnull, *arguments]
+    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True).stdout
+
+
+def test_a_failed_build_fails_only_the_tests_that_need_it(tmp_path: Path, environ: dict[str, str]) -> None:
+    output = run(tmp_path, environ, "test_it.py")
+
+    assert "1 passed, 1 error" in output
+    assert "no space left on device" in output
+    assert (tmp_path / "calls").read_text() == "run\n"
+
+
+@pytest.mark.parametrize("arguments", [("-k", "plain"), ("--collect-only",)])
+def test_nothing_is_built_when_no_test_needs_it(
+    tmp_path: Path, environ: dict[str, str], arguments: tuple[str, ...]
+) -> None:
+    output = run(tmp_path, environ, "test_it.py", *arguments)
+
+    assert "error" not in output
+    assert not (tmp_path / "calls").exists()

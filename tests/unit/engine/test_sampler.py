@@ -1,0 +1,318 @@
+"""Sampling: each parameter does what OpenAI's and vLLM's users expect, per row, whoever shares the batch."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mamba_kernels.no_sync import no_sync
+from mamba_server.engine.sampler import SampledTokens, Sampler, score_tokens
+from mamba_server.wire import SamplingParams
+
+CPU = torch.device("cpu")
+VOCAB = 50
+EOS = 7
+
+
+@pytest.fixture
+def sampler() -> Sampler:
+    return Sampler(VOCAB, CPU, eos_token_ids=(EOS,))
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=100, **fields)
+
+
+def once(
+    sampler: Sampler, logits: torch.Tensor, *wanted: SamplingParams, position: int = 10, seed: int = 0
+) -> SampledTokens:
+    """One step: the same logits for each of the parameters."""
+    rows = [sampler.admit(each, seed + i, prompt=[1, 2, 3]) for i, each in enumerate(wanted)]
+    batch = sampler.batch(rows)
+    with no_sync():
+        result = sampler.sample(
+            logits.repeat(len(rows), 1), batch, torch.full((len(rows),), position, dtype=torch.int32)
+        )
+    for row in rows:
+        sampler.release(row)
+    return result
+
+
+def draws(sampler: Sampler, logits: torch.Tensor, count: int, **fields: Any) -> torch.Tensor:
+    """How often each token comes in `count` draws at different positions."""
+    row = sampler.admit(params(**fields), seed=5, prompt=[1])
+    rows = [row] * count
+    ids = sampler.sample(
+        logits.repeat(count, 1), sampler.batch(rows), torch.arange(count, dtype=torch.int32)
+    ).ids
+    return torch.bincount(ids, minlength=VOCAB)
+
+
+def test_temperature_zero_is_the_most_likely_token(sampler: Sampler, logits: torch.Tensor) -> None:
+    assert once(sampler, logits, params(temperature=0)).ids.tolist() == [int(logits.argmax())]
+
+
+def test_draws_follow_the_softmax_at_the_given_temperature(sampler: Sampler, logits: torch.Tensor) -> None:
+    count = 40_000
+    for temperature in (0.5, 1.0, 2.0):
+        expected = (logits / temperature).softmax(-1) * count
+        got = draws(sampler, logits, count, temperature=temperature)
+        likely = expected > 5
+        chi = ((got - expected) ** 2 / expected)[likely].sum()
+        assert chi < 2 * likely.sum(), f"chi squared {chi:.0f} for {likely.sum()} cells"
+
+
+def test_a_tiny_temperature_is_greedy_and_not_nan(sampler: Sampler, logits: torch.Tensor) -> None:
+    assert draws(sampler, logits * 1e4, 100, temperature=1e-6).argmax() == logits.argmax()
+
+
+def test_the_noise_depends_on_seed_and_position_alone(sampler: Sampler, logits: torch.Tensor) -> None:
+    hot = params(temperature=5.0)
+    alone = once(sampler, logits, hot, seed=3).ids
+    crowd = once(sampler, logits, params(), params(top_p=0.5), params(temperature=0), hot, seed=0).ids
+    assert alone[0] == crowd[3]
+    assert once(sampler, logits, hot, seed=3).ids == alone
+    others = {int(once(sampler, logits, hot, seed=3, position=p).ids) for p in range(20)}
+    assert len(others) > 5
+    seeds = {int(once(sampler, logits, hot, seed=s).ids) for s in range(20)}
+    assert len(seeds) > 5
+
+
+def test_neighbouring_seeds_and_positions_are_independent() -> None:
+    """Equal draws of two streams are as rare as chance: a shifted or shared stream would show here."""
+    sampler = Sampler(64, CPU)
+    flat = torch.zeros(64)
+
+    def stream(seed: int, start: int) -> torch.Tensor:
+        row = sampler.admit(params(), seed=seed, prompt=[])
+        positions = torch.arange(start, start + 6400, dtype=torch.int32)
+        return sampler.sample(flat.repeat(6400, 1), sampler.batch([row] * 6400), positions).ids
+
+    base = stream(1, 0)
+    for other in (stream(2, 0), stream(1, 1), stream(1, 10_000), stream(-1, 0), stream(1 << 40, 0)):
+        assert 60 <= int((base == other).sum()) <= 145, "100 are expected"
+
+
+def allowed(
+    logits: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, temperature: float = 1.0
+) -> set[int]:
+    """The tokens that may come, written as the definitions say, with a sort."""
+    probabilities = (logits.double() / temperature).softmax(-1)
+    keep = {i for i in range(VOCAB) if probabilities[i] >= min_p * probabilities.max()}
+    ranked = sorted(keep, key=lambda i: -float(probabilities[i]))
+    if top_k:
+        ranked = ranked[:top_k]
+    mass = sum(float(probabilities[i]) for i in ranked)
+    result, total = set(), 0.0
+    for token in ranked:
+        if total >= top_p * mass:
+            break
+        result.add(token)
+        total += float(probabilities[token])
+    return result
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 1},
+        {"top_k": 5},
+        {"top_k": VOCAB + 10},
+        {"top_p": 0.3},
+        {"top_p": 0.9},
+        {"top_p": 1e-6},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"top_k": 8, "top_p": 0.6},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "temperature": 1.7},
+    ],
+)
+def test_truncation_leaves_exactly_the_tokens_of_its_definition(
+    sampler: Sampler, logits: torch.Tensor, fields: dict[str, Any]
+) -> None:
+    hot = {"temperature": 1.0, **fields}
+    expected = allowed(logits, **hot)
+    # Flat logits inside the allowed set would need many draws; a high count finds rare members too.
+    got = draws(sampler, logits, 30_000, **hot)
+    seen = set(got.nonzero().flatten().tolist())
+    assert seen <= expected
+    probabilities = (logits / hot["temperature"]).softmax(-1)
+    share = probabilities / sum(probabilities[token] for token in expected)
+    assert {token for token in expected if share[token] > 1e-3} <= seen
+
+
+def test_rows_with_and_without_a_filter_do_not_disturb_each_other(
+    sampler: Sampler, logits: torch.Tensor
+) -> None:
+    mixed = [
+        params(temperature=0),
+        params(top_k=1),
+        params(),
+        params(top_p=0.01),
+        params(min_p=1.0),
+        params(top_k=3, top_p=0.5, temperature=0.3),
+    ]
+    together = once(sampler, logits, *mixed).ids.tolist()
+    apart = [int(once(sampler, logits, each, seed=i).ids) for i, each in enumerate(mixed)]
+    assert together == apart
+    assert together[1] == together[3] == together[4] == int(logits.argmax())
+
+
+def test_logit_bias_bans_and_forces(sampler: Sampler, logits: torch.Tensor) -> None:
+    best = int(logits.argmax())
+    result = once(
+        sampler,
+        logits,
+        params(temperature=0, logit_bias={best: -100.0}),
+        params(temperature=0, logit_bias={11: 100.0, VOCAB + 5: 100.0}),
+        params(temperature=0),
+    ).ids.tolist()
+    assert result == [int(logits.topk(2).indices[1]), 11, best]
+
+
+def test_stop_tokens_do_not_come_before_min_tokens(sampler: Sampler) -> None:
+    logits = torch.zeros(VOCAB)
+    logits[EOS], logits[9], logits[20] = 30, 20, 10
+    wanted = [
+        params(temperature=0, min_tokens=4, stop_token_ids=(9,)),
+        params(temperature=0, min_tokens=4, ignore_eos=True),
+        params(temperature=0),
+    ]
+    # The prompt has three tokens: positions 3..6 are outputs 1..4.
+    assert once(sampler, logits, *wanted, position=6).ids.tolist() == [20, EOS, EOS]
+    assert once(sampler, logits, *wanted, position=7).ids.tolist() == [EOS, EOS, EOS]
+
+
+def penalized(logits: torch.Tensor, prompt: Sequence[int], output: Sequence[int], p: SamplingParams) -> int:
+    """The definition, token by token."""
+    values = logits.tolist()
+    for token in range(VOCAB):
+        if token in prompt or token in output:
+            values[token] = (
+                values[token] / p.repetition_penalty
+                if values[token] > 0
+                else values[token] * p.repetition_penalty
+            )
+        values[token] -= p.frequency_penalty * list(output).count(token)
+        values[token] -= p.presence_penalty * (token in output)
+    return max(range(VOCAB), key=lambda token: values[token])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1.8},
+        {"repetition_penalty": 0.7},
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": 0.9},
+        {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4},
+    ],
+)
+def test_penalties_count_the_tokens_the_sampler_itself_chose(
+    sampler: Sampler, logits: torch.Tensor, fields: dict[str, Any]
+) -> None:
+    wanted = params(temperature=0, **fields)
+    prompt = [int(logits.argmax()), 4, 4]
+    plain = sampler.admit(params(temperature=0), 0, prompt)
+    rows = [plain, sampler.admit(wanted, 0, prompt), sampler.admit(wanted, 0, [])]
+    batch = sampler.batch(rows)
+    outputs: list[list[int]] = [[], [], []]
+    for step in range(30):
+        ids = sampler.sample(logits.repeat(3, 1), batch, torch.full((3,), 3 + step, dtype=torch.int32)).ids
+        assert int(ids[0]) == int(logits.argmax())
+        assert int(ids[1]) == penalized(logits, prompt, outputs[1], wanted)
+        assert int(ids[2]) == penalized(logits, [], outputs[2], wanted)
+        for output, token in zip(outputs, ids.tolist(), strict=True):
+            output.append(token)
+
+
+def test_a_preempted_sequence_comes_back_with_its_counts(sampler: Sampler, logits: torch.Tensor) -> None:
+    wanted = params(temperature=0, frequency_penalty=0.8)
+    row = sampler.admit(wanted, 0, [1])
+    outputs = []
+    for step in range(20):
+        if step == 9:
+            sampler.release(row)
+            stranger = sampler.admit(wanted, 0, [1])
+            sampler.sample(
+                logits[None].clone(), sampler.batch([stranger]), torch.tensor([5], dtype=torch.int32)
+            )
+            row = sampler.admit(wanted, 0, [1], output=outputs)
+        ids = sampler.sample(
+            logits[None].clone(), sampler.batch([row]), torch.tensor([1 + step], dtype=torch.int32)
+        ).ids
+        assert int(ids) == penalized(logits, [1], outputs, wanted)
+        outputs.append(int(ids))
+
+
+def test_a_late_step_of_an_ended_sequence_does_not_count_for_its_successor(
+    sampler: Sampler, logits: torch.Tensor
+) -> None:
+    wanted = params(temperature=0, frequency_penalty=50.0)
+    position = torch.tensor([3], dtype=torch.int32)
+    first = sampler.admit(wanted, 0, [1])
+    in_flight = sampler.batch([first])
+    sampler.sample(logits[None].clone(), in_flight, position)
+    sampler.release(first)
+    second = sampler.admit(wanted, 0, [1])
+    assert second.counts_row == first.counts_row
+    planned = sampler.batch([second])
+    sampler.sample(logits[None].clone(), in_flight, position)  # planned before the end was seen
+    assert int(sampler.sample(logits[None].clone(), planned, position).ids) == int(logits.argmax())
+
+
+def test_logprobs_are_those_of_the_model_before_any_processing(
+    sampler: Sampler, logits: torch.Tensor
+) -> None:
+    best = int(logits.argmax())
+    result = once(
+        sampler,
+        logits,
+        params(temperature=0, logit_bias={best: -100.0}, logprobs=3),
+        params(temperature=0),
+        params(temperature=3.0, top_k=2, logprobs=0),
+    )
+    expected = logits.log_softmax(-1)
+    assert result.logprob is not None
+    assert result.top_ids is not None
+    assert result.top_logprobs is not None
+    assert result.logprob[0].item() == pytest.approx(float(expected[result.ids[0]]), abs=1e-5)
+    assert math.isnan(result.logprob[1])
+    assert result.logprob[2].item() == pytest.approx(float(expected[result.ids[2]]), abs=1e-5)
+    assert result.top_ids[0].tolist() == expected.topk(3).indices.tolist()
+    torch.testing.assert_close(result.top_logprobs[0], expected.topk(3).values)
+
+
+def test_without_logprobs_none_are_computed(sampler: Sampler, logits: torch.Tensor) -> None:
+    result = once(sampler, logits, params())
+    assert result.logprob is None
+    assert result.top_ids is None
+    result = once(sampler, logits, params(logprobs=0))
+    assert result.logprob is not None
+    assert result.top_ids is None
+
+
+def test_prompt_logprobs_score_the_tokens_that_came_next(logits: torch.Tensor) -> None:
+    rows = torch.stack([logits, logits.flip(0)])
+    scores = score_tokens(rows, torch.tensor([3, 4]), top=2)
+    expected = rows.log_softmax(-1)
+    torch.testing.assert_close(scores.logprob, torch.stack([expected[0, 3], expected[1, 4]]))
+    torch.testing.assert_close(scores.top_logprobs, expected.topk(2).values)
+    assert scores.top_ids.tolist() == expected.topk(2).indices.tolist()
+    assert score_tokens(rows, torch.tensor([3, 4]), top=0).top_ids.shape == (2, 0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,134 @@
+"""Logits equal those of transformers in float32, however the prompt is cut and whoever shares the batch.
+
+The reference is transformers' single pass over the whole text: its cached continuation drops the lower clamp
+of the step size and is not used.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mamba_server.model.families.registry import load_model_config
+from mamba_server.model.hybrid import HybridModel
+from testmodels.batches import Driver, Run, Sequence, poisoned_views
+from testmodels.checkpoints import random_nemotron_h
+
+TOLERANCE = 1e-4
+STEPS = 64
+PROMPTS = (300, 65, 2, 137)
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "two groups, all kinds of blocks": {},
+    "one group, attention first": {"hybrid_override_pattern": "*M-M", "n_groups": 1, "seed": 1},
+    "eight groups, single KV head": {
+        "hybrid_override_pattern": "MM*-M*",
+        "n_groups": 8,
+        "num_key_value_heads": 1,
+        "ssm_state_size": 8,
+        "seed": 2,
+    },
+    "every bias there is": {
+        "hybrid_override_pattern": "M*-M-",
+        "use_bias": True,
+        "mlp_bias": True,
+        "use_conv_bias": True,
+        "seed": 3,
+    },
+    "no convolution bias, tied embeddings": {
+        "use_conv_bias": False,
+        "tie_word_embeddings": True,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 16,
+        "n_groups": 3,
+        "seed": 4,
+    },
+    "recurrent blocks alone, short kernel": {
+        "hybrid_override_pattern": "MM-M",
+        "conv_kernel": 2,
+        "ssm_state_size": 32,
+        "seed": 5,
+    },
+    "long step sizes, silu": {
+        "hybrid_override_pattern": "M-*M",
+        "time_step_min": 0.1,
+        "mlp_hidden_act": "silu",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 8,
+        "seed": 6,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS, ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[HybridModel, Any]:
+    from transformers import NemotronHForCausalLM
+
+    directory = random_nemotron_h(tmp_path_factory.mktemp("parity"), **CHECKPOINTS[request.param])
+    config = load_model_config(directory)
+    ours = HybridModel.load(config, directory, device=torch.device("cpu"), dtype=torch.float32)
+    reference = NemotronHForCausalLM.from_pretrained(directory).eval()
+    if config.tie_embeddings:
+        reference.lm_head.weight = reference.model.embeddings.weight
+    return ours, reference
+
+
+def reference_logits(reference: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = reference(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("piece", [None, 64, 100, 256])
+def test_prefill_and_greedy_decode_give_the_logits_of_one_pass_over_the_text(
+    pair: tuple[HybridModel, Any], piece: int | None
+) -> None:
+    model, reference = pair
+    cache = poisoned_views(model.config, slabs=8, pages=128, page_size=16, dtype=torch.float32)
+    driver = Driver(model, cache, guard=False)
+    generator = torch.Generator().manual_seed(7)
+    sequences = [
+        Sequence(
+            torch.randint(0, 256, (length,), generator=generator).tolist(),
+            slot=index + 1,
+            pages=list(range(1 + 24 * index, 25 + 24 * index)),
+        )
+        for index, length in enumerate(PROMPTS)
+    ]
+    got: list[list[torch.Tensor]] = [[] for _ in sequences]
+    # Short prompts start to decode while long ones still prefill: decodes and pieces share the steps.
+    while any(sequence.computed < PROMPTS[i] + STEPS for i, sequence in enumerate(sequences)):
+        runs, owners = [], []
+        for index, sequence in enumerate(sequences):
+            left = PROMPTS[index] - sequence.computed
+            if left > 0:
+                runs.append(Run(sequence, min(left, piece or left), logits="all"))
+            elif sequence.computed < PROMPTS[index] + STEPS:
+                runs.append(Run(sequence, 1, decode=True, logits="all"))
+            else:
+                continue
+            owners.append(index)
+        order = sorted(range(len(runs)), key=lambda i: not runs[i].decode)
+        logits = driver.step(runs)
+        parts = logits.split([runs[i].count for i in order])
+        for i, part in zip(order, parts, strict=True):
+            got[owners[i]].append(part)
+            if runs[i].sequence.computed >= PROMPTS[owners[i]]:
+                runs[i].sequence.tokens.append(int(part[-1].argmax()))
+    for sequence, parts in zip(sequences, got, strict=True):
+        ours = torch.cat(parts)
+        expected = reference_logits(reference, sequence.tokens[: len(ours)])
+        torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
+        greedy = expected.argmax(-1).tolist()
+        prompt = len(sequence.tokens) - STEPS - 1
+        assert sequence.tokens[prompt:] == greedy[prompt - 1 :]
+
+
+def test_the_reference_tells_models_apart(pair: tuple[HybridModel, Any]) -> None:
+    """The tolerance means something: one changed early token moves the last logits far beyond it."""
+    _, reference = pair
+    tokens = torch.randint(0, 256, (60,), generator=torch.Generator().manual_seed(8)).tolist()
+    other = [*tokens[:5], (tokens[5] + 1) % 256, *tokens[6:]]
+    difference = reference_logits(reference, tokens)[-1] - reference_logits(reference, other)[-1]
+    assert difference.abs().max() > 10 * TOLERANCE

@@ -1,0 +1,236 @@
+"""Conditions for every situation: a table of what is seen and what the status says."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mamba_api.conditions import REASONS_OF, ConditionType, Reason
+from mamba_api.v1alpha1 import Status
+from mamba_operator.manifest import Manifest
+from mamba_operator.status import Failure, summarize
+from operator_objects import NOW, applied, edited, fitting_owner, owner, planned, running, snapshot
+
+
+def status_of(
+    of: Manifest, children: list[Manifest], failures: tuple[Failure, ...] = (), **more: Any
+) -> Status:
+    status = summarize(snapshot(of, children, **more), planned(of, children, **more), failures, now=NOW)
+    assert status is not None
+    return status
+
+
+def words(status: Status) -> dict[str, tuple[str, str]]:
+    return {one.type: (one.status, one.reason) for one in status.conditions}
+
+
+def pod(
+    name: str = "nano-engine-1", component: str = "engine", *, phase: str = "Running", **more: Any
+) -> Manifest:
+    status = {"phase": phase, **more}
+    meta = {"name": name, "labels": {"app.kubernetes.io/component": component}}
+    return {"kind": "Pod", "metadata": meta, "status": status}
+
+
+def state(**container: Any) -> Manifest:
+    return pod(containerStatuses=[{"name": "engine", **container}])
+
+
+def stuck(which: str) -> Callable[[Manifest], None]:
+    def edit(deployment: Manifest) -> None:
+        deployment["status"]["conditions"] = [
+            {
+                "type": "Progressing",
+                "status": "False",
+                "reason": "ProgressDeadlineExceeded",
+                "message": f"{which} is stuck",
+            }
+        ]
+
+    return edit
+
+
+OF = fitting_owner()
+IDLE = fitting_owner(scaling={"minReplicas": 0})
+THREE = fitting_owner(scaling={"minReplicas": 3, "maxReplicas": 3})
+
+
+def deployment_status(children: list[Manifest], name: str, **status: Any) -> list[Manifest]:
+    return edited(children, "Deployment", name, lambda one: one.setdefault("status", {}).update(status))
+
+
+TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
+    ("nothing exists yet", status_of(OF, []), {
+        "Planned": ("True", "PlanComputed"), "Available": ("False", "NoReadyReplica"),
+        "Progressing": ("True", "RollingOut"), "Degraded": ("False", "AsExpected"),
+        "Ready": ("False", "RollingOut")}),
+    ("children exist, no pod is ready", status_of(OF, running(applied(OF), engines=0, gateways=0)), {
+        "Available": ("False", "NoReadyReplica"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("False", "ScalingUp")}),
+    ("an engine loads", status_of(OF, running(applied(OF), engines=0), pods=(pod(),)), {
+        "Progressing": ("True", "LoadingModel"), "Ready": ("False", "LoadingModel")}),
+    ("all is well", status_of(OF, running(applied(OF))), {
+        "Planned": ("True", "PlanComputed"), "Available": ("True", "ReplicasAvailable"),
+        "Progressing": ("False", "UpToDate"), "Degraded": ("False", "AsExpected"),
+        "Ready": ("True", "Serving")}),
+    ("engines without a gateway", status_of(OF, running(applied(OF), gateways=0)), {
+        "Available": ("False", "GatewayNotReady"), "Progressing": ("True", "RollingOut"),
+        "Ready": ("False", "RollingOut")}),
+    ("one of three engines", status_of(THREE, running(applied(THREE), engines=1)), {
+        "Available": ("True", "ReplicasAvailable"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("True", "Serving")}),
+    ("the controller has not seen the newest spec", status_of(OF, edited(
+        running(applied(OF)), "Deployment", "nano-engine", lambda d: d["metadata"].update(generation=2))), {
+        "Progressing": ("True", "RollingOut"), "Ready": ("True", "Serving")}),
+    ("half of the pods are new", status_of(THREE, deployment_status(
+        running(applied(THREE), engines=3), "nano-engine", updatedReplicas=1)), {
+        "Progressing": ("True", "RollingOut")}),
+    ("more pods than wanted", status_of(OF, deployment_status(
+        running(applied(OF)), "nano-engine", replicas=2, updatedReplicas=1)), {
+        "Progressing": ("True", "ScalingDown")}),
+    ("an engine drains", status_of(OF, running(applied(OF)), pods=(
+        {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-02T11:59:00Z"}},)), {
+        "Progressing": ("True", "Draining"), "Ready": ("True", "Serving")}),
+    ("the roll-out is stuck", status_of(OF, edited(
+        running(applied(OF), engines=0), "Deployment", "nano-engine", stuck("engine"))), {
+        "Progressing": ("False", "ProgressDeadlineExceeded"),
+        "Degraded": ("True", "ProgressDeadlineExceeded"), "Ready": ("False", "ProgressDeadlineExceeded")}),
+    ("scaled to zero", status_of(IDLE, running(applied(IDLE), engines=0)), {
+        "Available": ("True", "ScaledToZero"), "Progressing": ("False", "UpToDate"),
+        "Ready": ("True", "ScaledToZero")}),
+    ("scaled to zero with no gateway to wake it", status_of(IDLE, running(applied(IDLE), engines=0, gateways=0)), {
+        "Available": ("False", "GatewayNotReady"), "Ready": ("False", "RollingOut")}),
+    ("the model is unknown", status_of(owner(), running(applied(owner()))), {
+        "Planned": ("Unknown", "ModelUnknown"), "Ready": ("True", "Serving")}),
+    ("the GPU is unknown", status_of(fitting_owner(memory={}), []), {
+        "Planned": ("Unknown", "DeviceMemoryUnknown"), "Progressing": ("True", "RollingOut")}),
+    ("it does not fit", status_of(fitting_owner(memory={"deviceMemory": "16Gi"}), []), {
+        "Planned": ("False", "PlanDoesNotFit"), "Available": ("False", "PlanDoesNotFit"),
+        "Progressing": ("False", "PlanDoesNotFit"), "Degraded": ("True", "PlanDoesNotFit"),
+        "Ready": ("False", "PlanDoesNotFit")}),
+    ("it does not fit any more and the old engines serve", status_of(
+        fitting_owner(memory={"deviceMemory": "16Gi"}), running(applied(OF))), {
+        "Planned": ("False", "PlanDoesNotFit"), "Available": ("True", "ReplicasAvailable"),
+        "Ready": ("False", "PlanDoesNotFit")}),
+    ("the spec is broken", status_of({**owner(), "spec": {}}, []), {
+        "Planned": ("False", "InvalidSpec"), "Available": ("False", "InvalidSpec"),
+        "Progressing": ("False", "InvalidSpec"), "Degraded": ("True", "InvalidSpec"),
+        "Ready": ("False", "InvalidSpec")}),
+    ("plan mode", status_of(fitting_owner(mode="Plan"), []), {
+        "Planned": ("True", "PlanComputed"), "Available": ("False", "PlanMode"),
+        "Progressing": ("False", "PlanMode"), "Degraded": ("False", "AsExpected"),
+        "Ready": ("False", "PlanMode")}),
+    ("the API server refused a child", status_of(
+        OF, running(applied(OF)), (Failure(Reason.APPLY_FAILED, "no"), Failure(Reason.APPLY_FAILED, "neither"))), {
+        "Degraded": ("True", "ApplyFailed"), "Ready": ("False", "ApplyFailed"),
+        "Available": ("True", "ReplicasAvailable")}),
+    ("an image cannot be pulled", status_of(OF, running(applied(OF), engines=0), pods=(
+        state(state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),)), {
+        "Degraded": ("True", "ImagePullFailed"), "Ready": ("False", "ImagePullFailed")}),
+    ("an engine crashes", status_of(OF, running(applied(OF), engines=0), pods=(
+        state(state={"waiting": {"reason": "CrashLoopBackOff"}},
+              lastState={"terminated": {"exitCode": 2, "message": "no such file"}}, restartCount=4),)), {
+        "Degraded": ("True", "EngineCrashing")}),
+    ("an engine runs out of memory", status_of(OF, running(applied(OF), engines=0), pods=(
+        state(state={"waiting": {"reason": "CrashLoopBackOff"}},
+              lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}}, restartCount=1),)), {
+        "Degraded": ("True", "OutOfMemory")}),
+    ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
+        pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                                          "message": "0/3 nodes"}]),)), {
+        "Degraded": ("True", "Unschedulable"), "Progressing": ("True", "ScalingUp")}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "expected"), [one[1:] for one in TABLE], ids=[one[0] for one in TABLE])
+def test_the_conditions_say(status: Status, expected: dict[str, tuple[str, str]]) -> None:
+    found = words(status)
+
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("status", [one[1] for one in TABLE], ids=[one[0] for one in TABLE])
+def test_every_status_has_all_five_conditions_with_ready_last_and_reasons_that_belong(status: Status) -> None:
+    assert [one.type for one in status.conditions] == [one.value for one in ConditionType]
+    for one in status.conditions:
+        assert Reason(one.reason) in REASONS_OF[ConditionType(one.type)]
+        assert one.message
+        assert one.observed_generation == status.observed_generation
+
+
+@pytest.mark.parametrize("status", [one[1] for one in TABLE], ids=[one[0] for one in TABLE])
+def test_ready_never_hides_a_fault(status: Status) -> None:
+    found = words(status)
+
+    if found["Ready"][0] == "True":
+        assert found["Available"][0] == "True"
+        assert found["Degraded"][0] == "False"
+        assert found["Planned"][0] != "False"
+
+
+def test_the_counts_the_selector_and_the_address_are_those_of_the_engines() -> None:
+    status = status_of(THREE, running(applied(THREE), engines=2))
+
+    assert (status.replicas, status.ready_replicas) == (3, 2)
+    assert status.selector.split(",") == [
+        "app.kubernetes.io/component=engine", "app.kubernetes.io/instance=nano",
+        "app.kubernetes.io/name=mambaserve",
+    ]  # fmt: skip
+    assert status.url == "http://nano.models.svc/v1"
+    assert status.observed_generation == 3
+    assert status.plan is not None
+
+
+def test_a_condition_keeps_its_date_until_its_status_flips() -> None:
+    first = status_of(OF, [])
+    later = fitting_owner()
+    later["status"] = first.manifest()
+    after = NOW + timedelta(hours=1)
+    children = running(applied(OF))
+
+    second = summarize(snapshot(later, children), planned(later, children), (), now=after)
+
+    assert second is not None
+    dates = {one.type: one.last_transition_time for one in second.conditions}
+    assert dates["Planned"] == "2026-01-02T12:00:00Z"
+    assert dates["Ready"] == "2026-01-02T13:00:00Z"
+
+
+def test_the_same_situation_gives_the_same_status_so_that_no_write_is_needed() -> None:
+    children = running(applied(OF))
+    again = fitting_owner()
+    again["status"] = status_of(OF, children).manifest()
+
+    status = summarize(snapshot(again, children), planned(again, children), (), now=NOW + timedelta(days=1))
+
+    assert status is not None
+    assert status.manifest() == again["status"]
+
+
+def test_an_object_that_is_gone_has_no_status() -> None:
+    assert summarize(snapshot(None), planned(None), (), now=NOW) is None
+
+
+def test_what_the_autoscaler_and_the_epoch_recorded_is_kept() -> None:
+    of = fitting_owner()
+    of["status"] = {"epoch": 4, "scaling": {"desired": 1, "reason": "quiet", "inputs": {}, "history": []}}
+
+    status = status_of(of, [])
+
+    assert status.epoch == 4
+    assert status.scaling is not None
+    assert status.scaling.reason == "quiet"
+
+
+def test_messages_name_the_pod_and_its_last_words() -> None:
+    crash = state(
+        state={"waiting": {"reason": "CrashLoopBackOff"}},
+        lastState={"terminated": {"exitCode": 2, "message": "no such file"}},
+        restartCount=4,
+    )
+    status = status_of(OF, running(applied(OF), engines=0), pods=(crash,))
+
+    [degraded] = [one for one in status.conditions if one.type == "Degraded"]
+    assert "nano-engine-1" in degraded.message
+    assert "exit code 2: no such file" in degraded.message
