@@ -26,17 +26,18 @@ class LoadingView:
             console=console,
             transient=True,
         )
-        if console.is_terminal:
-            self._progress.start()
 
     def show(self, name: str, readiness: Readiness | None) -> None:
         """Take in the engine's latest word; None = it does not answer yet."""
+        if readiness is not None and readiness.ready:
+            return
         stage = "starting" if readiness is None else readiness.stage or "loading"
         done, total = (readiness.done, readiness.total) if readiness else (0, 0)
         amount = _amount(stage, done, total)
         if self._console.is_terminal:
+            self._progress.start()
             if name not in self._bars:
-                self._bars[name] = self._progress.add_task(name, total=None, amount="")
+                self._bars[name] = self._progress.add_task(f"{name}: {stage}", total=None, amount="")
             self._progress.update(
                 self._bars[name], description=f"{name}: {stage}", total=total or None, completed=done,
                 amount=amount,
@@ -49,17 +50,21 @@ class LoadingView:
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays, above the bars."""
-        self._console.print(text, style=style, highlight=False, markup=False)
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def finish(self, name: str) -> None:
         """The engine is ready: its bar goes."""
         self._last.pop(name, None)
         if (bar := self._bars.pop(name, None)) is not None:
             self._progress.remove_task(bar)
+            if not self._bars:
+                # Nothing moves any more: a live display would only redraw what is said from now on.
+                self.close()
 
     def close(self) -> None:
         """Give the terminal back."""
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
 
 def _amount(stage: str, done: int, total: int) -> str:

@@ -162,8 +162,7 @@ class Session:
     def _announce(self, unit: Unit) -> None:
         self._view.say("")
         self._view.say(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
-        # In one piece, so that it can be copied whatever the width of the terminal.
-        self._console.print(unit.curl(), highlight=False, markup=False, soft_wrap=True)
+        self._view.say(unit.curl())
 
     async def _demonstrate(self, http: aiohttp.ClientSession, unit: Unit) -> None:
         answers = []

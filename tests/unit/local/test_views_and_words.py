@@ -1,0 +1,308 @@
+"""The small parts of local mode: bar, demo, readiness, watching, ports, devices, model facts."""
+
+import io
+import json
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.local import demo
+from mamba_cli.local.devices import gpu_memory
+from mamba_cli.local.documents import LoadedDeployment, read_deployments
+from mamba_cli.local.loading_view import LoadingView
+from mamba_cli.local.model_facts import facts_of_directory, facts_of_model, local_uri
+from mamba_cli.local.plan_view import bar_cells, plan_view
+from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory
+from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.readiness import Readiness, readiness_of
+from mamba_cli.local.sizes import size_option
+from mamba_cli.local.watch import Stamp, changed, settled
+from mamba_server.budget import LedgerLine
+from mamba_server.model.errors import WeightsError
+from mamba_server.model.weight_files import WeightsSize, weights_size
+
+CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
+
+
+def model_directory(folder: Path, name: str = "granite-4.0-h-350m") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    return folder
+
+
+def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> None:
+    """Headers only; the data are zeros."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(offset))
+
+
+def shown(renderable: Any, width: int = 100, color: bool = False) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width, force_terminal=color, no_color=not color).print(renderable)
+    return output.getvalue()
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), st.integers(9, 200))
+def test_the_bar_always_fills_its_width(sizes: list[int], width: int) -> None:
+    cells = bar_cells([LedgerLine(str(index), size) for index, size in enumerate(sizes)], width)
+    assert sum(count for _, count in cells) == (width if sum(sizes) else 0)
+    assert all(count >= 0 for _, count in cells)
+    assert all(count == 0 for line, count in cells if line.bytes == 0)
+
+
+def test_large_parts_of_the_bar_have_their_share() -> None:
+    cells = dict(bar_cells([LedgerLine("a", 75), LedgerLine("b", 25), LedgerLine("c", 0)], 40))
+    assert [cells[line] for line in cells] == [30, 10, 0]
+
+
+def test_a_plan_is_shown_with_its_ledger_and_stays_readable_without_colour(tmp_path: Path) -> None:
+    outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=8 << 30))
+    text = shown(plan_view(outcome))
+    assert "\x1b" not in text
+    for line in outcome.plan.ledger if outcome.plan else ():
+        if line.bytes > 8 << 20:
+            pattern = {"weights": "█", "workspace": "▓"}.get(line.item)
+            assert pattern is None or pattern in text
+    assert "340.3M parameters" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "\x1b[" in shown(plan_view(outcome), color=True)
+
+
+def test_a_narrow_terminal_still_shows_every_word(tmp_path: Path) -> None:
+    outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=8 << 30))
+    assert "not chosen" in shown(plan_view(outcome), width=50)
+
+
+def test_a_misfit_is_shown_with_what_is_missing(tmp_path: Path) -> None:
+    outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=1 << 30))
+    assert outcome.plan is None
+    assert "does not fit" in shown(plan_view(outcome))
+    assert "missing" in shown(plan_view(outcome))
+
+
+def test_all_demo_chats_share_one_document_and_ask_for_what_is_in_it() -> None:
+    chats = demo.chats()
+    assert len(chats) == 4
+    prefixes = {messages[0]["content"] for _, messages in chats}
+    assert prefixes == {demo.document()}
+    for key in demo.ASKED:
+        assert f"\n{key}: " in demo.document()
+
+
+def test_an_answer_is_read_with_what_was_resumed() -> None:
+    body = {
+        "choices": [{"message": {"content": " green \n"}}],
+        "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}},
+    }
+    assert demo.read_answer("q", json.dumps(body)) == demo.Answer("q", "green", 9, 4)
+    del body["usage"]["prompt_tokens_details"]  # type: ignore[attr-defined]
+    assert demo.read_answer("q", json.dumps(body)).cached_tokens == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"choices": []}', '{"usage": {"prompt_tokens": "x"}}'])
+def test_an_answer_of_another_shape_is_an_error_that_shows_it(text: str) -> None:
+    with pytest.raises(RunFailed, match="an answer that cannot be read"):
+        demo.read_answer("q", text)
+
+
+def test_the_summary_counts_all_requests() -> None:
+    answers = [demo.Answer("a", "", 100, 0), demo.Answer("b", "", 100, 90)]
+    assert demo.summary(answers).startswith("90 of 200 prompt tokens (45%)")
+    assert demo.summary([]).startswith("0 of 0")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, {"status": "ready", "stage": None}, Readiness(True, "ready")),
+        (503, {"status": "loading", "stage": "weights", "done": 3, "total": 9},
+         Readiness(False, "weights", 3, 9)),
+        (503, {"status": "loading", "done": None, "reason": "no"}, Readiness(False, "loading", reason="no")),
+        (503, {}, Readiness(False)),
+    ],
+)  # fmt: skip
+def test_readiness_reads_whatever_is_there(status: int, body: dict[str, Any], expected: Readiness) -> None:
+    assert readiness_of(status, body) == expected
+
+
+def test_plain_progress_says_each_quarter_once() -> None:
+    output = io.StringIO()
+    view = LoadingView(Console(file=output, width=100))
+    view.show("one", None)
+    for done in range(0, 101, 5):
+        view.show("one", Readiness(False, "weights", done << 20, 100 << 20))
+    view.show("one", Readiness(True, "ready"))
+    view.finish("one")
+    view.close()
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "one: starting"
+    assert len(lines) == 1 + 5
+    assert lines[-1] == "one: weights 100.0Mi of 100.0Mi"
+
+
+def test_a_terminal_gets_bars_and_lines_above_them() -> None:
+    output = io.StringIO()
+    view = LoadingView(Console(file=output, width=100, force_terminal=True))
+    view.show("one", Readiness(False, "weights", 1, 2))
+    view.say("a line [with brackets]")
+    view.finish("one")
+    view.close()
+    assert "a line [with brackets]" in output.getvalue()
+    assert "weights" in output.getvalue()
+
+
+def test_a_change_is_a_change_of_content(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("a")
+    before = [Stamp.of(file)]
+    file.touch()
+    assert changed(before, [Stamp.of(file)]) == []
+    file.write_text("b")
+    assert changed(before, [Stamp.of(file)]) == [file]
+
+
+def test_a_file_that_is_being_replaced_is_noticed_when_it_is_back(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("a")
+    before = [Stamp.of(file)]
+    file.unlink()
+    gone = [Stamp.of(file)]
+    assert changed(before, gone) == []
+    kept = settled(before, gone)
+    file.write_text("b")
+    assert changed(kept, [Stamp.of(file)]) == [file]
+    file.write_text("a")
+    assert changed(kept, [Stamp.of(file)]) == []
+
+
+def test_consecutive_ports_are_given_and_a_taken_one_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RunFailed, match=f"port {port} .* is taken"):
+            front_ports("127.0.0.1", port, 1)
+    assert front_ports("127.0.0.1", port, 1) == [port]
+    assert len(set(free_ports(5))) == 5
+    assert len(front_ports("127.0.0.1", 0, 2)) == 2
+
+
+def test_ports_past_the_end_and_foreign_hosts_are_wrong_usage() -> None:
+    with pytest.raises(InvalidInput, match="past 65535"):
+        front_ports("127.0.0.1", 65535, 2)
+    with pytest.raises(InvalidInput, match="no address of this machine"):
+        front_ports("192.0.2.1", 8123, 1)
+
+
+def test_the_smallest_gpu_counts_and_no_driver_means_none() -> None:
+    assert gpu_memory([sys.executable, "-c", "print(81559); print(40960)"]) == 40_960 << 20
+    assert gpu_memory([sys.executable, "-c", "raise SystemExit(9)"]) is None
+    assert gpu_memory(["/nowhere/nvidia-smi"]) is None
+    assert gpu_memory([sys.executable, "-c", "import time; time.sleep(9)"], timeout=0.2) is None
+
+
+def test_weights_are_measured_from_the_headers_of_all_files(tmp_path: Path) -> None:
+    assert weights_size(tmp_path) is None
+    safetensors(tmp_path / "a.safetensors", {"x": ("BF16", [2, 3], 12)})
+    safetensors(tmp_path / "b.safetensors", {"y": ("F32", [4], 16), "z": ("F32", [], 4)})
+    assert weights_size(tmp_path) == WeightsSize(32, 11)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"abc", struct.pack("<Q", 999) + b"{}", struct.pack("<Q", 2) + b"[]"]
+)
+def test_a_damaged_weight_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(WeightsError, match=r"a\.safetensors"):
+        weights_size(tmp_path)
+
+
+def test_weights_follow_the_type_they_are_loaded_as(tmp_path: Path) -> None:
+    folder = model_directory(tmp_path / "m")
+    safetensors(folder / "a.safetensors", {"x": ("BF16", [8], 16)})
+    facts = facts_of_directory(folder)
+    assert facts.weights_bytes(None, 1) == 16
+    assert facts.weights_bytes("float32", 1) == 32
+    assert facts.weights_bytes("float32", 4) == 8
+
+
+def test_true_weights_stand_in_the_plan(tmp_path: Path) -> None:
+    folder = model_directory(tmp_path / "m")
+    safetensors(folder / "a.safetensors", {"x": ("BF16", [1000], 2000)})
+    outcome = plan_directory(folder, PlanFlags(device_memory=8 << 30))
+    assert outcome.to_json()["model"]["weightsBytes"] == 2000
+    assert not any("by parameter count" in note for note in outcome.notes)
+
+
+def test_relative_model_paths_start_at_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "mamba.yaml"
+    assert local_uri("file://./m", file) == str(tmp_path / "a" / "m")
+    assert local_uri("file://../m", file) == str(tmp_path / "m")
+    assert local_uri("file:///m", file) == "file:///m"
+    assert local_uri("builtin://tiny-recall", file) == "builtin://tiny-recall"
+
+
+def test_an_inline_configuration_wins_and_its_mistakes_are_named(tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "bamba-9b.json").read_text())
+    assert facts_of_model("hf://a/b", config, tmp_path / "f.yaml").config.family == "bamba"
+    del config["mamba_d_state"]
+    with pytest.raises(InvalidInput, match=r"f.yaml: spec.model.config: field mamba_d_state is missing"):
+        facts_of_model("hf://a/b", config, tmp_path / "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [("file://./absent", "no directory"), ("pvc://claim/path", "give spec.model.config to plan without"),
+     ("builtin://absent", "no such model is shipped")],
+)  # fmt: skip
+def test_a_model_that_is_not_there_is_named_with_file_and_field(tmp_path: Path, uri: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"f.yaml: spec.model.uri: .*{words}"):
+        facts_of_model(uri, None, tmp_path / "f.yaml")
+
+
+def test_a_spec_whose_parts_do_not_go_together_is_invalid_input(tmp_path: Path) -> None:
+    model_directory(tmp_path / "m")
+    body = {
+        "metadata": {"name": "one"},
+        "spec": {"model": {"uri": "file://./m"}, "engine": {"tensorParallel": 5}, "resources": {"gpus": 5}},
+    }
+    loaded = LoadedDeployment(tmp_path / "f.yaml", MambaDeployment.model_validate(body))
+    with pytest.raises(InvalidInput, match=r"f.yaml: one: tensorParallel 5 does not divide"):
+        plan_deployment(loaded, PlanFlags(device_memory=8 << 30))
+
+
+def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
+    good = "apiVersion: serving.mambaserve.io/v1alpha1\nkind: MambaDeployment\nmetadata: {name: one}\n"
+    good += "spec: {model: {uri: 'builtin://x'}}\n"
+    (tmp_path / "a.yaml").write_text(good)
+    (tmp_path / "b.yaml").write_text(good)
+    (tmp_path / "c.yaml").write_text("kind: [")
+    with pytest.raises(InvalidInput) as caught:
+        read_deployments([tmp_path / name for name in ("a.yaml", "b.yaml", "c.yaml", "d.yaml")])
+    text = str(caught.value)
+    assert "b.yaml: one is already given in" in text
+    assert "c.yaml" in text
+    assert "d.yaml: no such file" in text
+
+
+def test_sizes_are_quantities_and_mistakes_name_the_option() -> None:
+    assert size_option("--x", "2Gi") == 2 << 30
+    assert size_option("--x", None) is None
+    with pytest.raises(InvalidInput, match=r"--x: .*did you mean 80Gi"):
+        size_option("--x", "80gi")
+    with pytest.raises(InvalidInput, match="--x: must be above 0"):
+        size_option("--x", "0")
