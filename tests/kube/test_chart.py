@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import yaml
 
-from testcluster.build import TOOLS, ensure
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import Command
@@ -20,7 +19,7 @@ KUBE = ("--kube-version", "1.34.0")
 
 @pytest.fixture(scope="module")
 def helm(control_plane: ControlPlane) -> Command:
-    return Command(ensure(TOOLS["helm"]) / "helm", control_plane.kubeconfig)
+    return control_plane.helm
 
 
 def rendered(helm: Command, namespace: str, *options: str) -> list[dict[str, Any]]:

@@ -1,0 +1,60 @@
+"""The chart's rules name every kind the operator's code names, and no other."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_operator import kinds
+from mamba_operator.kinds import Kind
+
+TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
+CHILDREN = {"get", "list", "watch", "create", "patch", "delete"}
+
+
+def rules() -> dict[tuple[str, str], set[str]]:
+    """Verbs by (group, resource): of the namespaced rules, the ClusterRole and the lease's Role."""
+    text = (TEMPLATES / "_helpers.tpl").read_text()
+    text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
+    found: list[dict[str, Any]] = yaml.safe_load(text)
+    cluster = (TEMPLATES / "rbac.yaml").read_text()
+    for block in re.findall(r"^  - apiGroups: .*\n    resources: .*\n    verbs: .*$", cluster, re.MULTILINE):
+        found += yaml.safe_load(block)
+    return {
+        (group, resource): set(rule["verbs"])
+        for rule in found
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+RULES = rules()
+
+
+@pytest.mark.parametrize("kind", kinds.OWNED, ids=lambda kind: kind.plural)
+def test_a_child_may_be_made_mended_and_removed(kind: Kind) -> None:
+    assert RULES[kind.group, kind.plural] == CHILDREN
+
+
+@pytest.mark.parametrize("kind", kinds.WATCHED, ids=lambda kind: kind.plural)
+def test_whatever_wakes_may_be_watched(kind: Kind) -> None:
+    assert RULES[kind.group, kind.plural] >= {"get", "list", "watch"}
+
+
+def test_its_own_objects_are_patched_and_never_deleted() -> None:
+    kind = kinds.MAMBA_DEPLOYMENT
+    assert {"get", "list", "watch", "patch"} <= RULES[kind.group, kind.plural]
+    assert not {"create", "delete"} & RULES[kind.group, kind.plural]
+    assert "patch" in RULES[kind.group, f"{kind.plural}/status"]
+
+
+def test_nothing_is_granted_that_the_code_does_not_name() -> None:
+    named = {(kind.group, kind.plural) for kind in vars(kinds).values() if isinstance(kind, Kind)}
+    own = kinds.MAMBA_DEPLOYMENT
+    named |= {(own.group, f"{own.plural}/{part}") for part in ("status", "finalizers")}
+    # A cluster-wide watch follows namespaces and resource types as they come and go.
+    named |= {("", "namespaces"), ("apiextensions.k8s.io", "customresourcedefinitions")}
+    assert RULES.keys() - named == set()
+    assert named - RULES.keys() == set()
