@@ -54,6 +54,8 @@ def test_a_strategy_reaches_the_engine_with_its_interval(api: ApiProcess) -> Non
     body = {"strategy": "NoBuffer", "trackInterval": 128}
     answer = api.call("PUT", "/admin/strategy", body, admin=True)
     assert (answer.json["verb"], answer.json["body"]) == ("strategy", body)
+    metrics = api.call("GET", "/metrics").body.decode()
+    assert 'mambaserve_strategy_info{model="tiny",strategy="NoBuffer"} 1.0' in metrics
 
 
 def test_the_engines_refusal_keeps_its_status(api: ApiProcess) -> None:
