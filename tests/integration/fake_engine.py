@@ -71,11 +71,16 @@ class FakeEngine:
     async def beat(self) -> None:
         while True:
             running = len(self.tasks)
-            counters = {"steps": 7.0, "preemptions": 2.0, "prefix_misses{cause=evicted}": 3.0}
+            counters = {
+                "steps_total": 7.0,
+                "preemptions_total": 2.0,
+                "prefix_misses_total{cause=evicted}": 3.0,
+            }
             gauges = {
                 "requests_running": float(running), "requests_waiting": 1.0,
-                "slots{owner=free}": 4.0, "slots{owner=sequence}": 1.0, "slots{owner=tree}": 3.0,
+                "slabs{owner=free}": 4.0, "slabs{owner=live}": 1.0, "slabs{owner=cached}": 3.0,
                 "pages{owner=free}": 10.0, "pages{owner=sequence}": 30.0,
+                "arena_usage": 0.75, "state_usage": 0.2, "kv_usage": 0.5,
             }  # fmt: skip
             await self.send(wire.EngineStats(counters, gauges, [(0.001, 0.01, 0.002)], [running]))
             await asyncio.sleep(self.script.get("beat", 0.1))

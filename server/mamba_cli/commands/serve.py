@@ -15,7 +15,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _option(name: str, text: str, **more: Any) -> Any:
-    variable = f"MAMBASERVE_{name.removeprefix('--').replace('-', '_').upper()}"
+    variable = f"MAMBASERVE_{name.partition('/')[0].removeprefix('--').replace('-', '_').upper()}"
     # The settings model reads the variable itself: naming it here is for --help.
     return typer.Option(name, help=f"{text} [env: {variable}]", show_default=False, **more)
 

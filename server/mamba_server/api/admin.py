@@ -75,7 +75,11 @@ class Admin:
     async def strategy(self, request: Request) -> Response:
         """Change the strategy at the next step boundary."""
         raw = parse_json_object(await read_body(request, request.receive, _BODY_LIMIT))
-        return await self._relay("strategy", validate(StrategyChange, raw).model_dump(exclude_none=True))
+        change = validate(StrategyChange, raw)
+        answer = await self._relay("strategy", change.model_dump(exclude_none=True))
+        if answer.status_code == 200:
+            self._serving.on_strategy(change.strategy)
+        return answer
 
     async def drain(self, _: Request) -> Response:
         """Refuse new requests, finish those under way."""

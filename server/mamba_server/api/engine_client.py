@@ -149,7 +149,10 @@ class EngineClient:
     async def _live(self, settings_json: str) -> int | None:
         """One incarnation, from start to end; its exit code, None when it hung."""
         self._fatal = None
-        process = await EngineProcess.start(settings_json, self._command)
+        try:
+            process = await EngineProcess.start(settings_json, self._command)
+        except OSError as error:
+            raise EngineStartFailed(f"the engine process cannot be started: {error}", 1) from error
         self._process = process
         log.info("engine_started", engine_pid=process.pid)
         reader = asyncio.create_task(self._read(process))

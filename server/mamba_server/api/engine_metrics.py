@@ -19,21 +19,27 @@ _KEY = re.compile(r"^([a-z][a-z0-9_]*)(?:\{([^{}]*)\})?$")
 LABELS = frozenset({"owner", "cause", "reason", "strategy", "kind", "tier", "component"})
 MOST_SERIES = 32
 """Label combinations kept of one metric."""
-OF_REQUESTS = frozenset({"prompt_tokens", "generated_tokens", "cached_tokens", "requests_finished"})
+OF_REQUESTS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", "requests_finished"})
 """Counted by `request_metrics`; the engine's own count of them would be a second series of that name."""
 
 HELP = {
     "requests_running": "Sequences in the running batch.",
     "requests_waiting": "Requests that wait for admission.",
-    "recomputed_tokens": "Tokens computed a second time: recompute tails, and after preemption.",
+    "recomputed_tokens": "Prompt tokens computed because no checkpoint covered them, or after preemption.",
+    "sequences_finished": "Sequences the engine finished, by reason.",
+    "checkpoints": "Checkpoints in the tree.",
+    "slabs": "Slabs of the arena by owner; one holds a state or pages.",
     "slots": "State slots by owner.",
     "pages": "Attention KV pages by owner.",
-    "slabs": "Slabs of the arena by role.",
+    "arena_usage": "Share of the arena that not even eviction could free.",
+    "state_usage": "Share of the slots held by running sequences.",
+    "kv_usage": "Share of the pages held by running sequences.",
     "checkpoints_made": "Checkpoints written.",
-    "checkpoints_skipped": "Checkpoints that were due but not written, by cause.",
+    "checkpoints_skipped": "Checkpoints that were due but not written.",
     "checkpoints_evicted": "Checkpoints given up for memory.",
     "prefix_misses": "Prompts that resumed less than they could have, by cause.",
     "steps": "Steps of the engine.",
+    "failed_steps": "Steps that failed and were undone.",
     "host_syncs": "Device-to-host synchronisations inside a step; 0 is right.",
     "jit_compilations_after_ready": "Kernels compiled while serving; 0 is right.",
     "preemptions": "Sequences preempted.",
@@ -84,6 +90,10 @@ class EngineMetrics(Collector):
         """The plan in force, for the info series."""
         self._plan = ready.plan
 
+    def on_strategy(self, strategy: str) -> None:
+        """The strategy was changed while serving."""
+        self._plan = {**self._plan, "strategy": strategy}
+
     def on_stats(self, stats: EngineStats) -> None:
         """The newest numbers."""
         self._counters, self._gauges = stats.counters, stats.gauges
@@ -98,23 +108,9 @@ class EngineMetrics(Collector):
         return self._gauges.get(name, 0.0)
 
     def cache_usage(self) -> float:
-        """What binds first, 0 to 1: pages or slots held by sequences and transfers. A checkpoint in the
-        tree can be evicted, so it does not count, as in vLLM."""
-        if "kv_cache_usage" in self._gauges:
-            return self._gauges["kv_cache_usage"]
-        return max(self._held("slots"), self._held("pages"))
-
-    def _held(self, name: str) -> float:
-        owners: dict[str, float] = {}
-        for key, value in self._gauges.items():
-            parsed = parse_key(key)
-            if parsed is not None and parsed[0] == name:
-                owner = dict(parsed[1]).get("owner", "")
-                owners[owner] = owners.get(owner, 0.0) + value
-        owners.pop("padding", None)
-        total = sum(owners.values())
-        idle = owners.get("free", 0.0) + owners.get("tree", 0.0)
-        return (total - idle) / total if total else 0.0
+        """What binds, 0 to 1. A checkpoint that can be evicted does not count, as in vLLM."""
+        parts = max(self.gauge("state_usage"), self.gauge("kv_usage"))
+        return self._gauges.get("arena_usage", parts)
 
     def collect(self) -> Iterator[Metric]:
         """Every series of the engine."""
@@ -165,7 +161,7 @@ class EngineMetrics(Collector):
         restarts.add_metric([self._model], restarted)
         yield restarts
         usage = GaugeMetricFamily(
-            PREFIX + "cache_usage", "Share of slots or pages in use, the larger of both.", labels=["model"]
+            PREFIX + "cache_usage", "Share of the cache in use: of what binds.", labels=["model"]
         )
         usage.add_metric([self._model], self.cache_usage())
         yield usage
@@ -188,7 +184,7 @@ class EngineMetrics(Collector):
         preemptions = CounterMetricFamily(
             "vllm:num_preemptions", "Alias of mambaserve_preemptions_total.", labels=["model_name"]
         )
-        preemptions.add_metric([self._model], self._counters.get("preemptions", 0.0))
+        preemptions.add_metric([self._model], self._counters.get("preemptions_total", 0.0))
         yield preemptions
         config = GaugeMetricFamily(
             "vllm:cache_config_info",

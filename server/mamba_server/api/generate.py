@@ -75,7 +75,7 @@ class _Endpoint:
         fields = scope["log_fields"]
         fields["answer"] = adds[0].request_id
         serving = self._serving
-        serving.admit(len(adds))
+        serving.admit(len(adds), request.n or 1)
         run = Generation(serving.engine, text.tokenizer, adds, request.stops, serving.metrics)
         try:
             async with run:
@@ -101,8 +101,10 @@ class Completions(_Endpoint):
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         prompts: list[tuple[list[int], str]] = []
         adds: list[AddRequest] = []
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        encoded = iter(await text.tokenizer.encode_all(texts))
         for place, prompt in enumerate(request.prompts):
-            given = await text.tokenizer.encode_async(prompt) if isinstance(prompt, str) else prompt
+            given = next(encoded) if isinstance(prompt, str) else prompt
             if not given and text.tokenizer.bos_id is not None:
                 given = [text.tokenizer.bos_id]
             ids = prompt_ids(given, limits, "prompt")

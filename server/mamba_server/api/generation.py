@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.errors import InternalError
+from mamba_server.api.errors import ApiError, InternalError
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.text.sequence_text import SequenceText
@@ -87,6 +87,7 @@ class Generation:
         self._unfinished = {request.request_id: request.n for request in requests}
         self.counts = Counts(prompt=sum(len(request.prompt) for request in requests))
         self._begun = 0.0
+        self._failed = False
 
     async def __aenter__(self) -> Self:
         """Submit. Raises NotReady."""
@@ -99,7 +100,7 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Abort what has not finished."""
-        reason = "error" if isinstance(error, Exception) else "abort"
+        reason = "error" if self._failed or isinstance(error, Exception) else "abort"
         for sequence in self._sequences.values():
             if not sequence.finished:
                 self._metrics.finished(reason, time.monotonic() - self._begun)
@@ -110,10 +111,17 @@ class Generation:
     async def updates(self) -> AsyncIterator[Update]:
         """What is new, until every choice has finished. Raises ApiError when the engine fails the request."""
         while self._unfinished:
-            for delta in await self._inbox.take():
-                update = self._update(delta)
-                if update is not None:
-                    yield update
+            for update in await self._next():
+                yield update
+
+    async def _next(self) -> list[Update]:
+        try:
+            updates = [self._update(delta) for delta in await self._inbox.take()]
+        except ApiError:
+            # A stream turns this into an event, so `__aexit__` does not see it.
+            self._failed = True
+            raise
+        return [update for update in updates if update is not None]
 
     def _update(self, delta: SequenceDelta) -> Update | None:
         key = (delta.request_id, delta.index)

@@ -26,10 +26,11 @@ class RequestMetrics:
             theirs = Histogram("vllm:" + alias, same, ["model_name"], buckets=buckets, registry=registry)
             return ours.labels(model), theirs.labels(model)
 
-        def counter(name: str, alias: str, help_text: str) -> tuple[Counter, ...]:
+        def counter(name: str, aliases: tuple[str, ...], help_text: str) -> tuple[Counter, ...]:
             ours = Counter(PREFIX + name, help_text, ["model"], registry=registry)
-            theirs = Counter("vllm:" + alias, f"Alias of {PREFIX}{name}.", ["model_name"], registry=registry)
-            return ours.labels(model), theirs.labels(model)
+            same = f"Alias of {PREFIX}{name}_total."
+            theirs = [Counter("vllm:" + alias, same, ["model_name"], registry=registry) for alias in aliases]
+            return tuple(series.labels(model) for series in (ours, *theirs))
 
         self._model = model
         self._ttft = histogram(
@@ -65,11 +66,13 @@ class RequestMetrics:
             "Tokens generated for a sequence.",
             LENGTH_BUCKETS,
         )
-        self._prompt = counter("prompt_tokens", "prompt_tokens", "Prompt tokens of accepted requests.")
-        self._generated = counter("generated_tokens", "generation_tokens", "Tokens generated.")
+        self._prompt = counter(
+            "prompt_tokens", ("prompt_tokens", "prefix_cache_queries"), "Prompt tokens of accepted requests."
+        )
+        self._generated = counter("generated_tokens", ("generation_tokens",), "Tokens generated.")
         self._cached = counter(
             "cached_tokens",
-            "prompt_tokens_cached",
+            ("prompt_tokens_cached", "prefix_cache_hits"),
             "Prompt tokens resumed from a checkpoint.",
         )
         self._finished = Counter(

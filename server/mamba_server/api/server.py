@@ -9,8 +9,10 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvicorn
 import uvloop
@@ -40,6 +42,7 @@ from mamba_telemetry.traces import set_up_traces
 
 log = get_logger(__name__)
 
+Result = TypeVar("Result")
 LAST_BYTES_SECONDS = 3
 """How long connections may take to close once every answer has been handed over."""
 
@@ -79,6 +82,30 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - shown, not bound
     return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
+
+
+async def in_daemon_thread(work: Callable[[], Result]) -> Result:
+    """The result of `work`. Unlike a pool's thread this one does not keep the process from ending: a
+    download may be far from done when SIGTERM comes."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(setter: Callable[..., None], value: Any) -> None:
+        if not future.done():
+            setter(value)
+
+    def run() -> None:
+        setter: Callable[..., None] = future.set_result
+        value: Any
+        try:
+            value = work()
+        except Exception as error:
+            setter, value = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, setter, value)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
 
 
 class _Uvicorn(uvicorn.Server):
@@ -136,7 +163,9 @@ class Server:
             on_ready=self._on_ready,
         )
         self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
-        self._serving = Serving(settings, name, engine, RequestMetrics(self._registry, name), Drain())
+        metrics = RequestMetrics(self._registry, name)
+        self._serving = Serving(settings, name, engine, metrics, Drain())
+        self._serving.on_strategy = self._engine_metrics.on_strategy
         self._signals = 0
         self._signalled = asyncio.Event()
         self._urls = ("", "")
@@ -184,9 +213,9 @@ class Server:
         """Fetch the model, load the text side, then keep the engine running. Raises ServeError."""
         settings, engine = self._settings, self._serving.engine
         try:
-            directory = await asyncio.to_thread(source.resolve, settings.model, engine.loading)
+            directory = await in_daemon_thread(lambda: source.resolve(settings.model, engine.loading))
             engine.loading("tokenizer", 0, 1)
-            self._serving.text = await asyncio.to_thread(load_text, directory)
+            self._serving.text = await in_daemon_thread(lambda: load_text(directory))
         except (ModelError, TextError) as error:
             failure = ServeError(str(error))
             failure.exit_code = error.exit_code

@@ -4,6 +4,7 @@ Made once by `server`; the text side is set before the engine is started, so who
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mamba_server.api.drain import Drain
@@ -15,6 +16,9 @@ from mamba_server.settings import EngineSettings
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.text.tokenizer import Tokenizer
+
+MOST_SEQUENCES = 1024
+"""Of one HTTP request: prompts times choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Serving:
     metrics: RequestMetrics
     drain: Drain
     text: TextSide | None = None
+    on_strategy: Callable[[str], None] = lambda _: None
+    """Told when the strategy was changed while serving."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def limits(self) -> ModelLimits:
@@ -50,12 +56,17 @@ class Serving:
                 f"the model '{name[:200]}' does not exist here; '{self.model_name}' is served", param="model"
             )
 
-    def admit(self, prompts: int) -> None:
+    def admit(self, prompts: int, n: int) -> None:
         """Bound what waits. Raises TooManyRequests, or InvalidRequest for what could never be admitted."""
         most = self.settings.max_waiting_requests
         if prompts > most:
             raise InvalidRequest(
                 f"prompt: {prompts} prompts in one request; at most {most} may wait", param="prompt"
+            )
+        if prompts * n > MOST_SEQUENCES:
+            raise InvalidRequest(
+                f"n: {prompts} prompts with {n} choices each are more than {MOST_SEQUENCES} sequences",
+                param="n",
             )
         waiting = self.engine.waiting
         if waiting + prompts > most:

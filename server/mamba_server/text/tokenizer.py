@@ -7,6 +7,7 @@ bytes of each token. It never sees the model's weights and never decides where a
 import asyncio
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,11 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    async def encode_async(self, text: str, *, special: bool = True) -> list[int]:
-        """As `encode`, in a thread when the text is long: the event loop keeps streaming meanwhile."""
-        if len(text) < THREAD_FROM_CHARS:
-            return self.encode(text, special=special)
-        return await asyncio.to_thread(self.encode, text, special=special)
+    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, in a thread when the texts are long: the event loop keeps streaming meanwhile."""
+        if sum(map(len, texts)) < THREAD_FROM_CHARS:
+            return [self.encode(text) for text in texts]
+        return await asyncio.to_thread(lambda: [self.encode(text) for text in texts])
 
     def encoding(self, text: str) -> Encoding:
         """Token ids with character offsets, without special tokens of the tokenizer's own."""

@@ -71,14 +71,14 @@ async def test_long_texts_are_encoded_in_a_thread_and_short_ones_are_not(
         return [1]
 
     monkeypatch.setattr(tokenizer, "encode", encode)
-    await tokenizer.encode_async("short")
-    await tokenizer.encode_async("x" * THREAD_FROM_CHARS)
-    assert names == [True, False]
+    await tokenizer.encode_all(["short"])
+    await tokenizer.encode_all(["x" * (THREAD_FROM_CHARS // 2)] * 2)
+    assert names == [True, False, False]
 
 
 async def test_a_long_text_has_the_same_ids_in_a_thread(tokenizer: Tokenizer) -> None:
     text = "hello world " * 600
-    assert await tokenizer.encode_async(text) == tokenizer.encode(text)
+    assert await tokenizer.encode_all([text, "hi"]) == [tokenizer.encode(text), tokenizer.encode("hi")]
 
 
 @pytest.mark.parametrize("token", ["<0x0A>", "hello"])

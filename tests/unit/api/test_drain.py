@@ -1,0 +1,48 @@
+"""Draining: who is refused, and when it is over."""
+
+import asyncio
+
+import pytest
+
+from mamba_server.api.drain import Drain
+from mamba_server.api.errors import NotReady
+
+
+async def test_an_idle_drain_is_over_at_once() -> None:
+    assert await Drain().finished(0.01)
+
+
+async def test_it_is_over_when_the_last_request_ends() -> None:
+    drain = Drain()
+    first, second = drain.request(), drain.request()
+    first.__enter__()
+    second.__enter__()
+    waiting = asyncio.create_task(drain.finished(5))
+    first.__exit__(None, None, None)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    second.__exit__(None, None, None)
+    assert await waiting
+
+
+async def test_the_deadline_ends_the_wait() -> None:
+    drain = Drain()
+    with drain.request():
+        assert not await drain.finished(0.01)
+
+
+async def test_while_draining_new_requests_are_refused_with_retry_after() -> None:
+    drain = Drain()
+    drain.draining = True
+    with pytest.raises(NotReady) as caught, drain.request():
+        pass
+    assert "retry-after" in caught.value.headers()
+    assert drain.under_way == 0
+
+
+async def test_a_request_that_fails_is_no_longer_under_way() -> None:
+    drain = Drain()
+    with pytest.raises(ValueError, match="x"), drain.request():
+        raise ValueError("x")
+    assert drain.under_way == 0
+    assert await drain.finished(0.01)

@@ -1,0 +1,99 @@
+"""Routing of the engine's messages to requests, without a process."""
+
+import pytest
+
+from mamba_server import wire
+from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.errors import EngineLost, EngineRefused, NotReady
+from mamba_server.api.inbox import Inbox
+
+READY = wire.Ready(100, 64, (2,), {})
+
+
+def add(request_id: str) -> wire.AddRequest:
+    return wire.AddRequest(request_id, [1, 2], wire.SamplingParams(max_tokens=4))
+
+
+def delta(request_id: str) -> wire.Outputs:
+    return wire.Outputs([wire.SequenceDelta(request_id, 0, [5])])
+
+
+@pytest.fixture
+def client() -> EngineClient:
+    made = EngineClient()
+    made._route(READY)
+    return made
+
+
+def test_before_ready_nothing_is_taken() -> None:
+    with pytest.raises(NotReady, match="starting"):
+        EngineClient().submit([add("a")], Inbox())
+
+
+def test_progress_is_the_state(client: EngineClient) -> None:
+    fresh = EngineClient()
+    fresh._route(wire.Progress("weights", 3, 10))
+    assert (fresh.state.phase, fresh.state.stage, fresh.state.done, fresh.state.total) == (
+        "loading", "weights", 3, 10,
+    )  # fmt: skip
+    client._route(wire.Progress("weights", 3, 10))
+    assert client.state.phase == "restarting"
+
+
+async def test_deltas_reach_the_inbox_of_their_request_and_no_other(client: EngineClient) -> None:
+    one, two = Inbox(), Inbox()
+    client.submit([add("a")], one)
+    client.submit([add("b")], two)
+    client._route(delta("b"))
+    assert [item.request_id for item in await two.take()] == ["b"]
+    assert client.waiting == 1
+    assert client.open == 2
+
+
+def test_deltas_of_forgotten_requests_are_dropped(client: EngineClient) -> None:
+    client.submit([add("a")], Inbox())
+    client.close("a", abort=True)
+    client._route(delta("a"))
+    assert (client.open, client.waiting) == (0, 0)
+
+
+async def test_a_rejection_ends_the_request(client: EngineClient) -> None:
+    inbox = Inbox()
+    client.submit([add("a")], inbox)
+    client._route(wire.RequestRejected("a", 400, "invalid_request_error", "too_long", "no", None))
+    with pytest.raises(EngineRefused) as caught:
+        await inbox.take()
+    assert (caught.value.status, caught.value.code) == (400, "too_long")
+    assert client.open == 0
+
+
+async def test_a_rejection_for_load_always_says_when_to_come_back(client: EngineClient) -> None:
+    inbox = Inbox()
+    client.submit([add("a")], inbox)
+    client._route(wire.RequestRejected("a", 429, "rate_limit_error", "full", "no", None))
+    with pytest.raises(EngineRefused) as caught:
+        await inbox.take()
+    assert caught.value.headers() == {"retry-after": "1"}
+
+
+async def test_the_end_of_the_engine_ends_every_open_request(client: EngineClient) -> None:
+    inboxes = [Inbox() for _ in range(5)]
+    for number, inbox in enumerate(inboxes):
+        client.submit([add(str(number))], inbox)
+    client._lose("the engine process was killed by signal 9")
+    for inbox in inboxes:
+        with pytest.raises(EngineLost, match="signal 9"):
+            await inbox.take()
+    assert client.open == client.waiting == 0
+    with pytest.raises(NotReady):
+        client.require_ready()
+
+
+async def test_admin_calls_are_refused_until_ready() -> None:
+    with pytest.raises(NotReady):
+        await EngineClient().admin("plan", {})
+
+
+def test_replies_nobody_waits_for_are_dropped(client: EngineClient) -> None:
+    client._route(wire.AdminReply(77, 200, {}))
+    assert client.state.phase == "ready"

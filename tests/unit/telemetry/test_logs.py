@@ -1,0 +1,83 @@
+"""Log lines: one JSON object each when nobody looks, with the context of the request."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from mamba_telemetry.logs import get_logger, log_context, set_up_logs
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_with_its_context(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    with log_context(request_id="r1", trace_id="t1"):
+        get_logger("x").info("request", status=200)
+    (line,) = lines(stream)
+    assert line["event"] == "request"
+    assert (line["request_id"], line["trace_id"], line["status"]) == ("r1", "t1", 200)
+    assert (line["level"], line["logger"], line["process"]) == ("info", "x", "api")
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_the_context_ends_with_its_block(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    with log_context(request_id="r1"):
+        pass
+    get_logger("x").info("later")
+    assert "request_id" not in lines(stream)[0]
+
+
+def test_lines_of_libraries_have_the_same_form(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    with log_context(request_id="r2"):
+        logging.getLogger("some.library").warning("odd %s", "thing")
+    (line,) = lines(stream)
+    assert (line["event"], line["request_id"], line["level"]) == ("odd thing", "r2", "warning")
+
+
+def test_an_exception_stays_on_its_line(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    try:
+        raise ValueError("broken")
+    except ValueError as error:
+        get_logger("x").error("failed", exc_info=error)
+    (line,) = lines(stream)
+    assert "ValueError: broken" in str(line["exception"])
+
+
+def test_lines_below_the_level_are_left_out(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream, level="warning")
+    get_logger("x").info("quiet")
+    get_logger("x").warning("loud")
+    assert [line["event"] for line in lines(stream)] == ["loud"]
+
+
+def test_a_terminal_gets_text(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream, json=False)
+    get_logger("x").info("hello", count=1)
+    assert "hello" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_setting_up_twice_does_not_double_lines(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    set_up_logs(process="api", stream=stream)
+    get_logger("x").info("once")
+    assert len(lines(stream)) == 1
