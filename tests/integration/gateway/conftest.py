@@ -41,6 +41,7 @@ class FakeEngine:
     reason: str = "loading"
     running: int = 0
     waiting: int = 0
+    delay: float = 0.0
     handler: Handler | None = None
     seen: list[web.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -90,6 +91,7 @@ class FakeEngine:
         self.active += 1
         self.most_active = max(self.most_active, self.active)
         try:
+            await asyncio.sleep(self.delay)
             return await (self.handler or answer)(request, json.loads(raw))
         except asyncio.CancelledError:
             self.cancelled.append(asyncio.get_running_loop().time())
