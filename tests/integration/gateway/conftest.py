@@ -17,9 +17,9 @@ from mamba_gateway.settings import GatewaySettings
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
-def event(text: str, **more: Any) -> bytes:
+def event(text: str, finish: str | None = None, **more: Any) -> bytes:
     """One completion chunk as an engine frames it."""
-    choice = {"index": 0, "text": text, "finish_reason": None, "logprobs": None}
+    choice = {"index": 0, "text": text, "finish_reason": finish, "logprobs": None}
     body = {
         "id": "cmpl-1",
         "object": "text_completion",
@@ -41,6 +41,7 @@ class FakeEngine:
     reason: str = "loading"
     running: int = 0
     waiting: int = 0
+    delay: float = 0.0
     handler: Handler | None = None
     seen: list[web.Request] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -90,6 +91,7 @@ class FakeEngine:
         self.active += 1
         self.most_active = max(self.most_active, self.active)
         try:
+            await asyncio.sleep(self.delay)
             return await (self.handler or answer)(request, json.loads(raw))
         except asyncio.CancelledError:
             self.cancelled.append(asyncio.get_running_loop().time())
@@ -126,7 +128,12 @@ class FakeEngine:
 async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """The ordinary engine: `max_tokens` events with `gap` seconds between them, or one JSON body."""
     count, gap = int(body.get("max_tokens", 3)), float(body.get("gap", 0))
-    usage = {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": 2 + count}
+    usage = {
+        "prompt_tokens": len(body.get("prompt", "")),
+        "completion_tokens": count,
+        "total_tokens": len(body.get("prompt", "")) + count,
+        "prompt_tokens_details": {"cached_tokens": int(body.get("cached", 0))},
+    }
     if not body.get("stream"):
         await asyncio.sleep(gap * count)
         choice = {"index": 0, "text": "t" * count, "finish_reason": "length", "logprobs": None}
@@ -135,9 +142,11 @@ async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamRespon
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     for number in range(count):
-        await response.write(event(f"{number} "))
+        await response.write(event(f"{number} ", "length" if number == count - 1 else None))
         if gap:
             await asyncio.sleep(gap)
+    if body.get("stream_options"):
+        await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response
 

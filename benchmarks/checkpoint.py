@@ -1,0 +1,51 @@
+"""The checkpoint of the serving benchmark: a random Nemotron-H of the size of Granite 4.0 350M hybrid.
+
+Written once by transformers, so that transformers and the engine load the very same files.
+"""
+
+from pathlib import Path
+
+MIXERS = "MMMMMMM*" * 4
+"""28 mamba and 4 attention layers; each is followed by a feed-forward layer."""
+
+CONFIG = {
+    "vocab_size": 32_768,
+    "hidden_size": 768,
+    "hybrid_override_pattern": "".join(f"{mixer}-" for mixer in MIXERS),
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,  # 2 x 4 layers x 4 heads x 64 x 2 bytes = 4096 bytes of KV a token
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 48,
+    "mamba_head_dim": 32,
+    "n_groups": 1,
+    "chunk_size": 256,
+    "conv_kernel": 4,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def random_350m(directory: Path, seed: int = 0) -> Path:
+    """Write the checkpoint in float32 unless it is there already; returns its directory."""
+    if (directory / "complete").exists():
+        return directory
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    torch.manual_seed(seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    model = NemotronHForCausalLM(NemotronHConfig(**CONFIG))
+    model.save_pretrained(directory)
+    tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(CONFIG["vocab_size"])}, unk_token="t0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "complete").touch()
+    return directory

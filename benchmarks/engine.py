@@ -1,0 +1,65 @@
+"""An engine process for the time of a benchmark: started by the command a user types, on a free port."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class EngineFailed(Exception):
+    """The engine ended or did not become ready; the message has the end of its log."""
+
+
+@contextmanager
+def running_engine(model: Path, *options: str, threads: int, ready_within: float = 600.0) -> Iterator[str]:
+    """The base URL of `mambaserve serve --model MODEL`, ready. Raises `EngineFailed`."""
+    command = (sys.executable, "-m", "mamba_cli", "serve", "--model", str(model), "--port", "0", *options)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    log: deque[str] = deque(maxlen=200)
+    reader = threading.Thread(target=_read, args=(process, log), daemon=True)
+    reader.start()
+    try:
+        yield _ready(process, log, time.monotonic() + ready_within)
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join(5)
+
+
+def _read(process: "subprocess.Popen[bytes]", log: deque[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        log.append(line.decode(errors="replace"))
+
+
+def _ready(process: "subprocess.Popen[bytes]", log: deque[str], deadline: float) -> str:
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise EngineFailed(f"the engine ended with {process.returncode}:\n{''.join(list(log)[-30:])}")
+        for line in list(log):
+            for url in re.findall(r"http://127\.0\.0\.1:\d+", line):
+                if _answers(f"{url}/readyz") and _answers(f"{url}/v1/models"):
+                    return str(url)
+        time.sleep(0.5)
+    raise EngineFailed(f"the engine was not ready in time:\n{''.join(list(log)[-30:])}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,103 @@
+"""Open and closed loops."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from mamba_cli.bench.drive import closed_loop, open_loop
+from mamba_cli.bench.prompts import Prompt
+from mamba_cli.bench.samples import Sample
+
+
+class Server:
+    """Answers after `seconds`; remembers when what was sent and how many were out."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.out, self.most = seconds, 0, 0
+        self.sent: list[float] = []
+
+    async def __call__(self, prompt: Prompt, start: float, late: float = 0.0) -> Sample:
+        begin = time.monotonic() - start
+        self.sent.append(begin)
+        self.out += 1
+        self.most = max(self.most, self.out)
+        try:
+            await asyncio.sleep(UNIT * self.seconds)
+        finally:
+            self.out -= 1
+        return Sample(sent=begin, end=time.monotonic() - start, late=late)
+
+
+UNIT = 0.05
+"""Seconds that stand for one: short, and long against the noise of a busy machine."""
+
+
+def near(*units: float) -> Any:
+    return pytest.approx([UNIT * unit for unit in units], abs=0.6 * UNIT)
+
+
+def prompts(*times: float) -> list[Prompt]:
+    return [Prompt((9,), 1, UNIT * at) for at in times]
+
+
+def ignore(_sample: Sample) -> None:
+    pass
+
+
+async def test_a_closed_loop_keeps_its_number_out_and_sends_the_next_when_one_ends() -> None:
+    server, told = Server(3), list[Sample]()
+    samples = await closed_loop(prompts(*[0] * 12), server, 4, asyncio.Event(), told.append)
+    assert len(samples) == 12
+    assert told == samples
+    assert server.most == 4
+    assert server.sent == near(*[0] * 4, *[3] * 4, *[6] * 4)
+
+
+async def test_an_open_loop_sends_on_time_however_slow_the_server_is() -> None:
+    server = Server(10)
+    samples = await open_loop(prompts(0, 1, 2.5, 2.5, 7), server, asyncio.Event(), ignore)
+    assert server.sent == near(0, 1, 2.5, 2.5, 7)
+    assert server.most == 5
+    assert [s.late for s in samples] == near(*[0] * 5)
+
+
+async def test_a_limit_holds_requests_back_and_their_lateness_is_told() -> None:
+    server = Server(10)
+    samples = await open_loop(prompts(0, 1, 2, 3), server, asyncio.Event(), ignore, limit=2)
+    assert server.most == 2
+    assert server.sent == near(0, 1, 10, 11)
+    assert [s.late for s in samples] == near(0, 0, 8, 8)
+
+
+@pytest.mark.parametrize("kind", ["open", "closed"])
+async def test_a_stop_ends_the_run_with_what_there_is(kind) -> None:
+    server, stop = Server(3), asyncio.Event()
+    begin = time.monotonic()
+    asyncio.get_running_loop().call_later(10 * UNIT, stop.set)
+    many = prompts(*range(0, 100, 2))
+    if kind == "open":
+        samples = await open_loop(many, server, stop, ignore)
+        assert len(samples) == 4
+    else:
+        samples = await closed_loop(many, server, 2, stop, ignore)
+        assert len(samples) == 6
+    assert server.out == 0
+    assert [time.monotonic() - begin] == near(10)
+
+
+async def test_a_failure_of_the_client_itself_is_not_swallowed() -> None:
+    async def broken(prompt: Prompt, start: float, late: float = 0.0) -> Sample:
+        raise RuntimeError("bug")
+
+    with pytest.raises(RuntimeError, match="bug"):
+        await closed_loop(prompts(0), broken, 1, asyncio.Event(), ignore)
+    with pytest.raises(RuntimeError, match="bug"):
+        await open_loop(prompts(0), broken, asyncio.Event(), ignore)
+
+
+async def test_no_prompts_are_no_samples() -> None:
+    unused: Any = Server(1)
+    assert await closed_loop([], unused, 3, asyncio.Event(), ignore) == []
+    assert await open_loop([], unused, asyncio.Event(), ignore) == []
