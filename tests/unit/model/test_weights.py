@@ -1,0 +1,187 @@
+"""Damaged or foreign weights are refused with the file and the tensor; good ones are mapped, not copied."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mamba_server.model.errors import UnsupportedModel, WeightsError
+from mamba_server.model.families.registry import load_model_config
+from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.weights import Weights, weights_bytes
+from testmodels.checkpoints import random_nemotron_h
+
+CPU = torch.device("cpu")
+FILE = "model.safetensors"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_nemotron_h(tmp_path_factory.mktemp("sharded"), shard="100KB")
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> HybridModel:
+    return HybridModel.load(load_model_config(directory), directory, device=CPU, dtype=dtype)
+
+
+def rewrite(directory: Path, change: Callable[[Tensors], None], file: str = FILE) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(directory / file).items()}
+    change(tensors)
+    save_file(tensors, directory / file)
+
+
+def parameters(model: HybridModel) -> list[torch.Tensor]:
+    mixers = [block.mixer for block in model.blocks]
+    return [
+        model.embedding,
+        model.head.weight,
+        *(mixer.in_proj.weight for mixer in mixers if hasattr(mixer, "in_proj")),
+    ]
+
+
+def test_shards_load_like_one_file(sharded: Path, checkpoint: Path) -> None:
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    for mine, whole in zip(parameters(load(sharded)), parameters(load(checkpoint)), strict=True):
+        assert torch.equal(mine, whole)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "backbone."])
+def test_both_spellings_of_the_names_are_read(copy: Path, checkpoint: Path, prefix: str) -> None:
+    def rename(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.replace("backbone.", prefix)] = tensors.pop(name)
+
+    rewrite(copy, rename)
+    assert torch.equal(load(copy).embedding, load(checkpoint).embedding)
+
+
+def test_progress_counts_bytes_up_to_the_total(checkpoint: Path) -> None:
+    calls: list[tuple[str, int, int]] = []
+    HybridModel.load(
+        load_model_config(checkpoint),
+        checkpoint,
+        device=CPU,
+        dtype=torch.float32,
+        progress=lambda *call: calls.append(call),
+    )
+    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    assert calls[-1] == ("weights", weights_bytes(checkpoint), weights_bytes(checkpoint))
+
+
+def test_unconverted_tensors_stay_in_the_mapping_of_the_file(checkpoint: Path) -> None:
+    weights = Weights(checkpoint)
+    tensor = weights.take("embeddings.weight", (264, 48), torch.float32, CPU)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(checkpoint / FILE))]
+    assert any(int(low, 16) <= tensor.data_ptr() < int(high, 16) for low, high in ranges)
+
+
+def test_other_types_are_converted_and_the_recurrence_stays_float32(checkpoint: Path) -> None:
+    model = load(checkpoint, torch.bfloat16)
+    assert model.embedding.dtype == torch.bfloat16
+    mamba = model.blocks[0].mixer
+    exact = load(checkpoint).blocks[0].mixer
+    for name in ("A", "D", "dt_bias"):
+        assert getattr(mamba, name).dtype == torch.float32
+        assert torch.equal(getattr(mamba, name), getattr(exact, name)), "no detour over bfloat16"
+
+
+def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sharded, tmp_path / "x"))
+    victim = sorted(directory.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(WeightsError, match=rf"{victim.name}: shard is missing .*backbone\."):
+        load(directory)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.999])
+def test_a_truncated_file_is_told_before_anything_is_mapped(copy: Path, keep: float) -> None:
+    path = copy / FILE
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(WeightsError, match=rf"{FILE}: truncated: tensor \S+ should end at byte \d+"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x01", b"\xff" * 64, (20).to_bytes(8, "little") + b"{not json}" * 3]
+)
+def test_a_file_that_is_not_safetensors_is_refused(copy: Path, content: bytes) -> None:
+    (copy / FILE).write_bytes(content)
+    with pytest.raises(WeightsError, match=f"{FILE}: (truncated|damaged)"):
+        load(copy)
+
+
+def test_a_directory_without_weights_says_so(copy: Path) -> None:
+    (copy / FILE).unlink()
+    with pytest.raises(WeightsError, match=r"there are no \*\.safetensors files"):
+        load(copy)
+
+
+def test_a_missing_tensor_is_named_with_its_file(copy: Path) -> None:
+    rewrite(copy, lambda tensors: tensors.__delitem__("backbone.layers.2.mixer.D"))
+    with pytest.raises(WeightsError, match=rf"{FILE}: tensor layers\.2\.mixer\.D is missing"):
+        load(copy)
+
+
+def test_an_unexpected_tensor_is_named_with_its_file(copy: Path) -> None:
+    rewrite(copy, lambda tensors: tensors.update({"backbone.layers.2.mixer.E": torch.zeros(3)}))
+    with pytest.raises(WeightsError, match=rf"{FILE}: tensor backbone\.layers\.2\.mixer\.E is unexpected"):
+        load(copy)
+
+
+def test_a_wrong_shape_is_told_with_both_shapes(copy: Path) -> None:
+    rewrite(copy, lambda tensors: tensors.update({"backbone.norm_f.weight": torch.zeros(47)}))
+    with pytest.raises(
+        WeightsError, match=rf"{FILE}: tensor backbone\.norm_f\.weight has shape \[47\].*\[48\]"
+    ):
+        load(copy)
+
+
+def test_an_index_that_promises_too_much_or_is_no_index_is_refused(sharded: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sharded, tmp_path / "x"))
+    index = directory / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    file = content["weight_map"]["lm_head.weight"]
+    content["weight_map"]["backbone.layers.99.norm.weight"] = file
+    index.write_text(json.dumps(content))
+    with pytest.raises(
+        WeightsError, match=rf"{file}: tensor backbone\.layers\.99\.norm\.weight is not in it"
+    ):
+        load(directory)
+    index.write_text("{}")
+    with pytest.raises(WeightsError, match="not an index"):
+        load(directory)
+
+
+def test_a_tensor_in_two_files_is_refused(copy: Path) -> None:
+    save_file({"model.norm_f.weight": torch.zeros(48)}, copy / "another.safetensors")
+    with pytest.raises(WeightsError, match=r"norm_f\.weight is also in"):
+        load(copy)
+
+
+def test_a_tied_head_may_be_saved_all_the_same(tmp_path: Path) -> None:
+    directory = random_nemotron_h(tmp_path / "tied", tie_word_embeddings=True)
+    assert torch.equal(load(directory).head.weight, load(directory).embedding)
+    rewrite(directory, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(264, 48)}))
+    assert torch.equal(load(directory).head.weight, load(directory).embedding)
+
+
+def test_kinds_of_layers_that_cannot_be_served_are_named(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    for field in ("layers_block_type", "layer_types"):
+        if field in config:
+            config[field][1] = "moe"
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="layer 1: blocks of kind 'moe'"):
+        load(copy)
