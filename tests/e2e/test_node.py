@@ -134,6 +134,17 @@ def test_a_container_runs_our_python_and_our_source_tree(node: Node, namespace: 
     )
 
 
+def test_the_image_starts_the_command_line_by_itself(node: Node, namespace: str) -> None:
+    manifest = pod("help", [], restartPolicy="Never")
+    container = manifest["spec"]["containers"][0]
+    del container["command"]
+    container["args"] = ["--help"]
+
+    node.apply(manifest, namespace)
+
+    assert "Usage: mambaserve" in finished(node, "help", namespace)
+
+
 def test_a_locked_down_pod_works_too(node: Node, namespace: str) -> None:
     code = (
         "import os, pathlib, mamba_server.settings\n"

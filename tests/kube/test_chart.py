@@ -13,8 +13,6 @@ from testcluster.kubectl import Command
 pytestmark = pytest.mark.kube
 
 CHART = Path(__file__).parents[2] / "charts/mambaserve"
-KUBE = ("--kube-version", "1.34.0")
-"""Our helm is built without the version it would assume for `helm template`."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +21,7 @@ def helm(control_plane: ControlPlane) -> Command:
 
 
 def rendered(helm: Command, namespace: str, *options: str) -> list[dict[str, Any]]:
-    text = helm("template", "rel", str(CHART), "-n", namespace, *KUBE, *options)
+    text = helm("template", "rel", str(CHART), "-n", namespace, *options)
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -53,7 +51,7 @@ def test_the_api_server_would_take_every_object(
     control_plane: ControlPlane, helm: Command, namespace: str, variant: str
 ) -> None:
     options = [option.replace("NS", namespace) for option in VARIANTS[variant]]
-    text = helm("template", "rel", str(CHART), "-n", namespace, *KUBE, *options)
+    text = helm("template", "rel", str(CHART), "-n", namespace, *options)
     # A dry run stores nothing, and pods are refused whose account is not there.
     control_plane.kubectl("create", "serviceaccount", "rel-mambaserve", "-n", namespace)
     applied = control_plane.kubectl(
@@ -109,7 +107,7 @@ def test_the_crd_comes_with_the_chart_and_stays_when_it_goes(helm: Command) -> N
 
 def test_a_key_nobody_knows_is_refused(helm: Command) -> None:
     with pytest.raises(CommandFailed, match="additional properties 'replicas' not allowed"):
-        helm("template", "rel", str(CHART), *KUBE, "--set", "operator.replicas=2")
+        helm("template", "rel", str(CHART), "--set", "operator.replicas=2")
 
 
 def test_helm_finds_nothing_wrong(helm: Command) -> None:

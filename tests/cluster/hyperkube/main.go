@@ -9,12 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/coredns/caddy"
-	"github.com/coredns/coredns/core/dnsserver"
-	"github.com/coredns/coredns/coremain"
-	_ "github.com/coredns/coredns/plugin/bind"
-	_ "github.com/coredns/coredns/plugin/errors"
-	_ "github.com/coredns/coredns/plugin/kubernetes"
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
@@ -30,11 +24,6 @@ import (
 func main() {
 	name := filepath.Base(os.Args[0])
 	switch name {
-	case "coredns":
-		caddy.AppName = "coredns"
-		// The order in which plugins see a query; coredns' own list imports those of every cloud.
-		dnsserver.Directives = []string{"bind", "errors", "kubernetes"}
-		coremain.Run()
 	case "etcd":
 		etcdmain.Main(os.Args)
 	case "kubectl":

@@ -22,11 +22,10 @@ from testcluster.toolchain import find_go
 
 SOURCES = Path(__file__).parents[1] / "hyperkube"
 KUBERNETES = "v1.34.4"
-PACKAGES = (".", "./pause", "helm.sh/helm/v3/cmd/helm")
+PACKAGES = (".", "./coredns", "./pause", "helm.sh/helm/v3/cmd/helm")
 """What is built: each becomes a binary with the last part of its name, `.` the one that the links lead to."""
 MULTICALL = "hyperkube"
 LINKS = (
-    "coredns",
     "etcd",
     "kube-apiserver",
     "kube-controller-manager",
@@ -35,9 +34,18 @@ LINKS = (
     "kubectl",
     "kubelet",
 )
-# Without a version the components call themselves v0.0.0-master and clients complain.
-VERSIONED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-LINKER = " ".join(["-s -w", *(f"-X {package}.gitVersion={KUBERNETES}" for package in VERSIONED)])
+MAJOR, MINOR, _ = KUBERNETES.removeprefix("v").split(".")
+VARIABLES = {
+    # Without a version the components call themselves v0.0.0-master and clients complain.
+    "k8s.io/component-base/version.gitVersion": KUBERNETES,
+    "k8s.io/client-go/pkg/version.gitVersion": KUBERNETES,
+    # What helm takes for the cluster when it renders without one; 1.20 otherwise.
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": MAJOR,
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": MINOR,
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor": MAJOR,
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": MINOR,
+}
+LINKER = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in VARIABLES.items())])
 FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", LINKER)
 PROGRESS_SECONDS = 15.0
 

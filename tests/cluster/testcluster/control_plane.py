@@ -111,6 +111,8 @@ class ControlPlane(Cluster):
         """Starts everything. Raises NotReady with the end of the failing component's log."""
         try:
             self.etcd.start()
+            # Not left to the API server: it would hide why etcd died behind its own patience.
+            self.etcd.wait_until(self._etcd_listens, timeout=READY_SECONDS, what="listening")
             self.start_api_server()
             self.controller_manager.start()
             self.controller_manager.wait_until(
@@ -144,6 +146,13 @@ class ControlPlane(Cluster):
         """Ends all processes at once: what they would still write is deleted anyway."""
         for component in (self.controller_manager, self.api_server, self.etcd):
             component.stop(grace=0)
+
+    def _etcd_listens(self) -> bool:
+        try:
+            self.place.dial(("127.0.0.1", self.ports.etcd_client), 1.0).close()
+        except OSError:
+            return False
+        return self.etcd.running
 
     def _etcd_arguments(self) -> list[str]:
         client = f"http://127.0.0.1:{self.ports.etcd_client}"

@@ -25,7 +25,7 @@ WRITABLE = {"tmp": 0o1777, "var/tmp": 0o1777}
 EMPTY = ("app", "app/bin", "dev", "etc", "home", "opt", "proc", "root", "run", "sys", "usr", "var")
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532:nonroot:/tmp:/bin/sh\n"
 GROUP = b"root:x:0:\nnonroot:x:65532:\n"
-LAUNCHER = f'#!/bin/sh\nexec {ENVIRONMENT}/bin/python -m mamba_cli "$@"\n'.encode()
+LAUNCHER = f"#!{ENVIRONMENT}/bin/python\nfrom mamba_cli.main import run\n\nrun()\n".encode()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ else: its network namespace, its control group, the mounts below its folder, its
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from testcluster.network import NetworkNamespace, run
 
 PREFIX = "mambaserve-node-"
 OWNER = "owner.json"
+LOCK = "mambaserve-node.lock"
 KUBELET_LINKS = Path("/var/log/containers")
 
 
@@ -50,28 +52,44 @@ def abandoned(folder: Path) -> bool:
 
 def sweep() -> list[str]:
     """Removes the nodes of killed runs; returns their names."""
-    found = sorted(path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if abandoned(path))
-    for folder in found:
-        remove(folder)
+    temporary = Path(tempfile.gettempdir())
+    with (temporary / LOCK).open("w") as lock:
+        # Two runs that begin together would take the same leftovers out of each other's hands.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = sorted(path for path in temporary.glob(f"{PREFIX}*") if abandoned(path))
+        for folder in found:
+            remove(folder)
     return [folder.name for folder in found]
 
 
 def remove(folder: Path, *, keep_files: bool = False) -> None:
-    """Ends a node's remaining processes and removes all it made, its folder last."""
+    """Ends a node's remaining processes and removes all it made, its folder last.
+
+    What fails is raised when everything else has been tried.
+    """
     network, group = NetworkNamespace(folder.name), ControlGroup(folder.name)
-    _kill(lambda: {*network.processes(), *group.processes(), *shims(folder)})
+    with contextlib.ExitStack() as last_first:
+        if not keep_files:
+            last_first.callback(shutil.rmtree, folder, ignore_errors=True)
+        last_first.callback(_unlink_logs, folder)
+        last_first.callback(network.delete)
+        last_first.callback(group.delete)
+        last_first.callback(_unmount, folder)
+        last_first.callback(_kill, lambda: {*network.processes(), *group.processes(), *shims(folder)})
+
+
+def _unmount(folder: Path) -> None:
     for point in mount_points(Path("/proc/self/mountinfo").read_text(), folder):
         # Several mounts may lie on one point, and unmounting the outer takes the inner along.
         with contextlib.suppress(CommandFailed):
             run("umount", "--lazy", point)
-    group.delete()
-    network.delete()
+
+
+def _unlink_logs(folder: Path) -> None:
     if KUBELET_LINKS.is_dir():
         for link in KUBELET_LINKS.iterdir():
             if link.is_symlink() and Path(os.readlink(link)).is_relative_to(folder):
                 link.unlink(missing_ok=True)
-    if not keep_files:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def shims(folder: Path) -> list[int]:

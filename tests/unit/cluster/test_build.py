@@ -133,7 +133,7 @@ def test_the_pins_change_the_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_sources_are_the_go_files_and_the_pins() -> None:
-    assert set(build.sources()) == {"go.mod", "go.sum", "main.go", "pause/main.go"}
+    assert set(build.sources()) == {"coredns/main.go", "go.mod", "go.sum", "main.go", "pause/main.go"}
 
 
 def test_the_binary_answers_to_every_link() -> None:

@@ -82,7 +82,7 @@ def client(identity: tuple[Authority, Certificate]) -> Iterator[ApiClient]:
     context.load_cert_chain(pair.certificate, pair.key)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         address = f"https://127.0.0.1:{server.server_address[1]}"
         yield ApiClient(address, authority.root.certificate, pair)

@@ -31,6 +31,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
         **os.environ,
         "CALLS": str(tmp_path / "calls"),
         "PATH": f"{tmp_path / 'path'}:{os.environ['PATH']}",
+        # The other plugins take seconds to import and have no part in this.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": str(Path(fixtures.__file__).parents[1]),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }

@@ -79,7 +79,10 @@ def test_the_image_starts_the_command_line_of_the_checkout() -> None:
     [launcher] = image.entrypoint
     file = image.files[launcher.removeprefix("/")]
     assert file.mode == 0o755
-    assert b"exec /opt/venv/bin/python -m mamba_cli" in file.data
+    assert file.data.startswith(b"#!/opt/venv/bin/python\n")
+    script = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]["scripts"]["mambaserve"]
+    module, _, function = script.partition(":")
+    assert f"from {module} import {function}\n\n{function}()".encode() in file.data
 
 
 def test_the_packages_of_the_checkout_can_be_imported() -> None:

@@ -80,6 +80,38 @@ def test_a_sweep_removes_the_abandoned_folders_alone(tmp_path: Path, monkeypatch
     assert not dead.exists()
 
 
+def test_a_step_that_fails_does_not_keep_the_others_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ControlGroup) -> None:
+        raise ClusterError(f"{self.name} is in use")
+
+    monkeypatch.setattr(ControlGroup, "delete", refuse)
+    folder = tmp_path / "mambaserve-node-x"
+    folder.mkdir()
+
+    with pytest.raises(ClusterError, match="mambaserve-node-x is in use"):
+        leftovers.remove(folder)
+
+    assert not folder.exists()
+
+
+def test_links_to_logs_of_the_node_go_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    monkeypatch.setattr(leftovers, "KUBELET_LINKS", links)
+    folder = tmp_path / "mambaserve-node-x"
+    (links / "mine").symlink_to(folder / "pod-logs" / "a.log")
+    (links / "other").symlink_to("/var/log/pods/b.log")
+    (links / "file").write_text("")
+
+    leftovers.remove(folder)
+
+    assert sorted(path.name for path in links.iterdir()) == ["file", "other"]
+
+
 @pytest.fixture
 def version_1(tmp_path: Path) -> Path:
     """A folder that looks like the version 1 hierarchies of control groups."""
