@@ -24,7 +24,8 @@ from operator_objects import (
 
 ALL = {
     Ref("Secret", "nano-admin"), Ref("ServiceAccount", "nano"), Ref("Role", "nano"),
-    Ref("RoleBinding", "nano"), Ref("ConfigMap", "nano-engine"), Ref("Service", "nano-engine"), Ref("Service", "nano"),
+    Ref("RoleBinding", "nano"), Ref("ConfigMap", "nano-engine"), Ref("Service", "nano-engine"),
+    Ref("Service", "nano"),
     Ref("NetworkPolicy", "nano-engine"), Ref("PodDisruptionBudget", "nano-engine"),
     Ref("Deployment", "nano-engine"), Ref("Deployment", "nano"),
 }  # fmt: skip

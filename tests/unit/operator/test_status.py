@@ -99,7 +99,7 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("scaled to zero", status_of(IDLE, running(applied(IDLE), engines=0)), {
         "Available": ("True", "ScaledToZero"), "Progressing": ("False", "UpToDate"),
         "Ready": ("True", "ScaledToZero")}),
-    ("scaled to zero with no gateway to wake it", status_of(IDLE, running(applied(IDLE), engines=0, gateways=0)), {
+    ("scaled to zero with no gateway", status_of(IDLE, running(applied(IDLE), engines=0, gateways=0)), {
         "Available": ("False", "GatewayNotReady"), "Ready": ("False", "RollingOut")}),
     ("the model is unknown", status_of(owner(), running(applied(owner()))), {
         "Planned": ("Unknown", "ModelUnknown"), "Ready": ("True", "Serving")}),
@@ -121,8 +121,8 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Planned": ("True", "PlanComputed"), "Available": ("False", "PlanMode"),
         "Progressing": ("False", "PlanMode"), "Degraded": ("False", "AsExpected"),
         "Ready": ("False", "PlanMode")}),
-    ("the API server refused a child", status_of(
-        OF, running(applied(OF)), (Failure(Reason.APPLY_FAILED, "no"), Failure(Reason.APPLY_FAILED, "neither"))), {
+    ("the API server refused two children", status_of(OF, running(applied(OF)), (
+        Failure(Reason.APPLY_FAILED, "no"), Failure(Reason.APPLY_FAILED, "neither"))), {
         "Degraded": ("True", "ApplyFailed"), "Ready": ("False", "ApplyFailed"),
         "Available": ("True", "ReplicasAvailable")}),
     ("an image cannot be pulled", status_of(OF, running(applied(OF), engines=0), pods=(
@@ -137,8 +137,8 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
               lastState={"terminated": {"reason": "OOMKilled", "exitCode": 137}}, restartCount=1),)), {
         "Degraded": ("True", "OutOfMemory")}),
     ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
-        pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                                          "message": "0/3 nodes"}]),)), {
+        pod(phase="Pending", conditions=[
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]),)), {
         "Degraded": ("True", "Unschedulable"), "Progressing": ("True", "ScalingUp")}),
 ]  # fmt: skip
 

@@ -24,7 +24,10 @@ BASE: dict[str, Any] = {
                 "resources": {"limits": {"memory": "1Gi"}},
             }
         ],
-        "volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "model", "persistentVolumeClaim": {"claimName": "m"}}],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "model", "persistentVolumeClaim": {"claimName": "m"}},
+        ],
         "tolerations": [{"key": "gpu"}],
         "terminationGracePeriodSeconds": 30,
     },
@@ -172,27 +175,24 @@ SCALARS = st.none() | st.booleans() | st.integers(0, 9) | st.text("ab", max_size
 NAMES = st.sampled_from(["a", "b", "engine"])
 
 
-def objects(depth: int = 3) -> st.SearchStrategy[dict[str, Any]]:
-    """Pod-like objects: the fields that merge by identity hold lists with that identity."""
-    if depth == 0:
-        return st.dictionaries(st.sampled_from(["x", "y"]), SCALARS, max_size=2)
-    inner = objects(depth - 1)
-    keyed = {
-        field: st.lists(
-            st.builds(lambda item, name, key=key: {**item, key: name}, inner, NAMES),
-            max_size=3,
-            unique_by=lambda item, key=key: item[key],
-        )
-        for field, key in list(MERGE_KEYS.items())[:5]
-    }
-    return st.fixed_dictionaries(
-        {},
-        optional={
-            **keyed,
-            "x": SCALARS,
-            "spec": inner,
-            "args": st.lists(st.text("ab", max_size=1), max_size=2),
-        },
+def leaf() -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(["x", "y"]), SCALARS, max_size=2)
+
+
+def objects() -> st.SearchStrategy[dict[str, Any]]:
+    """Pod-like objects, two levels of lists with identity deep."""
+    variables = keyed("env", leaf())
+    container = st.fixed_dictionaries({}, optional={"env": variables, "x": SCALARS, "args": ARGUMENTS})
+    return st.fixed_dictionaries({}, optional={"containers": keyed("containers", container), "spec": leaf()})
+
+
+ARGUMENTS = st.lists(st.sampled_from("ab"), max_size=2)
+
+
+def keyed(field: str, items: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    key = MERGE_KEYS[field]
+    return st.dictionaries(NAMES, items, max_size=3).map(
+        lambda by_name: [{**item, key: name} for name, item in by_name.items()]
     )
 
 

@@ -1,0 +1,135 @@
+"""An API server in memory with the surface of `KubeClient`: versions, generations, conflicts, faults.
+
+For unit tests of the operator's effects alone; what only a real API server knows is tested on a real one.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import ClusterError, Conflict, NotFound
+from mamba_operator.kinds import BY_NAME, Kind
+from mamba_operator.manifest import Manifest
+
+Fault = Callable[[str, str, str], ClusterError | None]
+"""(verb, kind, name) -> what to raise instead."""
+
+
+class FakeCluster(KubeClient):
+    """Objects by (kind, namespace, name); `calls` records every write as "verb Kind/name"."""
+
+    def __init__(self, *objects: Manifest) -> None:
+        self.objects: dict[tuple[str, str, str], Manifest] = {}
+        self.calls: list[str] = []
+        self.fault: Fault = lambda *_: None
+        self._version = 1000
+        for one in objects:
+            self.put(one)
+
+    def put(self, one: Manifest) -> Manifest:
+        """Store an object as it is, with a new version."""
+        self._version += 1
+        stored = copy.deepcopy(one)
+        meta = stored["metadata"]
+        meta["resourceVersion"] = str(self._version)
+        meta.setdefault("uid", f"uid-{self._version}")
+        meta.setdefault("generation", 1)
+        self.objects[stored["kind"], meta.get("namespace", ""), meta["name"]] = stored
+        return copy.deepcopy(stored)
+
+    def find(self, kind: str, name: str, namespace: str = "models") -> Manifest | None:
+        """What is stored."""
+        return self.objects.get((kind, namespace, name))
+
+    def _enter(self, verb: str, kind: str, name: str) -> None:
+        if verb not in ("get", "list"):
+            self.calls.append(f"{verb} {kind}/{name}")
+        if (error := self.fault(verb, kind, name)) is not None:
+            raise error
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        self._enter("get", kind.kind, name)
+        return copy.deepcopy(self.objects.get((kind.kind, namespace or "", name)))
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
+    ) -> list[Manifest]:
+        self._enter("list", kind.kind, "")
+        pairs = [part.partition("=") for part in selector.split(",") if part]
+        found = []
+        for (of, where, _), one in self.objects.items():
+            labels = one["metadata"].get("labels") or {}
+            matches = all(
+                key in labels and (not equals or labels[key] == value) for key, equals, value in pairs
+            )
+            if of == kind.kind and (namespace is None or where == namespace) and matches:
+                found.append(copy.deepcopy(one))
+        return found
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        meta = manifest["metadata"]
+        self._enter(f"apply{'/' if subresource else ''}{subresource}", manifest["kind"], meta["name"])
+        key = (manifest["kind"], meta.get("namespace", ""), meta["name"])
+        old = self.objects.get(key)
+        if subresource:
+            if old is None or old["metadata"]["uid"] != meta["uid"]:
+                raise NotFound("gone", status=404)
+            return self.put({**old, "status": copy.deepcopy(manifest["status"])})
+        kept = {"uid": old["metadata"]["uid"]} if old else {}
+        fresh = {**copy.deepcopy(manifest), "metadata": {**copy.deepcopy(meta), **kept}}
+        if old is not None and _equal(old, fresh):
+            return copy.deepcopy(old)
+        if old is not None and "status" in old:
+            fresh["status"] = old["status"]
+        return self.put(fresh)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        meta = manifest["metadata"]
+        self._enter("create", manifest["kind"], meta["name"])
+        if (manifest["kind"], meta.get("namespace", ""), meta["name"]) in self.objects:
+            raise Conflict("exists", status=409)
+        made = copy.deepcopy(manifest)
+        if "stringData" in made:
+            made["data"] = made.pop("stringData")
+        return self.put(made)
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        meta = manifest["metadata"]
+        self._enter("replace", manifest["kind"], meta["name"])
+        old = self.objects.get((manifest["kind"], meta.get("namespace", ""), meta["name"]))
+        if old is None:
+            raise NotFound("gone", status=404)
+        if old["metadata"]["resourceVersion"] != meta.get("resourceVersion"):
+            raise Conflict("changed", status=409)
+        return self.put(manifest)
+
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        self._enter("merge", kind.kind, name)
+        old = self.objects.get((kind.kind, namespace, name))
+        if old is None:
+            raise NotFound("gone", status=404)
+        return self.put({**old, **patch})
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self._enter("delete", kind.kind, name)
+        old = self.objects.get((kind.kind, namespace, name))
+        if old is not None and old["metadata"]["uid"] != uid:
+            raise Conflict("another one", status=409)
+        self.objects.pop((kind.kind, namespace, name), None)
+
+    async def serves(self, kind: Kind) -> bool:
+        self._enter("get", "APIResourceList", kind.plural)
+        return kind.kind in BY_NAME
+
+
+def _equal(old: Manifest, new: Manifest) -> bool:
+    def bare(one: Manifest) -> Manifest:
+        meta = {
+            key: value
+            for key, value in one["metadata"].items()
+            if key not in ("uid", "resourceVersion", "generation")
+        }
+        return {**{key: value for key, value in one.items() if key != "status"}, "metadata": meta}
+
+    return bare(old) == bare(new)

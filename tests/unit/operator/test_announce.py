@@ -1,0 +1,100 @@
+"""Events: past tense, one per thing that happened, in the words of the conditions, counted, not piled up."""
+
+from fake_cluster import FakeCluster
+from mamba_api.v1alpha1 import Status
+from mamba_operator.announce import Announcement, announce
+from mamba_operator.apply import Done
+from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.manifest import Manifest, Ref
+from mamba_operator.plan import Change
+from mamba_operator.status import summarize
+from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
+
+OF = fitting_owner()
+
+
+def status(children: list[Manifest], of: Manifest = OF) -> Status:
+    made = summarize(snapshot(of, children), planned(of, children), (), now=NOW)
+    assert made is not None
+    return made
+
+
+def test_what_was_done_to_children_is_one_event_per_kind_of_change() -> None:
+    done = [
+        Done(Ref("Service", "nano"), Change.MISSING),
+        Done(Ref("Deployment", "nano"), Change.MISSING),
+        Done(Ref("Deployment", "nano-engine"), Change.DRIFTED, "spec.replicas"),
+        Done(Ref("ConfigMap", "old"), Change.NOT_NEEDED),
+    ]
+
+    assert announce(Status(), None, done) == [
+        Announcement("Normal", "Created", "Created Service nano, Deployment nano"),
+        Announcement("Normal", "Repaired", "Repaired Deployment nano-engine (spec.replicas)"),
+        Announcement("Normal", "Deleted", "Deleted ConfigMap old"),
+    ]
+
+
+def test_a_pass_that_changed_nothing_says_nothing() -> None:
+    made = status(running(applied(OF)))
+
+    assert announce(made, made, []) == []
+
+
+def test_a_condition_that_flips_is_told_with_its_own_reason() -> None:
+    before, after = status(running(applied(OF), engines=0)), status(running(applied(OF)))
+
+    found = {one.reason: one for one in announce(before, after, [])}
+
+    assert set(found) == {"ReplicasAvailable", "UpToDate", "Serving"}
+    assert found["Serving"].message.startswith("Ready became True")
+
+
+def test_a_fault_is_one_warning_however_many_conditions_carry_it() -> None:
+    broken = fitting_owner(memory={"deviceMemory": "16Gi"})
+
+    [event] = announce(Status(), status([], broken), [])
+
+    assert (event.type, event.reason) == ("Warning", "PlanDoesNotFit")
+
+
+def test_the_same_news_in_a_new_message_is_no_news() -> None:
+    made = status(running(applied(OF)))
+    reworded = made.model_copy(
+        update={"conditions": [one.model_copy(update={"message": "other words"}) for one in made.conditions]}
+    )
+
+    assert announce(made, reworded, []) == []
+
+
+def event(message: str = "Created Service nano") -> Manifest:
+    return event_manifest(OF, Announcement("Normal", "Created", message), reporter="me", now=NOW)
+
+
+def test_an_event_points_at_its_object_and_is_named_by_what_it_says() -> None:
+    made = event()
+
+    assert made["involvedObject"]["uid"] == OF["metadata"]["uid"]
+    assert made["metadata"]["namespace"] == "models"
+    assert made["metadata"]["name"] == event()["metadata"]["name"] != event("other")["metadata"]["name"]
+    assert len(event("x" * 5000)["message"]) == 1024
+
+
+async def test_the_same_thing_said_again_counts_up() -> None:
+    cluster = FakeCluster()
+    log = EventLog(cluster)
+
+    for _ in range(3):
+        await log.post(event())
+
+    [posted] = [one for key, one in cluster.objects.items() if key[0] == "Event"]
+    assert posted["count"] == 3
+
+
+async def test_a_restarted_operator_finds_its_event_again() -> None:
+    cluster = FakeCluster()
+
+    await EventLog(cluster).post(event())
+    await EventLog(cluster).post(event())
+
+    [posted] = [one for key, one in cluster.objects.items() if key[0] == "Event"]
+    assert posted["count"] == 2

@@ -1,0 +1,300 @@
+"""Custom resource in, manifests out: golden files, and the promises every rendered child keeps.
+
+`MAMBASERVE_GOLDEN=write pytest tests/unit/operator/test_render.py` writes the golden files anew.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_api import names
+from mamba_api.documents import load_documents
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.manifest import Manifest, metadata
+from mamba_operator.render import render
+from mamba_operator.render.context import Context
+from mamba_server.settings import EngineSettings
+from operator_objects import UID, fitting_owner, owner, planned
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "operator"
+CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.yaml"))
+
+
+def stored(text: str, source: str) -> MambaDeployment:
+    """The object as the API server gives it."""
+    [found] = load_documents(text, source)
+    identity = {"uid": UID, "namespace": found.metadata.namespace or "models"}
+    return found.model_copy(update={"metadata": found.metadata.model_copy(update=identity)})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_renders_as_recorded(case: str) -> None:
+    given = stored((GOLDEN / f"{case}.in.yaml").read_text(), case)
+    made = yaml.safe_dump_all(render(Context(given, given.spec.scaling.min_replicas, None)), sort_keys=True)
+    file = GOLDEN / f"{case}.out.yaml"
+    if os.environ.get("MAMBASERVE_GOLDEN") == "write":
+        file.write_text(made)
+
+    assert made == file.read_text(), "if this is meant: MAMBASERVE_GOLDEN=write"
+
+
+def test_there_are_golden_files() -> None:
+    assert len(CASES) >= 4
+
+
+def children(of: Manifest) -> dict[tuple[str, str], Manifest]:
+    return {
+        (one.manifest["kind"], one.manifest["metadata"]["name"]): one.manifest for one in planned(of).applies
+    }
+
+
+def engine_pod(**spec: Any) -> Manifest:
+    found: Manifest = children(owner(**spec))["Deployment", "nano-engine"]["spec"]["template"]
+    return found
+
+
+def engine(**spec: Any) -> Manifest:
+    found: Manifest = engine_pod(**spec)["spec"]["containers"][0]
+    return found
+
+
+def argument(container: Manifest, name: str) -> str | None:
+    arguments = container["args"]
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+
+
+def test_the_engine_understands_every_argument_and_setting_it_is_given() -> None:
+    of = owner(
+        model={"uri": "builtin://tiny-recall", "servedName": "x", "maxModelLen": 4096},
+        engine={
+            "maxRunningRequests": 4,
+            "overlapSchedule": False,
+            "batchInvariant": True,
+            "dtype": "float32",
+        },
+        memory={"arena": "1Gi", "deviceMemory": "8Gi"},
+        resources={"gpus": 0},
+    )
+    made = children(of)
+    container = made["Deployment", "nano-engine"]["spec"]["template"]["spec"]["containers"][0]
+    from_environment = {
+        key.removeprefix(names.ENV_PREFIX).lower(): value
+        for key, value in made["ConfigMap", "nano-engine"]["data"].items()
+    }
+    words = container["args"][1:]
+    given: dict[str, Any] = {}
+    while words:
+        name = words.pop(0).removeprefix("--")
+        if name.startswith("no-") or name == "batch-invariant":
+            given[name.removeprefix("no-").replace("-", "_")] = not name.startswith("no-")
+        else:
+            given[name.replace("-", "_")] = words.pop(0)
+
+    settings = EngineSettings(**from_environment, **given)
+
+    assert container["args"][0] == "serve"
+    assert (settings.served_model_name, settings.max_model_len, settings.dtype) == ("x", 4096, "float32")
+    assert (settings.overlap, settings.batch_invariant, settings.device) == (False, True, "cpu")
+    assert (settings.arena_bytes, settings.device_memory) == (1 << 30, 8 << 30)
+    assert (settings.admin_port, settings.port) == (names.ADMIN_PORT, names.HTTP_PORT)
+
+
+def test_the_admin_port_listens_on_the_pods_address_with_the_deployments_token() -> None:
+    pod = engine_pod()["spec"]
+    container = pod["containers"][0]
+
+    assert argument(container, "--admin-host") == "$(POD_IP)"
+    file = argument(container, "--admin-token-file") or ""
+    [mount] = [one for one in container["volumeMounts"] if file.startswith(one["mountPath"] + "/")]
+    [volume] = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "nano-admin"
+    assert mount["readOnly"]
+    fields = {
+        one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"]
+        for one in container["env"]
+        if "valueFrom" in one
+    }
+    assert fields == {
+        "POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(0, None), (1, "1"), (4, "4")])
+def test_gpus_are_asked_for_only_when_there_are_some(gpus: int, expected: str | None) -> None:
+    container = engine(resources={"gpus": gpus, "gpuResource": "amd.com/gpu", "cpu": "2", "memory": "4Gi"})
+
+    assert container["resources"]["limits"].get("amd.com/gpu") == expected
+    assert container["resources"]["requests"].get("amd.com/gpu") == expected
+    assert container["resources"]["limits"]["memory"] == "4Gi"
+    assert "cpu" not in container["resources"]["limits"]
+    assert argument(container, "--device") == ("cuda" if gpus else "cpu")
+
+
+def test_a_claim_is_mounted_where_the_engine_looks_for_it() -> None:
+    pod = engine_pod(model={"uri": "pvc://weights/nano/v2"})["spec"]
+
+    [volume] = [one for one in pod["volumes"] if "persistentVolumeClaim" in one]
+    [mount] = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    assert volume["persistentVolumeClaim"]["claimName"] == "weights"
+    assert (mount["mountPath"], mount["readOnly"]) == ("/models/weights", True)
+    assert argument(pod["containers"][0], "--model") == "pvc://weights/nano/v2"
+
+
+def test_downloads_go_to_scratch_or_to_the_cache_that_was_asked_for() -> None:
+    plain = engine_pod(model={"uri": "hf://org/model"})["spec"]
+    of = owner(model={"uri": "hf://org/model", "cache": {"size": "50Gi"}})
+
+    assert {"name": "cache", "emptyDir": {}} in plain["volumes"]
+    claim = children(of)["PersistentVolumeClaim", "nano-model"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "50Gi"
+    assert ("PersistentVolumeClaim", "nano-model") not in children(owner(model={"uri": "hf://org/model"}))
+
+
+def test_a_draining_engine_gets_the_time_it_was_promised() -> None:
+    pod = engine_pod(rollout={"drainTimeout": "10m"})["spec"]
+
+    assert pod["terminationGracePeriodSeconds"] >= 600
+    assert pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] > 0
+    assert {"name": "MAMBASERVE_DRAIN_TIMEOUT", "value": "600"} in pod["containers"][0]["env"]
+
+
+def test_loading_may_take_as_long_as_the_roll_out() -> None:
+    probe = engine(rollout={"progressDeadline": "1h"})["startupProbe"]
+
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 3600
+    assert probe["httpGet"]["path"] == "/readyz"
+
+
+@pytest.mark.parametrize("name", ["nano", "nano-engine"])
+def test_pods_keep_the_restricted_pod_security_standard(name: str) -> None:
+    pod = children(owner())["Deployment", name]["spec"]["template"]["spec"]
+
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert not security["allowPrivilegeEscalation"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["readOnlyRootFilesystem"]
+
+
+def test_only_the_gateway_holds_a_token_of_the_cluster() -> None:
+    made = children(owner())
+
+    def token(name: str) -> bool:
+        return bool(made["Deployment", name]["spec"]["template"]["spec"]["automountServiceAccountToken"])
+
+    assert (token("nano"), token("nano-engine")) == (True, False)
+
+
+def test_the_users_pod_template_wins_and_the_selector_survives_it() -> None:
+    template = {
+        "metadata": {"labels": {"team": "search", names.LABEL_COMPONENT: "mine"}},
+        "spec": {
+            "containers": [
+                {"name": "engine", "command": ["/opt/python", "-m", "mamba_cli"], "imagePullPolicy": "Never"},
+                {"name": "sidecar", "image": "proxy"},
+            ],
+            "hostNetwork": True,
+        },
+    }
+    deployment = children(owner(podTemplate=template))["Deployment", "nano-engine"]["spec"]
+
+    labels = metadata(deployment["template"])["labels"]
+    assert labels["team"] == "search"
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
+    assert deployment["template"]["spec"]["hostNetwork"]
+    first, second = deployment["template"]["spec"]["containers"]
+    assert first["command"] == ["/opt/python", "-m", "mamba_cli"]
+    assert first["args"][0] == "serve"
+    assert second["name"] == "sidecar"
+
+
+def test_the_users_environment_wins_over_ours_and_extra_arguments_come_last() -> None:
+    container = engine(engine={"env": [{"name": "HF_HOME", "value": "/mine"}], "extraArgs": ["--seed", "7"]})
+
+    assert [one for one in container["env"] if one["name"] == "HF_HOME"] == [
+        {"name": "HF_HOME", "value": "/mine"}
+    ]
+    assert container["args"][-2:] == ["--seed", "7"]
+
+
+def test_the_gateway_is_reached_on_port_80_and_asks_for_its_own_deployment() -> None:
+    made = children(owner())
+
+    [port] = made["Service", "nano"]["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (80, "http")
+    [container] = made["Deployment", "nano"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:5] == ["gateway", "--deployment", "nano", "--namespace", "models"]
+    assert {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"} in container["ports"]
+
+
+def test_secrets_reach_the_gateway_by_reference_only() -> None:
+    of = owner(
+        gateway={"auth": {"secretRef": {"name": "keys"}}},
+        prefixIndex={"redis": {"secretRef": {"name": "redis"}}},
+    )
+    pod = children(of)["Deployment", "nano"]["spec"]["template"]["spec"]
+
+    container = pod["containers"][0]
+    assert argument(container, "--api-key-file") == "/run/mambaserve/api-keys/api-keys"
+    assert {"name": "api-keys", "secret": {"secretName": "keys", "defaultMode": 0o440}} in pod["volumes"]
+    source = {"secretKeyRef": {"name": "redis", "key": "url"}}
+    assert {"name": "MAMBASERVE_REDIS_URL", "valueFrom": source} in container["env"]
+
+
+def test_the_gateway_may_read_endpoints_and_wake_its_own_deployment_and_nothing_more() -> None:
+    rules = children(owner())["Role", "nano"]["rules"]
+
+    verbs = {(rule["resources"][0], *rule.get("resourceNames", [])): rule["verbs"] for rule in rules}
+    assert verbs == {
+        ("endpointslices",): ["get", "list", "watch"],
+        ("pods",): ["get", "list", "watch"],
+        ("mambadeployments", "nano"): ["get", "patch"],
+    }
+
+
+def test_the_admin_port_is_open_to_the_operator_alone() -> None:
+    ingress = children(owner())["NetworkPolicy", "nano-engine"]["spec"]["ingress"]
+
+    [admin] = [rule for rule in ingress if rule["ports"][0]["port"] == "admin"]
+    [peer] = admin["from"]
+    assert peer["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+
+
+def test_a_restart_annotation_rolls_both_deployments() -> None:
+    def templates(of: Manifest) -> list[Manifest]:
+        made = children(of)
+        return [made["Deployment", name]["spec"]["template"] for name in ("nano", "nano-engine")]
+
+    before = templates(owner())
+    after = templates(owner(metadata={"annotations": {names.ANNOTATION_RESTART: "2026-01-02"}}))
+
+    assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+def test_a_change_of_the_strategy_rolls_the_engines() -> None:
+    def revision(strategy: str) -> str:
+        template = children(fitting_owner(stateCache={"strategy": strategy}))["Deployment", "nano-engine"][
+            "spec"
+        ]["template"]
+        return str(template["metadata"]["labels"][names.LABEL_REVISION])
+
+    assert revision("NoBuffer") != revision("ExtraBuffer")
+
+
+def test_children_carry_a_hash_of_themselves_that_moves_with_them() -> None:
+    def hashes(**spec: Any) -> dict[tuple[str, str], str]:
+        return {
+            key: child["metadata"]["annotations"][names.ANNOTATION_SPEC_HASH]
+            for key, child in children(owner(**spec)).items()
+            if key[0] != "Secret"
+        }
+
+    first, same, other = hashes(), hashes(), hashes(gateway={"replicas": 2})
+
+    assert first == same
+    assert {key for key in first if first[key] != other[key]} == {("Deployment", "nano")}
