@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from testmodels.checkpoints import random_nemotron_h
 
 
@@ -37,9 +38,7 @@ def truncate_weights(directory: Path) -> None:
 def add_token_beyond_the_embeddings(directory: Path) -> None:
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
-    content["added_tokens"].append(
-        {**content["added_tokens"][-1], "id": 5000, "content": "<|beyond|>"}
-    )
+    content["added_tokens"].append({**content["added_tokens"][-1], "id": 5000, "content": "<|beyond|>"})
     path.write_text(json.dumps(content))
 
 
@@ -50,7 +49,10 @@ def break_config(directory: Path) -> None:
 CASES = [
     (remove_weights, ["model.safetensors"]),
     (truncate_weights, ["model.safetensors"]),
-    (change_config(model_type="gpt2", architectures=["GPT2LMHeadModel"]), ["config.json", "gpt2", "nemotron_h"]),
+    (
+        change_config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
+        ["config.json", "gpt2", "nemotron_h"],
+    ),
     (change_config(hidden_size=52), ["embeddings.weight", "52"]),
     (change_config(num_attention_heads="four"), ["config.json", "num_attention_heads"]),
     (add_token_beyond_the_embeddings, ["tokenizer.json", "264"]),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from servers import Server, call
 from testmodels.checkpoints import random_nemotron_h
 

@@ -162,8 +162,8 @@ class EngineClient:
         try:
             await asyncio.wait({reader, waiter, watcher}, return_when=asyncio.FIRST_COMPLETED)
             hung = watcher.done() and not waiter.done()
-            if reader.done() and (error := reader.exception()) is not None:
-                log.error("engine_message_unreadable", error=str(error))
+            if reader.done() and (broken := reader.exception()) is not None:
+                log.error("engine_message_unreadable", error=str(broken))
             if self._last_word() is not None:
                 await asyncio.wait({waiter}, timeout=FATAL_EXIT_SECONDS)
             process.kill()
