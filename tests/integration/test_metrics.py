@@ -57,10 +57,25 @@ def test_tokens_and_latencies_are_those_of_the_requests(api: ApiProcess) -> None
     assert grown("vllm:e2e_request_latency_seconds_count") == 3
     assert grown("mambaserve_requests_finished_total{reason=length}") == 3
     assert grown("vllm:request_success_total{finished_reason=length}") == 3
-    assert grown(f"mambaserve_http_requests_total{{route={TEXT},status=200}}") == 3
+
+
+def test_answers_are_counted_by_route_and_status(api: ApiProcess) -> None:
+    name = f"mambaserve_http_requests_total{{route={TEXT},status=200}}"
+    before = samples(api).get(name, 0.0)
+    assert api.call("POST", TEXT, {"prompt": "x", "max_tokens": 1}).status == 200
+    wait_for(api, name, before + 1)
+
+
+def wait_for(api: ApiProcess, name: str, value: float) -> None:
+    """A count of an answer comes just after the answer, and the engine's numbers ten times a second."""
+    deadline = time.monotonic() + 5
+    while samples(api).get(name) != value:
+        assert time.monotonic() < deadline, (name, samples(api).get(name))
+        time.sleep(0.02)
 
 
 def test_the_engines_numbers_are_passed_on(api: ApiProcess) -> None:
+    wait_for(api, "mambaserve_requests_running", 0)
     found = samples(api)
     assert found["mambaserve_steps_total"] == 7
     assert found["mambaserve_preemptions_total"] == 2 == found["vllm:num_preemptions_total"]

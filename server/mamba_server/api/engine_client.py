@@ -151,8 +151,8 @@ class EngineClient:
         self._fatal = None
         try:
             process = await EngineProcess.start(settings_json, self._command)
-        except OSError as error:
-            raise EngineStartFailed(f"the engine process cannot be started: {error}", 1) from error
+        except OSError as failure:
+            raise EngineStartFailed(f"the engine process cannot be started: {failure}", 1) from failure
         self._process = process
         log.info("engine_started", engine_pid=process.pid)
         reader = asyncio.create_task(self._read(process))
