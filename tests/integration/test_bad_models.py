@@ -14,7 +14,7 @@ from testmodels.checkpoints import random_nemotron_h
 def serve(directory: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mamba_cli", "serve", "--model", str(directory), "--port", "0", *arguments],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("damage", "named"), CASES, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("damage", "named"), CASES, ids=lambda each: getattr(each, "__name__", "-"))
 def test_a_damaged_model_is_refused_by_name(
     tmp_path: Path, damage: Callable[[Path], None], named: list[str]
 ) -> None:
