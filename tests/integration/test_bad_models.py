@@ -35,10 +35,13 @@ def truncate_weights(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def add_token_beyond_the_embeddings(directory: Path) -> None:
+def add_tokens_beyond_the_embeddings(directory: Path) -> None:
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
-    content["added_tokens"].append({**content["added_tokens"][-1], "id": 5000, "content": "<|beyond|>"})
+    last = content["added_tokens"][-1]
+    content["added_tokens"] += [
+        {**last, "id": last["id"] + extra, "content": f"<|extra {extra}|>"} for extra in range(1, 11)
+    ]
     path.write_text(json.dumps(content))
 
 
@@ -47,15 +50,15 @@ def break_config(directory: Path) -> None:
 
 
 CASES = [
-    (remove_weights, ["model.safetensors"]),
-    (truncate_weights, ["model.safetensors"]),
+    (remove_weights, ["safetensors"]),
+    (truncate_weights, ["model.safetensors", "truncated"]),
     (
         change_config(model_type="gpt2", architectures=["GPT2LMHeadModel"]),
         ["config.json", "gpt2", "nemotron_h"],
     ),
     (change_config(hidden_size=52), ["embeddings.weight", "52"]),
     (change_config(num_attention_heads="four"), ["config.json", "num_attention_heads"]),
-    (add_token_beyond_the_embeddings, ["tokenizer.json", "264"]),
+    (add_tokens_beyond_the_embeddings, ["tokenizer.json", "264"]),
     (break_config, ["config.json"]),
 ]
 
