@@ -12,6 +12,7 @@ import numpy as np
 from mamba_server.cache.chunk_plan import aligned_piece
 from mamba_server.cache.holding import Checkpoint
 from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
 from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.sequence import Phase, Sequence
@@ -83,6 +84,8 @@ class Scheduler:
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
     _decode_rows: Ints = field(default_factory=lambda: _NONE)
     _dirty: bool = False
+    _short: tuple[int, ...] | None = None
+    """Memory at the last refused admission."""
 
     @property
     def running(self) -> int:
@@ -221,27 +224,56 @@ class Scheduler:
     # --- admission -----------------------------------------------------------------------------------
 
     def _admit(self, pieces: list[PrefillPiece], budget: int, step: int) -> None:
-        if not len(self.waiting) or not self.rows.free:
+        if not len(self.waiting) or (self.running and self._memory() == self._short):
             return
-        for sequence in self.waiting.candidates(64):
-            if budget <= 0 or not self.rows.free or self.running >= self.limits.max_running:
-                return
-            taken = self._try_admit(sequence, budget, step)
-            if taken is None:
-                return
-            pieces.append(taken)
-            budget -= taken.stop - taken.start
+        self._short = None
 
-    def _try_admit(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
-        tokens = sequence.known_tokens()
-        match = self.cache.match(tokens, sequence.salt, step)
+        def resumable(sequence: Sequence) -> int:
+            return self._match(sequence, step).resumable
+
+        while budget > 0 and self.rows.free and self.running < self.limits.max_running:
+            sequence = self.waiting.pick(resumable)
+            if sequence is None:
+                return
+            match = self._match(sequence, step)
+            left = sequence.known - match.resumable
+            take = aligned_piece(match.resumable, left, budget, self.limits.chunk)
+            if take <= 0:
+                return
+            piece = self._try_admit(sequence, match, take, budget, step)
+            if piece is None:
+                # Asked again only when memory has changed hands.
+                self._short = self._memory()
+                return
+            self.waiting.started(sequence, sequence.known - piece.start)
+            pieces.append(piece)
+            budget -= piece.stop - piece.start
+
+    def _memory(self) -> tuple[int, ...]:
+        """What an admission that was refused for want of memory waits to see changed."""
+        arena, tree = self.cache.arena, self.cache.tree
+        return (
+            arena.free_slots,
+            arena.free_pages,
+            tree.evictable_slots,
+            tree.evictable_pages,
+            len(self.waiting),
+            self.running,
+            self.cache.retiring,
+            self.cache.strategy.slots_per_sequence,
+        )
+
+    def _match(self, sequence: Sequence, step: int) -> Match:
+        match = self.cache.match(sequence.known_tokens(), sequence.salt, step)
         if sequence.prompt_logprobs is not None and not sequence.prompt_done:
             # Log-probabilities of the prompt need all of it computed.
-            match = self.cache.without(match, "prompt_logprobs")
-        start = match.resumable
-        take = aligned_piece(start, sequence.known - start, budget, self.limits.chunk)
-        if take <= 0:
-            return None
+            return self.cache.without(match, "prompt_logprobs")
+        return match
+
+    def _try_admit(
+        self, sequence: Sequence, match: Match, take: int, budget: int, step: int
+    ) -> PrefillPiece | None:
+        tokens, start = sequence.known_tokens(), match.resumable
         holding = self.cache.admit(tokens, sequence.salt, match, start + take, sequence.turn_boundary)
         if holding is None and match.node is not None and not self.running and not self.cache.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.

@@ -1,0 +1,147 @@
+"""Who starts next: fair between salts and priorities, cache-aware within one, never starved."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, WaitingQueue
+from mamba_server.engine.sequence import Sequence
+from mamba_server.wire import SamplingParams
+
+
+def make(order: int, salt: str = "", priority: int = 0, prompt: int = 100) -> Sequence:
+    return Sequence(
+        f"r{order}", 0, np.ones(prompt, np.int32), SamplingParams(max_tokens=1),
+        order=order, salt=salt, priority=priority,
+    )  # fmt: skip
+
+
+def nothing(_: Sequence) -> int:
+    return 0
+
+
+def start(queue: WaitingQueue, resumable=nothing) -> Sequence:
+    sequence = queue.pick(resumable)
+    assert sequence is not None
+    queue.remove(sequence)
+    queue.started(sequence, sequence.known - resumable(sequence))
+    return sequence
+
+
+def test_within_one_flow_the_oldest_goes_first() -> None:
+    queue = WaitingQueue()
+    for order in (2, 0, 1):
+        queue.push(make(order))
+    assert [start(queue).order for _ in range(3)] == [0, 1, 2]
+    assert queue.pick(nothing) is None
+
+
+def test_a_salt_that_sends_a_hundred_does_not_hold_up_one_that_sends_two() -> None:
+    queue = WaitingQueue()
+    for order in range(100):
+        queue.push(make(order, salt="loud"))
+    for order in (100, 101):
+        queue.push(make(order, salt="quiet"))
+    first = [start(queue).salt for _ in range(5)]
+    assert first.count("quiet") == 2
+
+
+def test_computed_tokens_are_what_is_shared_fairly() -> None:
+    queue = WaitingQueue()
+    for order in range(40):
+        queue.push(make(order, salt="long", prompt=1000))
+        queue.push(make(1000 + order, salt="short", prompt=100))
+    served = [start(queue).salt for _ in range(22)]
+    assert 1 <= served.count("long") <= 3
+
+
+def test_a_higher_priority_goes_first_and_a_lower_one_is_not_starved() -> None:
+    queue = WaitingQueue()
+    for order in range(100):
+        queue.push(make(order, priority=0))
+    for order in range(100, 130):
+        queue.push(make(order, priority=1))
+    served = [start(queue).priority for _ in range(50)]
+    assert served[:1] == [0]
+    low = served.count(1)
+    assert 50 / (2 * (PRIORITY_FACTOR + 1)) <= low <= 50 / (PRIORITY_FACTOR - 1)
+
+
+def test_the_longest_resumable_prefix_goes_first_but_the_oldest_is_passed_over_a_bounded_number_of_times() -> (
+    None
+):
+    queue = WaitingQueue()
+    queue.push(make(0))
+    for order in range(1, 20):
+        queue.push(make(order))
+
+    def resumable(sequence: Sequence) -> int:
+        return sequence.order
+
+    served = [start(queue, resumable).order for _ in range(MOST_PASSES + 1)]
+    assert served[0] == 7
+    assert served.index(0) <= MOST_PASSES
+
+
+def test_siblings_wait_for_the_prefill_of_their_leader() -> None:
+    queue = WaitingQueue()
+    leader, sibling = make(0), make(1)
+    sibling.leader = leader
+    queue.push(leader)
+    queue.push(sibling)
+    assert start(queue) is leader
+    assert queue.pick(nothing) is None
+    leader.prompt_done = True
+    assert start(queue) is sibling
+
+
+def test_a_preempted_sequence_waits_for_its_last_token_and_keeps_its_age() -> None:
+    queue = WaitingQueue()
+    old, young = make(0), make(1)
+    old.in_flight = 1
+    queue.push(young)
+    queue.push(old)
+    assert queue.pick(nothing) is young
+    old.in_flight = 0
+    assert queue.pick(nothing) is old
+
+
+def test_any_priority_a_client_sends_is_ordered() -> None:
+    queue = WaitingQueue()
+    for order, priority in enumerate((10**9, -(10**9), 0)):
+        queue.push(make(order, priority=priority))
+    assert len([start(queue) for _ in range(3)]) == 3
+
+
+def test_a_stream_of_new_salts_does_not_starve_one_that_has_to_wait() -> None:
+    queue = WaitingQueue()
+    for order in range(3):
+        queue.push(make(order, salt="patient", prompt=1000))
+    served = []
+    for order in range(3, 60):
+        queue.push(make(order, salt=f"new{order}", prompt=1000))
+        served.append(start(queue).salt)
+    assert served.count("patient") == 3
+
+
+def test_salts_seen_once_are_forgotten() -> None:
+    queue = WaitingQueue()
+    for order in range(5000):
+        queue.push(make(order, salt=f"s{order}", prompt=1))
+        start(queue)
+    assert len(queue._flows) < 200
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=60))
+def test_everyone_starts_exactly_once(pushes: list[tuple[int, str, int]]) -> None:
+    queue = WaitingQueue()
+    for order, (priority, salt, _) in enumerate(pushes):
+        queue.push(make(order, salt=salt, priority=priority))
+    assert len(queue) == len(pushes)
+
+    def resumable(sequence: Sequence) -> int:
+        return pushes[sequence.order][2]
+
+    served = [start(queue, resumable).order for _ in pushes]
+    assert sorted(served) == list(range(len(pushes)))
+    assert len(queue) == 0
