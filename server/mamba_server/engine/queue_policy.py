@@ -2,8 +2,8 @@
 
 A flow is one priority of one cache salt. Between flows: weighted fair queueing by start tags (Goyal, Vin and
 Cheng, 1996) over the prompt tokens that were really computed; a priority step is worth a factor in weight, so
-that a low priority is slow but never starved. Within a flow: the longest resumable prefix of the oldest few goes first,
-but the oldest is passed over a bounded number of times. Pure; ages are counted in admissions, not seconds.
+that a low priority is slow but never starved. Within a flow: the longest resumable prefix of the oldest few
+goes first, but the oldest is passed over a bounded number of times. Pure; ages are counted in admissions.
 """
 
 import bisect
