@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 from mamba_kernels.paged_attention.plan import AttentionPlan, DecodeGroup, Piece
 
+GATHER_ELEMENTS = 1 << 21
+"""Bound on the gathered keys of decodes that are attended at once; larger copies leave the cache and cost
+page faults."""
 QUERY_BLOCK = 256
 """Query rows of a piece with context that are attended together; bounds mask and wasted work."""
 
@@ -21,7 +24,14 @@ def paged_attention(
     written. Query head h reads KV head h // (heads / kv_heads).
     """
     for group in plan.groups:
-        out[group.rows] = _decode(query[group.rows], kv, scale, group)
+        rows = query[group.rows]
+        width = group.pages.shape[1] * kv.shape[3] * kv.shape[4]
+        size = max(1, GATHER_ELEMENTS // width)
+        parts = [
+            _decode(rows[first : first + size], kv, scale, group, slice(first, first + size))
+            for first in range(0, len(rows), size)
+        ]
+        out[group.rows] = parts[0] if len(parts) == 1 else torch.cat(parts)
     for piece in plan.pieces:
         _extend(query, kv, scale, piece, out)
 
@@ -33,15 +43,18 @@ def _gather(
     return kv.select(1, 0)[pages, offsets].to(dtype), kv.select(1, 1)[pages, offsets].to(dtype)
 
 
-def _decode(query: torch.Tensor, kv: torch.Tensor, scale: float, group: DecodeGroup) -> torch.Tensor:
+def _decode(
+    query: torch.Tensor, kv: torch.Tensor, scale: float, group: DecodeGroup, members: slice
+) -> torch.Tensor:
     """[g, heads, head_dim]. The query heads of one KV head are taken as its query positions."""
     g, heads, width = query.shape
-    key, value = _gather(kv, group.pages, group.offsets, query.dtype)  # [g, L, kv_heads, width]
+    # [g, L, kv_heads, width]
+    key, value = _gather(kv, group.pages[members], group.offsets[members], query.dtype)
     attended = F.scaled_dot_product_attention(
         query.reshape(g, kv.shape[3], -1, width),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        attn_mask=group.mask,
+        attn_mask=None if group.mask is None else group.mask[members],
         scale=scale,
     )
     return attended.reshape(g, heads, width)

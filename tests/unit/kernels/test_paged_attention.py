@@ -7,6 +7,7 @@ import torch
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.no_sync import no_sync
 from mamba_kernels.paged_attention import AttentionPlan, paged_attention
+from mamba_kernels.paged_attention import reference as path
 from mamba_kernels.paged_attention.plan import padded_length
 from mamba_kernels.slot_plan import index_tensor
 from testmodels.chunks import CPU, ints, poisoned, strided_cache
@@ -92,6 +93,12 @@ def test_decodes_and_pieces_of_all_shapes_equal_plain_attention(
         kv_heads=kv_heads,
         page_size=page_size,
     )
+    torch.testing.assert_close(batch.attend(), batch.expected(), rtol=1e-10, atol=1e-10)
+
+
+def test_many_long_decodes_are_attended_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "GATHER_ELEMENTS", 3 * 20 * 2 * WIDTH)
+    batch = Batch([1] * 8, [18, 20, 19, 17, 20, 5, 6, 18])
     torch.testing.assert_close(batch.attend(), batch.expected(), rtol=1e-10, atol=1e-10)
 
 

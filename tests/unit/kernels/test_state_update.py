@@ -28,9 +28,11 @@ def filled(mixer: Mixer) -> torch.Tensor:
     return state
 
 
-@pytest.fixture(params=["gathered", "in place"])
+@pytest.fixture(params=["gathered", "in place", "in place, two heads at a time"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path, "IN_PLACE_ELEMENTS", 1 if request.param == "in place" else 1 << 60)
+    monkeypatch.setattr(path, "IN_PLACE_ELEMENTS", 1 if request.param.startswith("in place") else 1 << 60)
+    if request.param.endswith("at a time"):
+        monkeypatch.setattr(path, "CACHED_ELEMENTS", 2 * 5 * 9)
 
 
 @pytest.mark.usefixtures("_path")
