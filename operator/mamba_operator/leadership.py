@@ -1,4 +1,4 @@
-"""Holds the Lease that lets one operator act at a time; losing it ends the process (see docs/adr/0031).
+"""Holds the Lease that lets one operator act at a time; losing it ends the process (see docs/adr/0030).
 
 `hold` waits for the lease, then runs the work; when renewals have failed for so long that another operator
 may take over, the work is cancelled. On a clean exit the lease is given back, so the next one starts at once.

@@ -4,6 +4,7 @@ The arithmetic is `mamba_server.budget`, the same that the engine sizes its aren
 into the planner's terms and its answer into a verdict.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from mamba_api.conditions import Reason
@@ -14,7 +15,7 @@ from mamba_server.model.families import ModelConfigError, model_config_from_hf
 
 
 def judge(
-    deployment: MambaDeployment, node_gpu_memory: int | None, config: dict[str, Any] | None = None
+    deployment: MambaDeployment, node_gpu_memory: int | None, config: Mapping[str, Any] | None = None
 ) -> Verdict:
     """What the planner says.
 

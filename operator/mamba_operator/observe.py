@@ -10,6 +10,7 @@ from decimal import Decimal
 from mamba_api import names
 from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import parse_quantity
+from mamba_operator.builtin_config import builtin_config
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import Forbidden
 from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OWNED, POD, Kind
@@ -63,6 +64,7 @@ async def observe(client: KubeClient, key: Key, *, seen: Seen | None = None) -> 
         strangers,
         tuple(pods.result()),
         tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
+        builtin_config(owner),
         gpu_memory.result(),
     )
 

@@ -93,7 +93,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     unsupported = _unsupported(deployment)
     if unsupported is not None:
         return Plan(deployment, Invalid(unsupported))
-    verdict = judge(deployment, snapshot.node_gpu_memory)
+    verdict = judge(deployment, snapshot.node_gpu_memory, snapshot.model_config)
     if isinstance(verdict, Invalid | DoesNotFit) or deployment.spec.mode == "Plan":
         return Plan(deployment, verdict)
     replicas = engines_wanted(deployment, now)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mamba_operator.manifest import Key, Manifest, Ref
 
@@ -30,6 +31,8 @@ class Snapshot:
     """Pods of engines and gateway."""
     engines: tuple[Endpoint, ...] = ()
     """Engines that the headless Service lists, by address."""
+    model_config: Mapping[str, Any] | None = None
+    """config.json of a model that ships with the package; None = only the spec may say it."""
     node_gpu_memory: int | None = None
     """Bytes of one GPU on the smallest node that qualifies, from node labels; None = no label says."""
 

@@ -9,6 +9,7 @@ from fake_cluster import FakeCluster
 from mamba_operator.errors import Conflict, LeadershipLost, Unreachable
 from mamba_operator.leadership import Leadership, LeaseName
 from mamba_operator.lease import Move, Record, Watched, decide, watch
+from virtual_time import in_virtual_time
 
 ME, OTHER = "me", "other"
 
@@ -64,7 +65,7 @@ class Candidate:
             await self.task
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_the_first_leads_and_the_second_waits() -> None:
     cluster = FakeCluster()
     first, second = Candidate(cluster, ME), Candidate(cluster, OTHER)
@@ -77,7 +78,7 @@ async def test_the_first_leads_and_the_second_waits() -> None:
     await second.stop()
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_a_lease_that_is_given_back_is_taken_at_the_next_look() -> None:
     cluster = FakeCluster()
     first, second = Candidate(cluster, ME), Candidate(cluster, OTHER)
@@ -91,7 +92,7 @@ async def test_a_lease_that_is_given_back_is_taken_at_the_next_look() -> None:
     await second.stop()
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_a_holder_cut_off_from_the_server_stops_before_another_may_start() -> None:
     cluster = FakeCluster()
     first = Candidate(cluster, ME)
@@ -113,7 +114,7 @@ async def test_a_holder_cut_off_from_the_server_stops_before_another_may_start()
     await second.stop()
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_a_short_outage_does_not_cost_the_lease() -> None:
     cluster = FakeCluster()
     first = Candidate(cluster, ME)
@@ -127,7 +128,7 @@ async def test_a_short_outage_does_not_cost_the_lease() -> None:
     await first.stop()
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_a_lost_race_for_a_renewal_is_tried_again() -> None:
     cluster = FakeCluster()
     first = Candidate(cluster, ME)
@@ -141,7 +142,7 @@ async def test_a_lost_race_for_a_renewal_is_tried_again() -> None:
     await first.stop()
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_who_finds_another_in_the_lease_stops_at_once() -> None:
     cluster = FakeCluster()
     first = Candidate(cluster, ME)
@@ -155,7 +156,7 @@ async def test_who_finds_another_in_the_lease_stops_at_once() -> None:
     assert cluster.find("Lease", "lease")["spec"]["holderIdentity"] == OTHER
 
 
-@pytest.mark.looptime
+@in_virtual_time
 async def test_of_many_candidates_at_most_one_leads_at_any_time() -> None:
     cluster = FakeCluster()
     candidates = [Candidate(cluster, f"candidate-{number}") for number in range(4)]

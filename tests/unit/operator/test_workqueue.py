@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_operator.workqueue import Backoff, WorkQueue
-
-pytestmark = pytest.mark.looptime
+from virtual_time import in_virtual_time
 
 
 class Work:
@@ -41,6 +40,7 @@ async def run(queue: WorkQueue[str], work: Work, seconds: float, workers: int = 
     await asyncio.gather(task, return_exceptions=True)
 
 
+@in_virtual_time
 async def test_many_wakes_while_waiting_are_one_run() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for _ in range(5):
@@ -52,6 +52,7 @@ async def test_many_wakes_while_waiting_are_one_run() -> None:
     assert len(work.runs) == 1
 
 
+@in_virtual_time
 async def test_a_wake_while_running_makes_it_run_once_more_and_never_twice_at_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
@@ -66,6 +67,7 @@ async def test_a_wake_while_running_makes_it_run_once_more_and_never_twice_at_on
     assert work.most_at_once == 1
 
 
+@in_virtual_time
 async def test_other_keys_run_meanwhile() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("slow")
@@ -77,6 +79,7 @@ async def test_other_keys_run_meanwhile() -> None:
     assert work.times() == [0.0, 0.0]
 
 
+@in_virtual_time
 async def test_a_key_comes_back_when_it_asked_to() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
@@ -87,6 +90,7 @@ async def test_a_key_comes_back_when_it_asked_to() -> None:
     assert work.times() == [0.0, 10.0, 20.0]
 
 
+@in_virtual_time
 async def test_a_wake_comes_before_the_appointment() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
@@ -98,6 +102,7 @@ async def test_a_wake_comes_before_the_appointment() -> None:
     assert work.times() == [0.0, 4.0]
 
 
+@in_virtual_time
 async def test_the_earlier_of_two_appointments_counts() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_after("a", 9)
@@ -122,6 +127,7 @@ def failing(times: int, error: Exception) -> Callable[[str], float | None]:
     return outcome
 
 
+@in_virtual_time
 async def test_failures_come_back_later_each_time_and_success_forgets_them() -> None:
     queue: WorkQueue[str] = WorkQueue(Backoff(first=1, most=60, jitter=0.5), random_unit=lambda: 0.0)
     queue.add("a")
@@ -133,6 +139,7 @@ async def test_failures_come_back_later_each_time_and_success_forgets_them() -> 
     assert queue.failures("a") == 0
 
 
+@in_virtual_time
 async def test_a_failing_key_that_is_woken_while_it_runs_still_backs_off() -> None:
     queue: WorkQueue[str] = WorkQueue(Backoff(first=5), random_unit=lambda: 0.0)
     queue.add("a")
@@ -144,6 +151,7 @@ async def test_a_failing_key_that_is_woken_while_it_runs_still_backs_off() -> No
     assert work.times() == [0.0, 6.0]
 
 
+@in_virtual_time
 async def test_a_wake_from_outside_ends_the_back_off_because_something_changed() -> None:
     queue: WorkQueue[str] = WorkQueue(Backoff(first=50), random_unit=lambda: 0.0)
     queue.add("a")
@@ -155,6 +163,7 @@ async def test_a_wake_from_outside_ends_the_back_off_because_something_changed()
     assert work.times() == [0.0, 2.0]
 
 
+@in_virtual_time
 async def test_the_servers_wish_to_wait_is_granted() -> None:
     class Busy(Exception):
         retry_after = 30.0
@@ -168,6 +177,7 @@ async def test_the_servers_wish_to_wait_is_granted() -> None:
     assert work.times() == [0.0, 30.0]
 
 
+@in_virtual_time
 async def test_a_hanging_key_is_seen() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
@@ -179,6 +189,7 @@ async def test_a_hanging_key_is_seen() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+@in_virtual_time
 async def test_a_forgotten_key_has_no_failures_and_no_appointment() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_after("a", 1)

@@ -1,0 +1,184 @@
+"""The operator dies, doubles, or loses the API server: what was asked for comes about all the same."""
+
+import random
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_api.schema import crd_yaml
+from operator_objects import nano_config
+from operator_process import ROOT, running_operator
+from testcluster.control_plane import ControlPlane
+from testcluster.pki import Identity
+
+pytestmark = pytest.mark.kube
+
+OURS = "app.kubernetes.io/managed-by=mambaserve-operator"
+KINDS = (
+    "secrets,serviceaccounts,roles,rolebindings,configmaps,services,networkpolicies,poddisruptionbudgets,"
+    "deployments"
+)
+CHILDREN = 11
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the CRD in force."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
+    )
+    return control_plane
+
+
+def deployment(name: str, **spec: Any) -> dict[str, Any]:
+    model = {"uri": "pvc://models/nano", "config": nano_config()}
+    return {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": {"name": name},
+        "spec": {"model": model, "memory": {"deviceMemory": "80Gi"}, **spec},
+    }
+
+
+def count(plane: ControlPlane, namespace: str) -> int:
+    return len(plane.list(KINDS, namespace, OURS))
+
+
+def planned(plane: ControlPlane, namespace: str, *names: str) -> None:
+    objects = [f"mdep/{name}" for name in names]
+    plane.kubectl("wait", "--for=condition=Planned", *objects, "-n", namespace, "--timeout=60s")
+
+
+def test_an_operator_killed_at_random_moments_converges_after_its_restart(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    names = ["a", "b", "c"]
+    plane.apply([deployment(name) for name in names], namespace)
+    moments = random.Random(7)
+    for number in range(4):
+        log = tmp_path / f"operator-{number}.log"
+        with running_operator(plane.kubeconfig, log, ["--namespace", namespace]) as operator:
+            operator.wait_for("lease_taken", timeout=60)
+            # The first children appear within a second or so: the kill falls somewhere among the writes.
+            time.sleep(moments.uniform(0.3, 2.0))
+            operator.kill()
+
+    with running_operator(plane.kubeconfig, tmp_path / "last.log", ["--namespace", namespace]):
+        planned(plane, namespace, *names)
+        plane.wait_for(lambda: count(plane, namespace) == 3 * CHILDREN, "all children", timeout=60)
+
+    tokens = {one["metadata"]["uid"] for one in plane.list("secrets", namespace, OURS)}
+    assert len(tokens) == 3
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_dies(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                running_operator(plane.kubeconfig, tmp_path / f"{name}.log", ["--namespace", namespace])
+            )
+            for name in ("first", "second")
+        )
+        plane.apply(deployment("nano"), namespace)
+        planned(plane, namespace, "nano")
+        plane.wait_for(lambda: count(plane, namespace) == CHILDREN, "all children", timeout=60)
+        leaders = [one for one in (first, second) if "lease_taken" in one.text]
+        [leader] = leaders
+        [standby] = [one for one in (first, second) if one is not leader]
+        standby.wait_for("lease_awaited")
+        assert standby.get("/healthz") == "ok"
+        assert "child_changed" not in standby.text
+
+        leader.kill()
+        plane.kubectl("delete", "svc/nano", "-n", namespace)
+
+        plane.wait_for(lambda: plane.get("svc", "nano", namespace), "the standby to take over", timeout=60)
+        assert "lease_taken" in standby.text
+
+
+def test_a_restart_of_the_api_server_is_survived(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    settings = {"MAMBASERVE_LEASE_DURATION": "60", "MAMBASERVE_RENEW_EVERY": "1"}
+    log = tmp_path / "operator.log"
+    with running_operator(plane.kubeconfig, log, ["--namespace", namespace], **settings) as operator:
+        plane.apply(deployment("before"), namespace)
+        planned(plane, namespace, "before")
+
+        with plane.api_server_down():
+            time.sleep(3.0)
+        plane.wait_for(lambda: plane.api.answers("/readyz"), "the API server")
+        plane.apply(deployment("after"), namespace)
+
+        planned(plane, namespace, "after")
+        plane.kubectl("delete", "svc/before", "-n", namespace)
+        plane.wait_for(lambda: plane.get("svc", "before", namespace), "the watch to work again", timeout=90)
+        assert operator.process.poll() is None
+        assert operator.get("/healthz") == "ok"
+
+
+def test_many_objects_at_once_are_all_served(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(12)]
+    with running_operator(plane.kubeconfig, tmp_path / "operator.log", ["--namespace", namespace]):
+        plane.apply(
+            [deployment(name, mode="Plan" if index % 3 else "Active") for index, name in enumerate(names)],
+            namespace,
+        )
+
+        planned(plane, namespace, *names)
+        plane.wait_for(
+            lambda: count(plane, namespace) == 4 * CHILDREN, "the active ones' children", timeout=60
+        )
+
+
+def chart_rules() -> list[dict[str, Any]]:
+    """The rules the chart grants the operator in a namespace it serves."""
+    text = (ROOT / "charts/mambaserve/templates/_helpers.tpl").read_text()
+    [body] = re.findall(r'define "mambaserve\.rules" -}}\n(.*?)\{\{- end', text, re.DOTALL)
+    rules: list[dict[str, Any]] = yaml.safe_load(body)
+    return rules
+
+
+def test_the_charts_role_is_enough_for_an_operator_of_one_namespace(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    lease["verbs"] = ["get", "list", "watch", "create", "patch", "update"]
+    rbac = "rbac.authorization.k8s.io"
+    role = {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": {"name": "operator"}}
+    binding = {"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": {"name": "operator"}}
+    subject = {"kind": "User", "name": "operator", "apiGroup": rbac}
+    plane.apply(
+        [
+            {**role, "rules": [*chart_rules(), lease]},
+            {
+                **binding,
+                "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "operator"},
+                "subjects": [subject],
+            },
+        ],
+        namespace,
+    )
+    certificate = plane.authority.issue(Identity(f"operator-{namespace}", "/CN=operator", ("DNS:operator",)))
+    kubeconfig = plane.write_kubeconfig(f"operator-{namespace}", certificate)
+    log = tmp_path / "operator.log"
+
+    with running_operator(kubeconfig, log, ["--namespace", namespace]) as operator:
+        plane.apply(deployment("nano"), namespace)
+        planned(plane, namespace, "nano")
+        plane.wait_for(lambda: count(plane, namespace) == CHILDREN, "all children", timeout=60)
+        plane.kubectl("scale", "deploy/nano-engine", "--replicas=4", "-n", namespace)
+        plane.wait_for(
+            lambda: (plane.get("deploy", "nano-engine", namespace) or {})["spec"]["replicas"] == 1,
+            "the repair",
+        )
+        plane.wait_for(
+            lambda: "Repaired" in {one["reason"] for one in plane.list("events", namespace)}, "the event"
+        )
+        assert "forbidden" not in operator.text

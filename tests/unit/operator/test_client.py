@@ -1,0 +1,180 @@
+"""What goes over the wire to an API server, and what each kind of answer becomes."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import ApiClient, Configuration
+
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
+from operator_objects import fitting_owner
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+POD_LIST = {"items": [{"metadata": {"name": "a"}}], "metadata": {}}
+
+
+@asynccontextmanager
+async def client(handler: Handler, *, timeout: float = 5.0) -> AsyncIterator[KubeClient]:
+    async def route(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", route)
+    async with TestServer(app) as server:
+        address = str(server.make_url("")).rstrip("/")
+        async with ApiClient(Configuration(host=address)) as api:
+            yield KubeClient(api, timeout=timeout)
+
+
+def answering(body: Any, status: int = 200, **headers: str) -> Handler:
+    async def handle(_: web.Request) -> web.StreamResponse:
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(status=status, text=text, content_type="application/json", headers=headers)
+
+    return handle
+
+
+class Recorded:
+    """Answers everything alike and remembers the requests."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, str, dict[str, str], dict[str, str], Any]] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        body = await request.text()
+        self.requests.append(
+            (
+                request.method,
+                request.path,
+                dict(request.query),
+                dict(request.headers),
+                json.loads(body or "null"),
+            )
+        )
+        return web.json_response(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
+
+
+async def test_apply_is_server_side_by_our_manager_and_wins() -> None:
+    seen = Recorded({"metadata": {"resourceVersion": "1"}})
+    async with client(seen) as kube:
+        await kube.apply(fitting_owner(), subresource="status")
+
+    [(method, path, query, headers, body)] = seen.requests
+    assert method == "PATCH"
+    assert path == "/apis/serving.mambaserve.io/v1alpha1/namespaces/models/mambadeployments/nano/status"
+    assert query == {"fieldManager": "mambaserve-operator", "force": "true"}
+    assert headers["Content-Type"] == "application/apply-patch+yaml"
+    assert body["metadata"]["name"] == "nano"
+
+
+async def test_a_list_is_read_page_by_page_and_its_items_know_their_kind() -> None:
+    first = {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "more"}}
+    second = {"items": [{"metadata": {"name": "b"}}], "metadata": {}}
+    seen = Recorded(first, second)
+    async with client(seen) as kube:
+        found = await kube.list(SERVICE, "models", selector="a=b")
+
+    assert [(one["kind"], one["metadata"]["name"]) for one in found] == [("Service", "a"), ("Service", "b")]
+    assert [query.get("continue") for _, _, query, _, _ in seen.requests] == [None, "more"]
+    assert {query["labelSelector"] for _, _, query, _, _ in seen.requests} == {"a=b"}
+
+
+async def test_nodes_are_read_without_their_bodies() -> None:
+    seen = Recorded(POD_LIST)
+    async with client(seen) as kube:
+        await kube.list(NODE, None, metadata_only=True)
+
+    [(_, path, _, headers, _)] = seen.requests
+    assert path == "/api/v1/nodes"
+    assert "PartialObjectMetadataList" in headers["Accept"]
+
+
+async def test_an_object_that_is_not_there_is_none() -> None:
+    async with client(answering({"message": "not found"}, 404)) as kube:
+        assert await kube.get(SERVICE, "models", "nano") is None
+
+
+async def test_a_delete_names_the_very_object_and_forgives_its_absence() -> None:
+    seen = Recorded({})
+    async with client(seen) as kube:
+        await kube.delete(SERVICE, "models", "nano", "the-uid")
+    async with client(answering({}, 404)) as kube:
+        await kube.delete(SERVICE, "models", "nano", "the-uid")
+
+    assert seen.requests[0][4]["preconditions"] == {"uid": "the-uid"}
+
+
+STATUSES: list[tuple[int, type[ClusterError]]] = [
+    (400, Refused), (401, Forbidden), (403, Forbidden), (404, NotFound), (409, Conflict), (413, Refused),
+    (422, Refused), (429, Unreachable), (500, Unreachable), (503, Unreachable), (504, Unreachable),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "error"), STATUSES)
+async def test_each_refusal_is_an_error_with_the_servers_words(
+    status: int, error: type[ClusterError]
+) -> None:
+    async with client(answering({"kind": "Status", "message": "because"}, status)) as kube:
+        with pytest.raises(error) as caught:
+            await kube.create({"kind": "Service", "metadata": {"name": "a", "namespace": "b"}})
+
+    assert "because" in str(caught.value)
+    assert "POST /api/v1/namespaces/b/services" in str(caught.value)
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("soon", None), ("-3", 0.0)])
+async def test_the_servers_wish_to_wait_is_kept(header: str, seconds: float | None) -> None:
+    async with client(answering({"message": "busy"}, 429, **{"Retry-After": header})) as kube:
+        with pytest.raises(Unreachable) as caught:
+            await kube.get(SERVICE, "models", "nano")
+
+    assert caught.value.retry_after == seconds
+
+
+@pytest.mark.parametrize("body", ["<html>bad gateway</html>", "[1]", ""])
+async def test_an_answer_of_something_that_is_no_api_server_is_unreachable(body: str) -> None:
+    async with client(answering(body)) as kube:
+        with pytest.raises(Unreachable):
+            await kube.get(SERVICE, "models", "nano")
+
+
+async def test_a_server_that_does_not_answer_in_time_is_unreachable() -> None:
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.6)
+        return web.Response()
+
+    async with client(hang, timeout=0.1) as kube:
+        with pytest.raises(Unreachable, match="no answer within"):
+            await kube.get(SERVICE, "models", "nano")
+
+
+async def test_a_server_that_is_not_there_is_unreachable() -> None:
+    async with ApiClient(Configuration(host="http://127.0.0.1:9")) as api:
+        with pytest.raises(Unreachable):
+            await KubeClient(api).get(SERVICE, "models", "nano")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "served"),
+    [
+        ({"resources": [{"name": "mambadeployments"}]}, 200, True),
+        ({"resources": [{"name": "others"}]}, 200, False),
+        ({}, 404, False),
+    ],
+)
+async def test_whether_the_cluster_knows_our_kind(answer: Any, status: int, served: bool) -> None:
+    async with client(answering(answer, status)) as kube:
+        assert await kube.serves(MAMBA_DEPLOYMENT) is served
+
+
+async def test_names_from_users_cannot_leave_their_place_in_a_path() -> None:
+    assert SERVICE.path("a/b", "../c?d") == "/api/v1/namespaces/a%2Fb/services/..%2Fc%3Fd"
