@@ -133,13 +133,14 @@ class StateCache:
             self.tree.touch(match.node)
         self.holdings[id(holding)] = holding
         if self.prefix_caching:
-            self._prefilling[salt, tokens[: self.page_size].tobytes()] += 1
+            holding.first_page = tokens[: self.page_size].tobytes()
+            self._prefilling[salt, holding.first_page] += 1
         return holding
 
-    def prefill_done(self, holding: Holding, tokens: Tokens) -> None:
+    def prefill_done(self, holding: Holding) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
         if self.prefix_caching:
-            key = (holding.salt, tokens[: self.page_size].tobytes())
+            key = (holding.salt, holding.first_page)
             self._prefilling[key] -= 1
             if self._prefilling[key] <= 0:
                 del self._prefilling[key]
