@@ -11,3 +11,18 @@ def test_a_prompt_shorter_than_a_page_is_forgotten_once_it_is_computed() -> None
     trial.step()
     assert not trial.cache._prefilling
     trial.close()
+
+
+def test_a_page_replaced_by_the_trees_copy_waits_for_the_step_that_still_reads_it() -> None:
+    trial = EngineTrial(TrialSetup(page_size=4, pages_per_slab=5, rows=2), random.Random(0))
+    trial.simulated._eager = lambda _: 0
+    prompt = list(range(1, 14))
+    trial.add(prompt, 20, n=1)
+    trial.add(prompt, 20, n=1)
+    trial.step()
+    # Both prompts ran in step 1; its commit, inside this call, comes after the launch of step 2.
+    trial.step()
+    slots, pages = trial.runner.named[2]
+    assert slots
+    assert (trial.arena.page_owner[pages] != 0).all()
+    trial.close()
