@@ -89,6 +89,11 @@ class Holding:
         self.page_count = needed
 
     @property
+    def reserved(self) -> int:
+        """Tracking slots of the strategy's reservation; those of prefill checkpoints leave with their commit."""
+        return len(self.spare) + len(self.ready) + sum(each.decode for each in self.pending)
+
+    @property
     def tracking_slots(self) -> list[int]:
         """Every slot beside the live one, whatever it holds."""
         return (

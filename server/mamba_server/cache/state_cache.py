@@ -448,7 +448,7 @@ class StateCache:
         """
         wanting = []
         for holding in self.holdings.values():
-            missing = strategy.tracking_slots - len(holding.tracking_slots)
+            missing = strategy.tracking_slots - holding.reserved
             wanting.extend([holding] * max(0, missing))
         grant = self._allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
@@ -465,7 +465,7 @@ class StateCache:
 
     def _trim_tracking(self, holding: Holding) -> None:
         """Give back what the strategy does not reserve: empty slots first, then the older checkpoints."""
-        extra = len(holding.tracking_slots) - self.strategy.tracking_slots
+        extra = holding.reserved - self.strategy.tracking_slots
         while extra > 0 and holding.spare:
             self.arena.free_slot(holding.spare.pop())
             extra -= 1

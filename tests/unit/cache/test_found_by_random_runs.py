@@ -2,7 +2,9 @@
 
 import random
 
+from cache_bench import CacheBench, ids
 from engine_trial import EngineTrial, TrialSetup
+from mamba_server.cache.strategy import reservation
 
 
 def test_a_prompt_shorter_than_a_page_is_forgotten_once_it_is_computed() -> None:
@@ -26,3 +28,17 @@ def test_a_page_replaced_by_the_trees_copy_waits_for_the_step_that_still_reads_i
     assert slots
     assert (trial.arena.page_owner[pages] != 0).all()
     trial.close()
+
+
+def test_a_change_of_strategy_reserves_slots_beside_those_of_prefill_checkpoints() -> None:
+    bench = CacheBench.make(strategy="NoBuffer")
+    tokens = ids(range(17))
+    holding = bench.admit(tokens)
+    assert holding is not None
+    bench.launch(holding, 17)
+    assert holding.pending
+    assert bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True)) == ""
+    assert len(holding.spare) == 2
+    assert bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True)) == ""
+    assert len(holding.spare) == 2
+    bench.check()
