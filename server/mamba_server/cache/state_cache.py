@@ -6,7 +6,7 @@ The scheduler calls it with token arrays and step numbers; it answers with slots
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.strategy import Reservation
 from mamba_server.cache.tree import Match, RadixTree
+
+NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -325,6 +327,12 @@ class StateCache:
             self._retiring = [each for each in self._retiring if each.fence > self.arena.completed]
             for each in due:
                 self._retire_now(each.holding, each.tokens())
+
+    def distrust(self, step: int) -> None:
+        """The device work of `step` failed: who left the batch before that was known donates nothing."""
+        self._retiring = [
+            replace(each, tokens=lambda: NO_TOKENS) if each.fence >= step else each for each in self._retiring
+        ]
 
     @property
     def retiring(self) -> int:

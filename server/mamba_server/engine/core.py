@@ -297,6 +297,7 @@ class EngineCore:
             if sequence.phase is not Phase.FINISHED:
                 self._emit_error(sequence)
                 self._finish(sequence, "error", keep=0)
+        self.cache.distrust(schedule.step)
         self.cache.advance(schedule.step)
         self.cache.settle()
 

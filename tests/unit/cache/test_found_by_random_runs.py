@@ -42,3 +42,19 @@ def test_a_change_of_strategy_reserves_slots_beside_those_of_prefill_checkpoints
     assert bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True)) == ""
     assert len(holding.spare) == 2
     bench.check()
+
+
+def test_what_an_aborted_sequence_left_in_a_step_that_fails_is_never_served() -> None:
+    for how in ("before", "half", "after"):
+        trial = EngineTrial(TrialSetup(page_size=4, step_tokens=16), random.Random(0))
+        trial.simulated._eager = lambda _: 0
+        trial.add(list(range(1, 41)), 4)
+        trial.runner.fail_steps[2] = how
+        trial.step()
+        trial.step()
+        trial.abort()
+        trial.step()
+        trial.step()
+        assert trial.core.failed_steps == 1
+        assert all(node.depth <= 16 for node in trial.cache.tree.walk())
+        trial.close()
