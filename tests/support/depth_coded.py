@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
+from mamba_server.cache.holding import Holding
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.scheduler import Schedule
+from mamba_server.engine.rows import Rows
+from mamba_server.engine.scheduler import PrefillPiece, Schedule
 
 WINDOW = 3
 VOCABULARY = 97
@@ -31,6 +34,12 @@ def fold(state: State, tokens: list[int]) -> State:
         value = (value * 1_000_003 + token + 7) % MODULUS
         window = (*window[1:], token)
     return count, value, window
+
+
+@lru_cache(maxsize=100_000)
+def after(state: State, tokens: bytes) -> State:
+    """`fold` over int32 ids, remembered: the same keys are asked for at every event."""
+    return fold(state, np.frombuffer(tokens, np.int32).tolist())
 
 
 def next_token(state: State) -> int:
@@ -50,38 +59,43 @@ def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) 
 
 
 class DepthCodedRunner:
-    """The device side; `fail_step` makes the work of chosen steps raise."""
+    """The device side; `fail_steps` makes the work of chosen steps raise, before or after it wrote."""
 
-    def __init__(self, cache: StateCache, rows: int, page_table: Callable[[int], np.ndarray]) -> None:
+    def __init__(self, cache: StateCache, rows: Rows) -> None:
         self.cache = cache
+        self.rows = rows
         self.page_size = cache.page_size
         self.states: list[State] = [POISON] * cache.arena.slabs
-        self.page_ids = np.full(
-            (max(1, cache.arena.slabs * max(1, cache.arena.pages_per_slab)), self.page_size), -1
-        )
-        self.last_token = [-1] * rows
-        self.page_table = page_table
-        self.fail_steps: set[int] = set()
+        self.page_ids = np.full((cache.arena.slabs * max(1, cache.arena.pages_per_slab), self.page_size), -1)
+        self.last_token = [-1] * rows.capacity
+        self.texts = np.zeros((rows.capacity, rows.pages.shape[1] * self.page_size), np.int32)
+        self.fail_steps: dict[int, str] = {}
+        """Step -> "before" (nothing written), "half" (the decodes alone) or "after" (everything)."""
         self.violations: list[str] = []
+        self.named: dict[int, tuple[set[int], np.ndarray]] = {}
+        """Launched step -> slots and pages that its work reads or writes."""
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
+        rows = self.rows
+        slots: set[int] = set()
+        pages: list[np.ndarray] = []
         decodes = []
-        for index, sequence in enumerate(schedule.decodes):
-            row = int(schedule.decode_rows[index])
-            depth = int(self.page_table(row)[1])
-            decodes.append(
-                (row, int(self.page_table(row)[2]), int(schedule.decode_track[index]), depth,
-                 self.page_table(row)[0], sequence.key)
-            )  # fmt: skip
+        for index, row in enumerate(schedule.decode_rows.tolist()):
+            live, track = int(rows.live[row]), int(schedule.decode_track[index])
+            own = rows.pages[row, : rows.page_count[row]].copy()
+            decodes.append((row, live, track, int(rows.depth[row]), own))
+            slots.update((live, track))
+            pages.append(own)
         pieces = []
         for piece in schedule.pieces:
             holding = piece.sequence.holding
             assert holding is not None
-            pieces.append(
-                (piece.sequence.row, piece.slot_in, piece.slot_out, piece.start, piece.stop,
-                 [(c.depth, c.slot) for c in piece.checkpoints], holding.pages[: holding.page_count].copy(),
-                 piece.sequence.tokens[: piece.stop].tolist(), piece.final)
-            )  # fmt: skip
+            own = holding.pages[: holding.page_count].copy()
+            tokens = piece.sequence.tokens[: piece.stop].copy()
+            pieces.append((piece, piece.sequence.row, own, tokens))
+            slots.update((piece.slot_in, piece.slot_out, *(each.slot for each in piece.checkpoints)))
+            pages.append(own)
+        self.named[schedule.step] = slots - {0, -1}, np.concatenate(pages)
 
         def work() -> Callable[[], StepResult]:
             try:
@@ -93,55 +107,93 @@ class DepthCodedRunner:
 
         return work
 
-    def _run(self, step, decodes, pieces) -> StepResult:
-        if step in self.fail_steps:
+    def _run(
+        self,
+        step: int,
+        decodes: list[tuple[int, int, int, int, np.ndarray]],
+        pieces: list[tuple[PrefillPiece, int, np.ndarray, np.ndarray]],
+    ) -> StepResult:
+        fault = self.fail_steps.get(step, "")
+        if fault == "before":
             raise RuntimeError("injected device failure")
-        out = []
-        for row, live, track, depth, pages, key in decodes:
-            token = self.last_token[row]
-            assert token >= 0
-            state = self.states[live]
-            assert state[0] == depth - 1, (key, state[0], depth)
-            state = fold(state, [token])
-            self._write(pages, depth - 1, [token])
-            self._check_pages(pages, depth, state, key)
-            self.states[live] = state
-            if track:
-                self.states[track] = state
-            out.append(next_token(state))
-            self.last_token[row] = out[-1]
-        for row, slot_in, slot_out, start, stop, checkpoints, pages, tokens, final in pieces:
-            state = ZERO if slot_in < 0 else self.states[slot_in]
-            assert state == fold(ZERO, tokens[:start]), ("resumed state", slot_in, start, state[0])
-            self._check_pages(pages, start, state, row)
-            at = start
-            for depth, slot in [*checkpoints, (stop, 0)]:
-                state = fold(state, tokens[at:depth])
-                at = depth
-                if slot:
-                    self.states[slot] = state
-            self._write(pages, start, tokens[start:stop])
-            self.states[slot_out] = state
-            if final:
-                out.append(next_token(state))
-                self.last_token[row] = out[-1]
+        # What follows a failed step runs on rubbish; its sequences have ended, so nothing of it may be seen.
+        trusted = step - 1 not in self.fail_steps
+        out = [self._decode(*each, trusted=trusted) for each in decodes]
+        if fault == "half":
+            raise RuntimeError("injected device failure")
+        for each in pieces:
+            sampled = self._prefill(*each, trusted=trusted)
+            if each[0].final:
+                out.append(sampled)
+        if fault:
+            raise RuntimeError("injected device failure")
         return StepResult(np.array(out, np.int32))
 
-    def _write(self, pages, start, tokens) -> None:
-        if self.cache.arena.pages_per_slab:
-            for at, token in enumerate(tokens, start):
-                self.page_ids[pages[at // self.page_size], at % self.page_size] = token
+    def _decode(
+        self, row: int, live: int, track: int, depth: int, pages: np.ndarray, *, trusted: bool
+    ) -> int:
+        token = self.last_token[row]
+        state = self.states[live]
+        self.texts[row, depth - 1] = token
+        self._write(pages, depth - 1, self.texts[row, depth - 1 : depth])
+        if trusted:
+            assert token >= 0
+            assert state[0] == depth - 1, ("live state", row, live, state[0], depth)
+            self._check_pages(pages, self.texts[row, :depth])
+        state = fold(state, [token])
+        self.states[live] = state
+        if track:
+            self.states[track] = state
+        self.last_token[row] = next_token(state)
+        return self.last_token[row]
 
-    def _check_pages(self, pages, depth, state, key) -> None:
-        if self.cache.arena.pages_per_slab and depth:
-            whole = self.page_ids[pages[: -(-depth // self.page_size)]].reshape(-1)[:depth]
-            assert fold(ZERO, whole.tolist()) == state, ("pages", key, depth)
+    def _prefill(
+        self, piece: PrefillPiece, row: int, pages: np.ndarray, tokens: np.ndarray, *, trusted: bool
+    ) -> int:
+        state = ZERO if piece.slot_in < 0 else self.states[piece.slot_in]
+        if trusted:
+            assert state == after(ZERO, tokens[: piece.start].tobytes()), ("resumed state", piece.slot_in)
+            self._check_pages(pages, tokens[: piece.start])
+        at = piece.start
+        for depth, slot in [*((each.depth, each.slot) for each in piece.checkpoints), (piece.stop, 0)]:
+            state = after(state, tokens[at:depth].tobytes())
+            at = depth
+            if slot:
+                self.states[slot] = state
+        self._write(pages, piece.start, tokens[piece.start :])
+        self.states[piece.slot_out] = state
+        self.texts[row, : piece.stop] = tokens
+        self.last_token[row] = next_token(state)
+        return self.last_token[row]
+
+    def _write(self, pages: np.ndarray, start: int, tokens: np.ndarray) -> None:
+        if self.cache.arena.pages_per_slab:
+            at = np.arange(start, start + len(tokens))
+            self.page_ids[pages[at // self.page_size], at % self.page_size] = tokens
+
+    def _check_pages(self, pages: np.ndarray, text: np.ndarray) -> None:
+        if self.cache.arena.pages_per_slab and len(text):
+            whole = self.page_ids[pages[: -(-len(text) // self.page_size)]].reshape(-1)[: len(text)]
+            assert np.array_equal(whole, text), ("pages", len(text))
+
+    # --- truth of what is kept -----------------------------------------------------------------------
 
     def check_tree(self) -> None:
         """Every checkpoint in the tree is the state of exactly its own key (P1, P2, P4)."""
-        for node in self.cache.tree.walk():
-            key = self.cache.tree.key_of(node).tolist()
-            if node.slot:
-                assert self.states[node.slot] == fold(ZERO, key), node.depth
-            if self.cache.arena.pages_per_slab:
-                assert self.page_ids[node.pages].reshape(-1).tolist() == node.tokens.tolist()
+        paged = self.cache.arena.pages_per_slab > 0
+        for root in self.cache.tree.roots.values():
+            stack = [(root, ZERO)]
+            while stack:
+                node, above = stack.pop()
+                state = after(above, node.tokens.tobytes())
+                if node.slot:
+                    assert self.states[node.slot] == state, ("checkpoint", node.depth)
+                if paged and len(node.pages):
+                    assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.tokens), "pages of node"
+                stack.extend((child, state) for child in node.children.values())
+
+    def check_ready(self, holding: Holding, known: np.ndarray) -> None:
+        """Every complete checkpoint that a running sequence keeps is the state of its own tokens."""
+        for each in holding.ready:
+            if each.depth <= len(known):
+                assert self.states[each.slot] == after(ZERO, known[: each.depth].tobytes()), "ready"

@@ -35,6 +35,7 @@ class Holding:
 
     __slots__ = (
         "depth",
+        "first_page",
         "last_step",
         "live",
         "match_node",
@@ -53,6 +54,8 @@ class Holding:
 
     def __init__(self, salt: str, live: int, spare: list[int], placement: Placement) -> None:
         self.salt = salt
+        self.first_page = b""
+        """Tokens of the first page at admission: under them the prompt counts as being computed."""
         self.live = live
         self.spare = spare
         """Tracking slots with nothing in them."""
@@ -84,6 +87,11 @@ class Holding:
             self.pages = grown
         self.pages[self.page_count : needed] = pages
         self.page_count = needed
+
+    @property
+    def reserved(self) -> int:
+        """Tracking slots of the strategy's reservation; those of prefill checkpoints leave with their commit."""
+        return len(self.spare) + len(self.ready) + sum(each.decode for each in self.pending)
 
     @property
     def tracking_slots(self) -> list[int]:

@@ -6,7 +6,7 @@ The scheduler calls it with token arrays and step numbers; it answers with slots
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.strategy import Reservation
 from mamba_server.cache.tree import Match, RadixTree
+
+NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -133,13 +135,14 @@ class StateCache:
             self.tree.touch(match.node)
         self.holdings[id(holding)] = holding
         if self.prefix_caching:
-            self._prefilling[salt, tokens[: self.page_size].tobytes()] += 1
+            holding.first_page = tokens[: self.page_size].tobytes()
+            self._prefilling[salt, holding.first_page] += 1
         return holding
 
-    def prefill_done(self, holding: Holding, tokens: Tokens) -> None:
+    def prefill_done(self, holding: Holding) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
         if self.prefix_caching:
-            key = (holding.salt, tokens[: self.page_size].tobytes())
+            key = (holding.salt, holding.first_page)
             self._prefilling[key] -= 1
             if self._prefilling[key] <= 0:
                 del self._prefilling[key]
@@ -325,6 +328,12 @@ class StateCache:
             for each in due:
                 self._retire_now(each.holding, each.tokens())
 
+    def distrust(self, step: int) -> None:
+        """The device work of `step` failed: who left the batch before that was known donates nothing."""
+        self._retiring = [
+            replace(each, tokens=lambda: NO_TOKENS) if each.fence >= step else each for each in self._retiring
+        ]
+
     @property
     def retiring(self) -> int:
         """Sequences whose memory comes back with the next fence."""
@@ -447,7 +456,7 @@ class StateCache:
         """
         wanting = []
         for holding in self.holdings.values():
-            missing = strategy.tracking_slots - len(holding.tracking_slots)
+            missing = strategy.tracking_slots - holding.reserved
             wanting.extend([holding] * max(0, missing))
         grant = self._allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
@@ -464,7 +473,7 @@ class StateCache:
 
     def _trim_tracking(self, holding: Holding) -> None:
         """Give back what the strategy does not reserve: empty slots first, then the older checkpoints."""
-        extra = len(holding.tracking_slots) - self.strategy.tracking_slots
+        extra = holding.reserved - self.strategy.tracking_slots
         while extra > 0 and holding.spare:
             self.arena.free_slot(holding.spare.pop())
             extra -= 1

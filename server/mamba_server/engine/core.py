@@ -248,6 +248,9 @@ class EngineCore:
     def _commit_cache(self, sequence: Sequence, step: int) -> None:
         holding = sequence.holding
         if holding is not None and (holding.pending or holding.match_node is not None):
+            if sequence.phase is Phase.DECODE:
+                # Under overlap a later step is launched: pages freed by this commit wait for it too (O3).
+                self.scheduler.rows.store(sequence)
             self.cache.commit(holding, sequence.known_tokens(), step)
             if holding.pages_changed:
                 holding.pages_changed = False
@@ -294,6 +297,7 @@ class EngineCore:
             if sequence.phase is not Phase.FINISHED:
                 self._emit_error(sequence)
                 self._finish(sequence, "error", keep=0)
+        self.cache.distrust(schedule.step)
         self.cache.advance(schedule.step)
         self.cache.settle()
 

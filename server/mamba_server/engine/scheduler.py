@@ -215,7 +215,7 @@ class Scheduler:
             self.prefilling.remove(sequence)
             sequence.phase = Phase.DECODE
             self.rows.load(sequence)
-            self.cache.prefill_done(holding, sequence.tokens)
+            self.cache.prefill_done(holding)
             if self.rows.left[sequence.row] > 0:
                 self.decoding.append(sequence)
                 self._dirty = True
@@ -332,7 +332,7 @@ class Scheduler:
         assert holding is not None
         if sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
-            self.cache.prefill_done(holding, sequence.tokens)
+            self.cache.prefill_done(holding)
         else:
             self.rows.store(sequence)
             if sequence in self.decoding:

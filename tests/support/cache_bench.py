@@ -1,0 +1,103 @@
+"""A bare state cache on a guarded arena, and what unit tests do with it: admit, run, end a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from guarded_arena import GuardedArena
+from mamba_server.cache import ledger
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.holding import Holding
+from mamba_server.cache.node import Tokens
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.strategy import reservation
+from mamba_server.cache.tree import RadixTree
+
+
+def ids(*parts: int | range) -> Tokens:
+    """int32 tokens of numbers and ranges."""
+    out: list[int] = []
+    for part in parts:
+        out.extend(part if isinstance(part, range) else [part])
+    return np.array(out, np.int32)
+
+
+@dataclass
+class CacheBench:
+    """`cache` with small numbers; `step` counts launched steps."""
+
+    cache: StateCache
+    step: int = 0
+
+    @classmethod
+    def make(
+        cls, *, strategy: str = "ExtraBuffer", overlap: bool = True, slabs: int = 16, per_slab: int = 4,
+        page_size: int = 4, interval: int = 8, cap: int = 4, prefix_caching: bool = True, policy: str = "LRU",
+    ) -> CacheBench:  # fmt: skip
+        return cls(
+            StateCache(
+                GuardedArena(slabs, per_slab), RadixTree(page_size, Eviction(policy)),
+                reservation(strategy, overlap=overlap), track_interval=interval, cap=cap,
+                prefix_caching=prefix_caching,
+            )
+        )  # fmt: skip
+
+    @property
+    def arena(self) -> GuardedArena:
+        assert isinstance(self.cache.arena, GuardedArena)
+        return self.cache.arena
+
+    def admit(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> Holding | None:
+        match = self.cache.match(tokens, salt, self.step + 1)
+        return self.cache.admit(tokens, salt, match, len(tokens), boundary)
+
+    def launch(self, holding: Holding, depth: int) -> int:
+        """A prefill step up to `depth`, launched and not complete."""
+        self.step += 1
+        self.cache.plan_prefill(holding, depth, self.step)
+        self.cache.launched(holding, depth, self.step)
+        return self.step
+
+    def decode(self, holding: Holding) -> int:
+        """A decode step, launched and not complete; False in `extend` is the caller's business."""
+        self.step += 1
+        depth = holding.depth + 1
+        assert self.cache.extend(holding, depth)
+        if depth % self.cache.track_interval == 0:
+            self.cache.plan_decode(holding, self.step)
+        self.cache.launched(holding, depth, self.step)
+        return self.step
+
+    def commit(self, holding: Holding, tokens: Tokens, step: int | None = None) -> None:
+        step = self.step if step is None else step
+        self.cache.advance(step)
+        self.cache.commit(holding, tokens, step)
+        self.check()
+
+    def prefill(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> Holding:
+        """Admit, compute the whole prompt in one step, commit."""
+        holding = self.admit(tokens, salt=salt, boundary=boundary)
+        assert holding is not None
+        self.launch(holding, len(tokens))
+        self.cache.prefill_done(holding)
+        self.commit(holding, tokens)
+        return holding
+
+    def serve(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> None:
+        """A prompt without output, from start to end."""
+        self.cache.retire(self.prefill(tokens, salt=salt, boundary=boundary), lambda: tokens)
+        self.check()
+
+    def check(self) -> None:
+        ledger.check(self.cache)
+
+    def checkpoints(self, tokens: Tokens, salt: str = "") -> list[int]:
+        """Depths of the checkpoints on the path of `tokens`."""
+        out = []
+        for node in self.cache.tree.walk():
+            key = self.cache.tree.key_of(node)
+            if node.slot and node.salt == salt and np.array_equal(key, tokens[: len(key)]):
+                out.append(node.depth)
+        return sorted(out)

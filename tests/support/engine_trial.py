@@ -1,0 +1,256 @@
+"""One engine with the depth-coded model under arbitrary events, checked after each of them.
+
+The state machine and the long random runs drive it; `close` proves that every token is the one served alone,
+that nothing leaked and that nothing hangs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from depth_coded import VOCABULARY, DepthCodedRunner, oracle
+from guarded_arena import GuardedArena
+from mamba_server.cache import ledger
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.strategy import reservation
+from mamba_server.cache.tree import RadixTree
+from mamba_server.engine.core import EngineCore
+from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
+from mamba_server.engine.rows import Rows
+from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.wire import AbortRequest, AddRequest, SamplingParams, StopSequence
+
+STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
+LONGEST = 1024
+
+
+@dataclass(frozen=True)
+class TrialSetup:
+    """One engine. `refusals`: chance that an allocation is refused; `faults`: that a step fails."""
+
+    strategy: str = "ExtraBuffer"
+    overlap: bool = True
+    page_size: int = 4
+    pages_per_slab: int = 2
+    chunk: int = 16
+    slabs: int = 16
+    rows: int = 4
+    cap: int = 4
+    intervals: int = 1
+    """Track interval in pages."""
+    step_tokens: int = 64
+    policy: str = "LRU"
+    refusals: float = 0.0
+    faults: float = 0.0
+
+    @staticmethod
+    def random(rng: random.Random, strategy: str, *, overlap: bool) -> TrialSetup:
+        page_size, chunk = rng.choice([1, 4, 16, 64]), rng.choice([16, 64, 128])
+        per_slab = rng.choice([0, 1, 2, 5])
+        return TrialSetup(
+            strategy, overlap, page_size, per_slab, chunk,
+            slabs=rng.randint(6, 24) + (0 if page_size > 4 else rng.choice([0, 40])),
+            rows=rng.randint(1, 6), cap=rng.choice([1, 2, 4]), intervals=rng.choice([1, 2, 4]),
+            step_tokens=rng.choice([chunk, 2 * chunk, 1000]), policy=rng.choice(["LRU", "RecomputeCost"]),
+            refusals=rng.choice([0.0, 0.1, 0.3]), faults=rng.choice([0.0, 0.0, 0.05]),
+        )  # fmt: skip
+
+
+class EngineTrial:
+    """Events are its methods; each ends with `check`."""
+
+    def __init__(self, setup: TrialSetup, rng: random.Random) -> None:
+        self.setup, self.rng = setup, rng
+        self.calm = False
+        self.arena = GuardedArena(setup.slabs, setup.pages_per_slab, self._refuse)
+        self.cache = StateCache(
+            self.arena,
+            RadixTree(setup.page_size, Eviction(setup.policy)),
+            reservation(setup.strategy, overlap=setup.overlap),
+            track_interval=setup.page_size * setup.intervals,
+            cap=setup.cap,
+        )
+        rows = Rows(setup.rows, -(-LONGEST // setup.page_size))
+        limits = Limits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
+        self.runner = DepthCodedRunner(self.cache, rows)
+        self.arena.in_flight = self.runner.named
+        self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
+        stream = self.simulated if setup.overlap else InlineStream()
+        self.core = EngineCore(
+            Scheduler(self.cache, limits, rows), stream, self.runner,
+            overlap=setup.overlap, eos_token_ids=frozenset({0}),
+        )  # fmt: skip
+        self.wanted: dict[tuple[str, int], tuple[list[int], SamplingParams]] = {}
+        self.got: dict[tuple[str, int], list[int]] = {}
+        self.ended: dict[tuple[str, int], str] = {}
+        self.count = 0
+
+    def _refuse(self, _: object) -> bool:
+        return not self.calm and self.rng.random() < self.setup.refusals
+
+    # --- events --------------------------------------------------------------------------------------
+
+    def add(
+        self, prompt: list[int], outputs: int, *, n: int = 1, priority: int = 0, salt: str = "",
+        boundary: int = 0, ignore_eos: bool = True,
+    ) -> bool:  # fmt: skip
+        name = f"r{self.count}"
+        self.count += 1
+        params = SamplingParams(max_tokens=outputs, ignore_eos=ignore_eos)
+        rejected = self.core.add(
+            AddRequest(name, prompt, params, n=n, priority=priority, cache_salt=salt, turn_boundary=boundary)
+        )
+        if rejected is None:
+            self.wanted.update({(name, index): (prompt, params) for index in range(n)})
+        self.check()
+        return rejected is None
+
+    def abort(self) -> None:
+        if self.core.sequences:
+            name = self.rng.choice(list(self.core.sequences))
+            self.core.abort(AbortRequest(name))
+            for key in self.wanted:
+                if key[0] == name:
+                    self.ended.setdefault(key, "abort")
+        self.check()
+
+    def stop_string(self) -> None:
+        going = [key for key in self.got if key not in self.ended and self.got[key]]
+        if going:
+            key = self.rng.choice(going)
+            self.core.stop(StopSequence(*key, self.rng.randint(0, len(self.got[key]))))
+            self.ended[key] = "stop string"
+        self.check()
+
+    def preempt(self) -> None:
+        running = [*self.core.scheduler.prefilling, *self.core.scheduler.decoding]
+        if running:
+            self.core.scheduler.preempt(self.rng.choice(running))
+        self.check()
+
+    def flush(self) -> None:
+        self.cache.flush()
+        self.check()
+
+    def change_strategy(self, name: str) -> None:
+        self.core.change_strategy(name)
+        self.check()
+
+    def complete_fences(self, count: int) -> None:
+        """Let launched steps finish on the device before anyone waits for them."""
+        self.simulated.complete(count)
+        self.check()
+
+    def fail_next_step(self) -> None:
+        how = self.rng.choice(["before", "half", "after"])
+        self.runner.fail_steps[self.core.step_number + 1] = how
+
+    def step(self) -> None:
+        if not self.calm and self.rng.random() < self.setup.faults:
+            self.fail_next_step()
+        for delta in self.core.step():
+            key = (delta.request_id, delta.index)
+            assert key not in self.ended, "a token after the end"
+            self.got.setdefault(key, []).extend(delta.token_ids)
+            if delta.finish_reason:
+                self.ended[key] = delta.finish_reason
+        assert not self.runner.violations, self.runner.violations[0]
+        self.check()
+
+    # --- what must hold ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The ledger, the truth of every checkpoint, and what the scheduler promises."""
+        ledger.check(self.cache)
+        self.runner.check_tree()
+        core, strategy = self.core, self.cache.strategy
+        assert len(core._launched) <= int(self.setup.overlap), "O6"
+        for sequence in core.scheduler.waiting:
+            assert sequence.holding is None, "W9"
+            assert sequence.row == -1, "W9"
+        for sequence in [*core.scheduler.prefilling, *core.scheduler.decoding]:
+            holding = sequence.holding
+            assert holding is not None
+            self.runner.check_ready(holding, sequence.known_tokens())
+            writing = sum(each.decode for each in holding.pending)
+            tracking = len(holding.spare) + len(holding.ready) + writing
+            assert tracking >= strategy.tracking_slots, "the reservation of a running sequence"
+            if strategy.borrows and not writing:
+                assert tracking == 1, "L2"
+        for node in self.cache.tree.walk():
+            assert node.depth % self.setup.page_size == 0, "P5"
+            if node.slot and not node.state_lock:
+                assert node.produced_step <= self.arena.completed, "O7"
+
+    def close(self) -> int:
+        """Let it run dry, check every answer and that nothing leaked. The number of engine steps."""
+        self.calm = True
+        for _ in range(5000):
+            if self.core.idle:
+                break
+            self.step()
+        assert self.core.idle, "the engine hangs"
+        assert not self.cache.holdings
+        assert not self.cache._prefilling, "a prefill that never ends is remembered"
+        assert not self.core.sequences
+        assert self.core.scheduler.rows.free == self.setup.rows
+        self._check_answers()
+        self.cache.flush()
+        ledger.check(self.cache)
+        account = ledger.account(self.cache)
+        assert account.slots_free == account.slots_total, "memory leaked"
+        assert not self.cache.tree.roots
+        return self.core.step_number
+
+    def _check_answers(self) -> None:
+        for key, (prompt, params) in self.wanted.items():
+            tokens = self.got.get(key, [])
+            stop = frozenset() if params.ignore_eos else frozenset({0})
+            alone = oracle(prompt, params.max_tokens, stop)
+            assert tokens == alone[: len(tokens)], key
+            reason = self.ended.get(key)
+            assert reason, f"{key} was lost"
+            if reason in {"stop", "length"}:
+                assert tokens == alone, key
+
+
+def drive(seed: int, strategy: str, *, overlap: bool, events: int = 150) -> EngineTrial:
+    """One random engine under random load, closed; everything follows from the arguments."""
+    rng = random.Random(f"{seed} {strategy} {overlap}")
+    trial = EngineTrial(TrialSetup.random(rng, strategy, overlap=overlap), rng)
+    longest = rng.choice([20, 90, 300])
+    stems = [np.array([rng.randrange(1, VOCABULARY) for _ in range(rng.randint(1, longest))]) for _ in "abc"]
+    for _ in range(events):
+        _act(trial, rng, stems)
+        trial.step()
+    trial.close()
+    return trial
+
+
+def _act(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> None:
+    kind = rng.random()
+    if kind < 0.35 and len(trial.core.sequences) < 12:
+        stem = rng.choice(stems).tolist()
+        tail = [rng.randrange(1, VOCABULARY) for _ in range(rng.choice([0, 1, 3, 20]))]
+        prompt = stem[: rng.randint(1, len(stem))] + tail
+        trial.add(
+            prompt, rng.choice([1, 2, 9, 40, 90]), n=rng.choice([1, 1, 1, 3]), priority=rng.choice([0, 0, 1]),
+            salt=rng.choice(["", "", "x"]), boundary=rng.choice([0, len(prompt) // 2]),
+            ignore_eos=rng.random() < 0.5,
+        )  # fmt: skip
+    elif kind < 0.40:
+        trial.abort()
+    elif kind < 0.44:
+        trial.stop_string()
+    elif kind < 0.48:
+        trial.preempt()
+    elif kind < 0.49:
+        trial.flush()
+    elif kind < 0.52:
+        trial.change_strategy(rng.choice(STRATEGIES))
+    elif kind < 0.56:
+        trial.complete_fences(rng.randint(1, 2))
