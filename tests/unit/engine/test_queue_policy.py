@@ -67,9 +67,7 @@ def test_a_higher_priority_goes_first_and_a_lower_one_is_not_starved() -> None:
     assert 50 / (2 * (PRIORITY_FACTOR + 1)) <= low <= 50 / (PRIORITY_FACTOR - 1)
 
 
-def test_the_longest_resumable_prefix_first_but_the_oldest_is_passed_over_a_bounded_number_of_times() -> (
-    None
-):
+def test_the_longest_resumable_prefix_goes_first_and_the_oldest_is_passed_over_only_so_often() -> None:
     queue = WaitingQueue()
     queue.push(make(0))
     for order in range(1, 20):
