@@ -52,6 +52,9 @@ def collect(core: EngineCore) -> EngineStats:
         "kv_usage": _kv_usage(account),
     }
     gauges.update({f"slabs{{owner={owner}}}": count for owner, count in slots.items()})
+    gauges.update(
+        {f"slots{{owner={owner}}}": slots[owner] for owner in ("live", "tracking", "cached", "fenced")}
+    )
     gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
     times = core.drain_step_times()
     return EngineStats(counters, gauges, times.seconds, times.batch_sizes)
