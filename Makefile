@@ -3,7 +3,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
-PACKAGES := operator server kernels tests benchmarks scripts training
+WORKERS ?= 2
 
 .PHONY: help setup demo test lint types props kube e2e bench docs crds lock format
 
@@ -16,8 +16,8 @@ setup: ## make .venv from the lock file
 demo: setup ## serve the shipped model on this machine and talk to it (ONCE=1 ends by itself)
 	@$(PY) -m mamba_cli up examples/01-quick-start/mamba.yaml --demo $(if $(ONCE),--once)
 
-test: setup ## every test that needs neither root nor a GPU, a real control plane included
-	@$(PYTEST) -m "not gpu and not e2e"
+test: setup ## every test that needs neither root nor a GPU, a real control plane included (WORKERS=1: one by one)
+	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu and not e2e"
 
 lint: setup ## ruff and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
