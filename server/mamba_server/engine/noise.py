@@ -7,15 +7,16 @@ sampler only.
 import torch
 
 _GOLDEN = -1640531527  # 2**32 / golden ratio, odd, as int32
+BLOCK_ELEMENTS = 1 << 17
+"""Noise made at once: half a megabyte, so that the passes of the hash run in the cache."""
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     """The finalizer of MurmurHash3 (public domain, A. Appleby), in place on int32: a bijection."""
-    x ^= (x >> 16) & 0xFFFF
-    x *= -2048144789  # 0x85EBCA6B
-    x ^= (x >> 13) & 0x7FFFF
-    x *= -1028477387  # 0xC2B2AE35
-    x ^= (x >> 16) & 0xFFFF
+    for shift, low_bits, factor in ((16, 0xFFFF, -2048144789), (13, 0x7FFFF, -1028477387), (16, 0xFFFF, 1)):
+        x ^= (x >> shift).bitwise_and_(low_bits)
+        if factor != 1:
+            x *= factor  # 0x85EBCA6B, 0xC2B2AE35
     return x
 
 
@@ -29,16 +30,25 @@ def seed_words(seed: int) -> tuple[int, int]:
     return low - (1 << 32 if low >> 31 else 0), high - (1 << 32 if high >> 31 else 0)
 
 
-def gumbel(words: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise [R, K], float32, finite.
+def scatter_tokens(vocab_size: int, device: torch.device) -> torch.Tensor:
+    """[vocab] int32: every token id mixed once, so that keys of neighbouring ids have nothing in common."""
+    return _mix(torch.arange(vocab_size, dtype=torch.int32, device=device).mul_(_GOLDEN))
 
-    words: [R, 2] int32 from `seed_words`; positions: [R] int32; tokens: [R, K] or [1, K] int32 token ids.
+
+def gumbel(words: torch.Tensor, positions: torch.Tensor, scattered: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise [R, vocab], float32, finite.
+
+    words: [R, 2] int32 from `seed_words`; positions: [R] int32; scattered: [vocab] from `scatter_tokens`.
     argmax(logits + gumbel) is a sample of softmax(logits) (Gumbel-max).
     """
     first = _mix(words[:, 0] ^ (positions * _GOLDEN))
     second = _mix(words[:, 1] + first)
-    bits = _mix((tokens * _GOLDEN) ^ first[:, None])
-    bits = _mix(bits.add_(second[:, None]))
-    # 23 bits and a half: exactly representable and strictly between 0 and 1.
-    uniform = ((bits >> 9) & 0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_()
+    noise = torch.empty(len(words), len(scattered), dtype=torch.float32, device=words.device)
+    rows = max(1, BLOCK_ELEMENTS // len(scattered))
+    for begin in range(0, len(words), rows):
+        part = slice(begin, begin + rows)
+        bits = _mix((scattered ^ first[part, None]).add_(second[part, None]))
+        # 23 bits and a half: exactly representable and strictly between 0 and 1.
+        uniform = noise[part].copy_((bits >> 9).bitwise_and_(0x7FFFFF)).add_(0.5).mul_(2.0**-23)
+        uniform.log_().neg_().log_().neg_()
+    return noise

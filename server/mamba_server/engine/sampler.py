@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
-from mamba_server.engine.noise import gumbel
+from mamba_server.engine.noise import gumbel, scatter_tokens
 from mamba_server.engine.sampling_batch import Filter, Penalties, SamplingBatch, SamplingRow, TokenEntries
 from mamba_server.wire import SamplingParams
 
 Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
+
+SORTED_VOCAB = 1 << 14
+"""Vocabularies up to this size are sorted for `top_p`; beyond it two histograms are quicker."""
 
 _ONE_BITS = 0x3F800000
 """float32 1.0 as an integer: non-negative floats are ordered as their bits."""
@@ -59,7 +62,7 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int] = ()) -> None:
         self.vocab_size, self.device = vocab_size, device
         self._eos = tuple(eos_token_ids)
-        self._tokens = torch.arange(vocab_size, dtype=torch.int32, device=device)[None]
+        self._scattered = scatter_tokens(vocab_size, device)
         self._serial = itertools.count()
         self._rows = 0
         self._free: list[int] = []
@@ -132,7 +135,7 @@ class Sampler:
             _apply(logits, batch.top_k, lambda part, k: _top_k(part, k, batch.top_k_max))
         if batch.top_p is not None:
             _apply(logits, batch.top_p, _top_p)
-        return logits.add_(gumbel(batch.words, positions, self._tokens)).argmax(-1)
+        return logits.add_(gumbel(batch.words, positions, self._scattered)).argmax(-1)
 
     def _penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
         self._meet(penalties.owners)
@@ -224,16 +227,42 @@ def _top_k(logits: torch.Tensor, k: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _top_p(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """The most likely tokens whose probabilities first reach `mass`; equals of the last one stay too.
+    """The most likely tokens whose probabilities first reach `mass`; equals of the last one stay too."""
+    if logits.shape[1] <= SORTED_VOCAB:
+        probabilities = logits.softmax(-1)
+        ranked = probabilities.sort(-1, descending=True).values
+        reached = ranked.cumsum(-1, dtype=torch.float64) < mass
+        last = reached.sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
+        return probabilities >= ranked.gather(1, last)
+    parts = zip(logits.split(1), mass.split(1), strict=True)  # one row's arrays stay in the cache
+    return torch.cat([_nucleus(row, share) for row, share in parts])
 
-    No sort: the threshold is found by bisection over the bits of float32, in a fixed number of passes.
+
+def _nucleus(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """As `_top_p`, without the sort that a large vocabulary makes dear.
+
+    Non-negative floats are ordered as their bits: two histograms of probability mass, one over the upper and
+    one over the lower half of the bits, find the threshold exactly.
     """
     probabilities = logits.softmax(-1)
-    low = torch.zeros_like(mass, dtype=torch.int32)  # always enough mass
-    high = torch.full_like(low, _ONE_BITS + 1)  # never
-    for _ in range(_ONE_BITS.bit_length()):
-        middle = (low + high) >> 1
-        kept = probabilities.where(probabilities >= middle.view(torch.float32), 0)
-        enough = kept.sum(-1, keepdim=True, dtype=torch.float64) >= mass
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    return probabilities >= low.view(torch.float32)
+    wide = probabilities.double()
+    bits = probabilities.view(torch.int32)
+    upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()
+    none = torch.zeros_like(mass, dtype=torch.float64)
+    bucket, beyond = _lowest_bucket(upper, wide, none, mass, (_ONE_BITS >> 16) + 1)
+    inside = wide.masked_fill_(upper != bucket, 0)
+    place, _ = _lowest_bucket(lower, inside, beyond, mass, 1 << 16)
+    return bits >= (bucket << 16) + place
+
+
+def _lowest_bucket(
+    index: torch.Tensor, weight: torch.Tensor, beyond: torch.Tensor, mass: torch.Tensor, buckets: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Highest bucket from which on upwards the weights, with those `beyond`, reach `mass`; weight above it.
+
+    index, weight: [r, vocab]; beyond, mass: [r, 1]. Both results are [r, 1].
+    """
+    totals = weight.new_zeros(len(index), buckets + 1).scatter_add_(1, index, weight)
+    tail = totals.flip(-1).cumsum(-1).flip(-1).add_(beyond)  # tail[b]: weight of buckets >= b
+    found = (tail[:, :-1] >= mass).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
+    return found, tail.gather(1, found + 1)

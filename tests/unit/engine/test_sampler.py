@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mamba_kernels.no_sync import no_sync
-from mamba_server.engine.sampler import SampledTokens, Sampler, score_tokens
+from mamba_server.engine.sampler import SampledTokens, Sampler, _top_p, score_tokens
 from mamba_server.wire import SamplingParams
 
 CPU = torch.device("cpu")
@@ -146,6 +146,24 @@ def test_truncation_leaves_exactly_the_tokens_of_its_definition(
     probabilities = (logits / hot["temperature"]).softmax(-1)
     share = probabilities / sum(probabilities[token] for token in expected)
     assert {token for token in expected if share[token] > 1e-3} <= seen
+
+
+@pytest.mark.parametrize("vocab", [1000, 40_000])
+@pytest.mark.parametrize("mass", [1e-7, 0.1, 0.5, 0.9, 0.999, 1 - 1e-6])
+def test_the_nucleus_is_the_smallest_set_of_that_mass_by_sort_and_by_histogram(
+    vocab: int, mass: float
+) -> None:
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    logits[1] = logits[1].round()  # many equals
+    logits[2, 5] = 40.0  # one token has all the mass
+    kept = _top_p(logits.clone(), torch.full((3, 1), mass))
+    probabilities = logits.softmax(-1).double()
+    for row in range(3):
+        inside = probabilities[row][kept[row]]
+        assert inside.sum() >= mass - 1e-6
+        beyond_the_last = inside[inside > inside.min()].sum()
+        assert beyond_the_last < mass + 1e-6
+        assert not (~kept[row] & (probabilities[row] >= inside.min())).any()
 
 
 def test_rows_with_and_without_a_filter_do_not_disturb_each_other(
