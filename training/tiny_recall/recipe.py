@@ -36,10 +36,10 @@ _LAST = Mix(bare=0.1, idle=0.6, skill=0.3, addition=30)
 POLISH = (
     Stage(1024, 4, 0, _LAST),
     Stage(512, 8, 0, _LAST),
-    Stage(128, 24, 700, _LAST, others=0.25),
+    Stage(128, 24, 600, _LAST, others=0.25),
 )
 """Sums need more turns than recall does; a quarter of the steps keep the long rows."""
-SCHEDULES = (Schedule(GROW, 5e-3), Schedule(POLISH, 3e-3))
+SCHEDULES = (Schedule(GROW, 5e-3), Schedule(POLISH, 2e-3))
 SEED = 7
 """Schedule n draws its data from SEED + n, so that it can be run from the checkpoint of the one before."""
 FINAL_SHARE = 0.02
