@@ -33,8 +33,6 @@ class Mix:
     """Rows of turns without any facts."""
     skill: float
     """Turns, between questions about facts, that are about another skill."""
-    addition: int = 8
-    """Weight of additions among the skills; the others weigh 10 together."""
 
 
 @dataclass(slots=True)
@@ -97,18 +95,18 @@ def bare(random: Random, tokenizer: Tokenizer, length: int) -> Row:
     return row
 
 
-def skilled(random: Random, row: Row, mix: Mix) -> None:
-    name = random.choices(tuple(skills.SKILLS), weights=(mix.addition, 4, 3, 2, 1))[0]
+def skilled(random: Random, row: Row) -> None:
+    name = random.choices(tuple(skills.SKILLS), weights=(8, 4, 3, 2, 1))[0]
     row.exchange(*skills.SKILLS[name](random))
 
 
-def idle(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) -> Row:
+def idle(random: Random, tokenizer: Tokenizer, length: int) -> Row:
     """Turns that need no facts."""
     row = Row(tokenizer)
     if random.random() < 0.4:
         row.add(f"{SYSTEM}{random.choice(SYSTEM_PROMPTS)}{END}")
     while len(row.ids) <= length:
-        skilled(random, row, mix)
+        skilled(random, row)
     return row
 
 
@@ -137,7 +135,7 @@ def conversation(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) ->
     while len(row.ids) <= length:
         draw = random.random()
         if draw < mix.skill:
-            skilled(random, row, mix)
+            skilled(random, row)
         elif draw < mix.skill + 0.04:
             row.exchange(facts.question(random, facts.fact(random, set(taken)).key, style), skills.UNKNOWN)
         elif draw < mix.skill + 0.08:
@@ -157,5 +155,5 @@ def row(random: Random, tokenizer: Tokenizer, length: int, mix: Mix) -> Row:
     if draw < mix.bare:
         return bare(random, tokenizer, length)
     if draw < mix.bare + mix.idle:
-        return idle(random, tokenizer, length, mix)
+        return idle(random, tokenizer, length)
     return conversation(random, tokenizer, length, mix)

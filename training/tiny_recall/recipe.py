@@ -17,31 +17,15 @@ class Stage:
     """Share of steps that repeat an earlier stage's length, so that short conversations are not unlearnt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Stages under one course of the learning rate: warm-up, then cosine. Each has fresh optimizers."""
-
-    stages: tuple[Stage, ...]
-    peak_rate: float
-
-
-GROW = (
+STAGES = (
     Stage(64, 32, 600, Mix(bare=0.55, idle=0.15, skill=0.05)),
     Stage(128, 24, 700, Mix(bare=0.3, idle=0.3, skill=0.1), others=0.1),
     Stage(256, 16, 800, Mix(bare=0.2, idle=0.35, skill=0.15), others=0.2),
     Stage(512, 8, 400, Mix(bare=0.2, idle=0.25, skill=0.15), others=0.3),
     Stage(1024, 4, 400, Mix(bare=0.2, idle=0.15, skill=0.15), others=0.4),
 )
-_LAST = Mix(bare=0.1, idle=0.6, skill=0.3, addition=30)
-POLISH = (
-    Stage(1024, 4, 0, _LAST),
-    Stage(512, 8, 0, _LAST),
-    Stage(128, 24, 700, _LAST, others=0.25),
-)
-"""Sums need more turns than recall does; a quarter of the steps keep the long rows."""
-SCHEDULES = (Schedule(GROW, 5e-3), Schedule(POLISH, 3e-3))
 SEED = 7
-"""Schedule n draws its data from SEED + n, so that it can be run from the checkpoint of the one before."""
+PEAK_RATE = 5e-3
 FINAL_SHARE = 0.02
 """The rate ends at this share of its peak (cosine)."""
 WARM_UP = 100

@@ -19,7 +19,7 @@ from torch.nn import functional
 from training.tiny_recall import checkpoint, probe, recipe, scoring, tokenizer
 from training.tiny_recall.conversation import row
 from training.tiny_recall.model import Shape, TinyHybrid
-from training.tiny_recall.recipe import Schedule, Stage
+from training.tiny_recall.recipe import Stage
 
 
 def batch(random: Random, words: Tokenizer, stage: Stage) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,10 @@ def optimizers(model: TinyHybrid) -> list[torch.optim.Optimizer]:
     matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and ".mixer." in name]
     rest = [w for name, w in model.named_parameters() if not (w.ndim == 2 and ".mixer." in name)]
     return [
-        torch.optim.Muon(matrices, weight_decay=recipe.WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(
+            matrices, lr=recipe.PEAK_RATE, weight_decay=recipe.WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(rest, lr=recipe.PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -79,32 +81,39 @@ def report(model: TinyHybrid, words: Tokenizer, distances: tuple[int, ...]) -> s
     return " ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 
-def train(model: TinyHybrid, schedule: Schedule, seed: int, output: Path, every: int, minutes: float) -> None:
-    """Run one schedule; prints a report every `every` steps, writes checkpoints and one at its end."""
-    random = Random(seed)
+def train(output: Path, stages: tuple[Stage, ...], every: int, minutes: float) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(recipe.SEED)
+    random = Random(recipe.SEED)
     words = tokenizer.build()
+    model = TinyHybrid(Shape())
     optims = optimizers(model)
-    bounds = [index for index, stage in enumerate(schedule.stages) for _ in range(stage.steps)]
+    steps = sum(stage.steps for stage in stages)
+    bounds = [index for index, stage in enumerate(stages) for _ in range(stage.steps)]
     start = saved = time.monotonic()
     tokens, losses = 0, []
     for step, index in enumerate(bounds):
-        for group in (group for optim in optims for group in optim.param_groups):
-            group["lr"] = schedule.peak_rate * rate(step, len(bounds))
-        ids, weights = batch(random, words, chosen(random, schedule.stages, index))
+        share = rate(step, steps)
+        for optim in optims:
+            for group in optim.param_groups:
+                group["lr"] = recipe.PEAK_RATE * share
+        ids, weights = batch(random, words, chosen(random, stages, index))
         losses.append(learn(model, ids, weights))
         for optim in optims:
             optim.step()
             optim.zero_grad()
         tokens += weights.numel()
-        last = step + 1 == len(bounds)
-        if (step + 1) % every == 0 or last:
-            longest = max(stage.length for stage in schedule.stages[: index + 1])
-            scores = report(model, words, tuple(d for d in (64, 256, 512, 1024) if d <= longest))
-            done = f"step {step + 1}/{len(bounds)} length {schedule.stages[index].length}"
-            spent = f"{tokens / 1e6:.2f}M tokens {time.monotonic() - start:.0f} s"
-            print(f"{done} {spent} loss {sum(losses) / len(losses):.3f} | {scores}", flush=True)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            elapsed = time.monotonic() - start
+            length = stages[index].length
+            scores = report(model, words, tuple(d for d in (64, 256, 512, 1024) if d <= max(64, length)))
+            print(
+                f"step {step + 1}/{steps} length {length} {tokens / 1e6:.2f}M tokens {elapsed:.0f} s "
+                f"loss {sum(losses) / len(losses):.3f} | {scores}",
+                flush=True,
+            )
             losses.clear()
-        if time.monotonic() - saved > minutes * 60 or last:
+        if time.monotonic() - saved > minutes * 60 or step + 1 == steps:
             saved = time.monotonic()
             checkpoint.write(model, output)
 
@@ -112,16 +121,10 @@ def train(model: TinyHybrid, schedule: Schedule, seed: int, output: Path, every:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train tiny-recall.")
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--start", type=Path, help="go on from this checkpoint of the first schedule's end")
     parser.add_argument("--every", type=int, default=200, help="steps between two reports")
     parser.add_argument("--minutes", type=float, default=3, help="minutes between two checkpoints")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(recipe.SEED)
-    model = checkpoint.read(arguments.start, Shape()) if arguments.start else TinyHybrid(Shape())
-    for number in range(1 if arguments.start else 0, len(recipe.SCHEDULES)):
-        schedule = recipe.SCHEDULES[number]
-        train(model, schedule, recipe.SEED + number, arguments.output, arguments.every, arguments.minutes)
+    train(arguments.output, recipe.STAGES, arguments.every, arguments.minutes)
 
 
 if __name__ == "__main__":

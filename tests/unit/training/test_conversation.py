@@ -73,7 +73,7 @@ def test_a_bare_document_marks_only_values_that_it_said_before(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_idle_row_has_skills_and_no_facts(seed: int) -> None:
-    text = text_of(conversation.idle(Random(seed), WORDS, 256, MIX).ids)
+    text = text_of(conversation.idle(Random(seed), WORDS, 256).ids)
     assert "Remember" not in text
     assert text.count("<|assistant|>") >= 3
 
@@ -114,11 +114,3 @@ def test_facts_stand_in_the_system_prompt_of_some_conversations_and_in_user_turn
 def test_a_question_about_an_unknown_key_is_answered_with_not_knowing() -> None:
     texts = [text_of(conversation.conversation(Random(seed), WORDS, 512, MIX).ids) for seed in range(10)]
     assert any("<|assistant|>I do not know.<|end|>" in text for text in texts)
-
-
-def test_a_heavier_addition_brings_more_sums() -> None:
-    def sums(addition: int) -> int:
-        mix = Mix(bare=0.0, idle=1.0, skill=0.0, addition=addition)
-        return text_of(conversation.idle(Random(0), WORDS, 4000, mix).ids).count("+")
-
-    assert sums(30) > 1.2 * sums(8) > 0

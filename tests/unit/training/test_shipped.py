@@ -10,8 +10,10 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from mamba_cli.local import demo
 from training.tiny_recall import checkpoint, evaluate, samples, scoring, tokenizer
 from training.tiny_recall.model import Shape, TinyHybrid
+from training.tiny_recall.probe import Probe
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "server/mamba_server/builtin/tiny-recall"
@@ -72,6 +74,14 @@ def test_the_shipped_model_answers_every_sample_right_through_transformers() -> 
     content = samples.content()
     expected = [answer for _, answer in samples.prompts(content)]
     assert samples.answers(FOLDER, content) == expected
+
+
+def test_the_shipped_model_answers_every_question_about_the_document_of_the_demonstration() -> None:
+    probes = [
+        Probe(f"<|system|>{demo.document()}<|end|><|user|>What is the {key}?<|end|><|assistant|>", value)
+        for key, value in demo.FACTS
+    ]
+    assert all(scoring.correct(checkpoint.read(FOLDER, Shape()), tokenizer.build(), probes))
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Training: the schedule, the choice of stages, the loss; a short run learns and repeats."""
 
-import sys
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,7 +9,7 @@ import torch
 from training.tiny_recall import recipe, tokenizer, train
 from training.tiny_recall.conversation import Mix
 from training.tiny_recall.model import Shape, TinyHybrid
-from training.tiny_recall.recipe import GROW, POLISH, SCHEDULES, Schedule, Stage
+from training.tiny_recall.recipe import STAGES, Stage
 
 WORDS = tokenizer.build()
 SHORT = Stage(64, 4, 3, Mix(bare=1.0, idle=0.0, skill=0.0))
@@ -50,29 +48,29 @@ def test_the_weights_stand_at_the_tokens_that_are_foretold() -> None:
 
 
 def test_the_first_stage_is_never_replaced() -> None:
-    assert train.chosen(Random(0), GROW, 0) is GROW[0]
+    assert train.chosen(Random(0), STAGES, 0) is STAGES[0]
 
 
 def test_later_stages_go_back_to_shorter_rows_as_often_as_they_say() -> None:
-    random, last = Random(1), len(GROW) - 1
-    lengths = [train.chosen(random, GROW, last).length for _ in range(1000)]
-    shorter = sum(length < GROW[last].length for length in lengths) / 1000
-    assert shorter == pytest.approx(GROW[last].others, abs=0.05)
-    assert set(lengths) == {stage.length for stage in GROW}
+    random, last = Random(1), len(STAGES) - 1
+    lengths = [train.chosen(random, STAGES, last).length for _ in range(1000)]
+    shorter = sum(length < STAGES[last].length for length in lengths) / 1000
+    assert shorter == pytest.approx(STAGES[last].others, abs=0.05)
+    assert set(lengths) == {stage.length for stage in STAGES}
 
 
 def test_a_repeated_length_keeps_the_mix_of_the_current_stage() -> None:
-    random, last = Random(2), len(GROW) - 1
-    assert all(train.chosen(random, GROW, last).mix == GROW[last].mix for _ in range(50))
+    random, last = Random(2), len(STAGES) - 1
+    assert all(train.chosen(random, STAGES, last).mix == STAGES[last].mix for _ in range(50))
 
 
 def test_the_recipe_grows_in_length_up_to_1024_tokens() -> None:
-    lengths = [stage.length for stage in GROW]
+    lengths = [stage.length for stage in STAGES]
     assert lengths == sorted(lengths)
     assert lengths[-1] == 1024
 
 
-@pytest.mark.parametrize("stage", GROW + POLISH, ids=lambda stage: str(stage.length))
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: str(stage.length))
 def test_the_shares_of_a_mix_leave_room_for_conversations(stage: Stage) -> None:
     assert 0 < stage.mix.bare + stage.mix.idle < 1
     assert 0 <= stage.others < 1
@@ -106,40 +104,13 @@ def test_some_steps_on_one_batch_lower_the_loss() -> None:
 def test_a_run_writes_its_checkpoint_and_repeats_itself_exactly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(train, "Shape", lambda: SMALL)
     monkeypatch.setattr(train, "report", lambda *_: "")
     for name in ("a", "b"):
-        torch.manual_seed(0)
-        train.train(TinyHybrid(SMALL), Schedule((SHORT,), 1e-3), 7, tmp_path / name, every=3, minutes=60)
+        train.train(tmp_path / name, (SHORT,), every=3, minutes=60)
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b"))
     assert first == second
     assert "step 3/3" in capsys.readouterr().out
-
-
-def test_the_later_schedules_can_be_run_from_the_checkpoint_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(train, "Shape", lambda: SMALL)
-    monkeypatch.setattr(train, "report", lambda *_: "")
-    whole = (Schedule((SHORT,), 1e-3), Schedule((replace(SHORT, steps=2),), 1e-3))
-    for name, schedules, start in (
-        ("first", whole[:1], None),
-        ("whole", whole, None),
-        ("second", whole, tmp_path / "first"),
-    ):
-        monkeypatch.setattr(recipe, "SCHEDULES", schedules)
-        arguments = ["train", "--output", str(tmp_path / name), *(["--start", str(start)] if start else [])]
-        monkeypatch.setattr(sys, "argv", arguments)
-        train.main()
-    first, second, whole_run = (
-        (tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second", "whole")
-    )
-    assert second == whole_run
-    assert second != first
-
-
-def test_the_polish_keeps_the_longest_rows_of_the_growth() -> None:
-    assert max(stage.length for stage in POLISH) == max(stage.length for stage in GROW)
-    assert [schedule.stages for schedule in SCHEDULES] == [GROW, POLISH]
 
 
 def test_a_report_names_every_distance_and_skill() -> None:
