@@ -24,6 +24,8 @@ KINDS = (
     "deployments"
 )
 CHILDREN = 11
+SHORT_LEASE = {"MAMBASERVE_LEASE_DURATION": "6"}
+"""For tests that kill a holder: the next one waits so long."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,8 @@ def test_an_operator_killed_at_random_moments_converges_after_its_restart(
     moments = random.Random(7)
     for number in range(4):
         log = tmp_path / f"operator-{number}.log"
-        with running_operator(plane.kubeconfig, log, ["--namespace", namespace]) as operator:
+        where = ["--namespace", namespace]
+        with running_operator(plane.kubeconfig, log, where, **SHORT_LEASE) as operator:
             operator.wait_for("lease_taken", timeout=60)
             # The first children appear within a second or so: the kill falls somewhere among the writes.
             time.sleep(moments.uniform(0.3, 2.0))
@@ -83,7 +86,9 @@ def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_dies(
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(
-                running_operator(plane.kubeconfig, tmp_path / f"{name}.log", ["--namespace", namespace])
+                running_operator(
+                    plane.kubeconfig, tmp_path / f"{name}.log", ["--namespace", namespace], **SHORT_LEASE
+                )
             )
             for name in ("first", "second")
         )
@@ -105,7 +110,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over_when_it_dies(
 
 
 def test_a_restart_of_the_api_server_is_survived(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    settings = {"MAMBASERVE_LEASE_DURATION": "60", "MAMBASERVE_RENEW_EVERY": "1"}
+    settings = {"MAMBASERVE_LEASE_DURATION": "60"}
     log = tmp_path / "operator.log"
     with running_operator(plane.kubeconfig, log, ["--namespace", namespace], **settings) as operator:
         plane.apply(deployment("before"), namespace)

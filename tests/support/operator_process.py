@@ -62,8 +62,8 @@ class OperatorProcess:
 def running_operator(
     kubeconfig: Path, log: Path, arguments: Sequence[str] = (), **environment: str
 ) -> Iterator[OperatorProcess]:
-    """An operator for the length of the block; a lease is taken over after two seconds of silence."""
-    settings = {"MAMBASERVE_LEASE_DURATION": "2", "MAMBASERVE_RENEW_EVERY": "0.4", "OMP_NUM_THREADS": "1"}
+    """An operator for the length of the block; its lease stands still stretches of a busy machine."""
+    settings = {"MAMBASERVE_LEASE_DURATION": "30", "MAMBASERVE_RENEW_EVERY": "0.5", "OMP_NUM_THREADS": "1"}
     # The log is for reading after a failure too: no buffering.
     with log.open("ab", buffering=0) as out:
         process = subprocess.Popen(
