@@ -5,6 +5,7 @@ Failures shrink to a short list of events. Long unshrunk runs are next door.
 
 import os
 import random
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ class EngineMachine(RuleBasedStateMachine):
         strategy=st.sampled_from(STRATEGIES),
         overlap=st.booleans(),
         page_size=st.sampled_from([1, 4, 16, 64]),
-        per_slab=st.sampled_from([0, 1, 2, 5]),
+        pages_per_slab=st.sampled_from([0, 1, 2, 5]),
         chunk=st.sampled_from([16, 64, 128]),
         slabs=st.integers(5, 30),
         rows=st.integers(1, 5),
@@ -34,13 +35,8 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["LRU", "RecomputeCost"]),
         seed=st.integers(0, 10_000),
     )
-    def begin(
-        self, *, strategy, overlap, page_size, per_slab, chunk, slabs, rows, cap, intervals, policy, seed
-    ):
-        setup = TrialSetup(
-            strategy, overlap, page_size, per_slab, chunk, slabs, rows, cap, intervals,
-            step_tokens=chunk, policy=policy,
-        )  # fmt: skip
+    def begin(self, *, seed: int, **sizes: Any) -> None:
+        setup = TrialSetup(**sizes, step_tokens=sizes["chunk"])
         self.trial = EngineTrial(setup, random.Random(seed))
         self.refused: AllocationSite | None = None
         self.trial.arena.refuse = lambda site: site is self.refused
