@@ -90,7 +90,7 @@ class Holding:
 
     @property
     def reserved(self) -> int:
-        """Slots of the reservation; those of prefill checkpoints leave with their commit."""
+        """Tracking slots under the strategy's reservation: not those of prefill checkpoints."""
         return len(self.spare) + len(self.ready) + sum(each.decode for each in self.pending)
 
     @property

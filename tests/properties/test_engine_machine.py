@@ -1,0 +1,112 @@
+"""The engine as a state machine: any order of requests, ends, preemptions, faults and fences.
+
+Failures shrink to a short list of events. Long unshrunk runs are next door.
+"""
+
+import os
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine_trial import STRATEGIES, EngineTrial, TrialSetup
+from mamba_server.cache.arena import AllocationSite
+
+LARGE = os.environ.get("MAMBASERVE_PROPS") == "large"
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Rules are the events of a trial; its teardown drains the engine and compares every token."""
+
+    trial: EngineTrial | None = None
+
+    @initialize(
+        strategy=st.sampled_from(STRATEGIES),
+        overlap=st.booleans(),
+        page_size=st.sampled_from([1, 4, 16, 64]),
+        pages_per_slab=st.sampled_from([0, 1, 2, 5]),
+        chunk=st.sampled_from([16, 64, 128]),
+        slabs=st.integers(5, 30),
+        rows=st.integers(1, 5),
+        cap=st.sampled_from([1, 2, 4]),
+        intervals=st.sampled_from([1, 2]),
+        policy=st.sampled_from(["LRU", "RecomputeCost"]),
+        seed=st.integers(0, 10_000),
+    )
+    def begin(self, *, seed: int, **sizes: Any) -> None:
+        setup = TrialSetup(**sizes, step_tokens=sizes["chunk"])
+        self.trial = EngineTrial(setup, random.Random(seed))
+        self.refused: AllocationSite | None = None
+        self.trial.arena.refuse = lambda site: site is self.refused
+
+    @rule(
+        stem=st.integers(0, 2),
+        length=st.integers(1, 150),
+        tail=st.integers(0, 5),
+        outputs=st.sampled_from([1, 2, 9, 40]),
+        n=st.sampled_from([1, 1, 3]),
+        priority=st.integers(0, 1),
+        salt=st.sampled_from(["", "x"]),
+        boundary=st.integers(0, 100),
+        ignore_eos=st.booleans(),
+    )
+    def add(self, *, stem, length, tail, outputs, n, priority, salt, boundary, ignore_eos):
+        prompt = [1 + (stem * 31 + at * 7) % 90 for at in range(length)] + [1 + tail] * tail
+        self.trial.add(
+            prompt, outputs, n=n, priority=priority, salt=salt, boundary=min(boundary, len(prompt) - 1),
+            ignore_eos=ignore_eos,
+        )  # fmt: skip
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.trial.step()
+
+    @rule()
+    def abort(self) -> None:
+        self.trial.abort()
+
+    @rule()
+    def stop_string(self) -> None:
+        self.trial.stop_string()
+
+    @rule()
+    def preempt(self) -> None:
+        self.trial.preempt()
+
+    @rule()
+    def flush(self) -> None:
+        self.trial.flush()
+
+    @rule(name=st.sampled_from(STRATEGIES))
+    def change_strategy(self, name: str) -> None:
+        self.trial.change_strategy(name)
+
+    @rule(site=st.sampled_from([None, *AllocationSite]))
+    def refuse(self, site: AllocationSite | None) -> None:
+        self.refused = site
+
+    @rule()
+    def fail_next_step(self) -> None:
+        self.trial.fail_next_step()
+
+    @precondition(lambda self: self.trial and self.trial.setup.overlap)
+    @rule(count=st.integers(1, 2))
+    def complete_fences(self, count: int) -> None:
+        self.trial.complete_fences(count)
+
+    def teardown(self) -> None:
+        if self.trial is not None:
+            self.refused = None
+            self.trial.close()
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=600 if LARGE else 60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,100 @@
+"""Long random runs of whole engines with the depth-coded model, in every strategy, with and without overlap.
+
+Each run draws sizes, load, refused allocations, failed steps and fences from one seed; after every event the
+ledger and the truth of every checkpoint are checked, at the end every token. `MAMBASERVE_PROPS=large` runs a
+million steps over two processes, `small` a few thousand (for mutants of the source).
+"""
+
+import ast
+import multiprocessing
+import os
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import mamba_server
+from engine_trial import STRATEGIES, drive
+from mamba_server.cache.arena import AllocationSite
+
+BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
+LARGE = BUDGET == "large"
+STEPS = {"large": 1_020_000, "small": 2_400}.get(BUDGET, 51_000)
+CASES = [(strategy, overlap) for strategy in STRATEGIES for overlap in (True, False)]
+
+
+def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
+    """Runs from `first` on until `wanted` steps are done; steps, and what happened in them."""
+    strategy, overlap, first, wanted = case
+    steps, seen = 0, Counter[str]()
+    seed = first
+    while steps < wanted:
+        trial = drive(seed, strategy, overlap=overlap)
+        steps += trial.core.step_number
+        counters = trial.cache.counters
+        seen.update({f"asked {site.name}": count for site, count in trial.arena.asked.items()})
+        seen.update({f"refused {site.name}": count for site, count in trial.arena.refused.items()})
+        seen.update(
+            preempted=trial.core.scheduler.counters.preemptions, failed=trial.core.failed_steps,
+            evicted=counters.evicted, duplicates=counters.duplicates, skipped=counters.skipped,
+            resumed=trial.core.scheduler.counters.cached_tokens, made=counters.made,
+        )  # fmt: skip
+        seen.update({f"miss {cause}": count for cause, count in counters.misses.items()})
+        seen.update(f"ended {reason}" for reason in trial.ended.values())
+        seed += 1
+    return steps, seen
+
+
+@pytest.fixture(scope="module")
+def outcome() -> tuple[int, Counter[str]]:
+    """All cases, run once for the tests of this module."""
+    began = time.perf_counter()
+    # Two halves of each case with seeds far apart, so that two processes have the same work.
+    share = -(-STEPS // (2 * len(CASES)))
+    work = [(*case, first, share) for case in CASES for first in (0, 1_000_000)]
+    if LARGE:
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+            results = list(pool.map(run_case, work))
+    else:
+        results = [run_case(case) for case in work]
+    steps = sum(count for count, _ in results)
+    seconds = time.perf_counter() - began
+    print(f"\n{steps} engine steps in {seconds:.0f} s: {steps / seconds:.0f} a second")
+    return steps, sum((seen for _, seen in results), Counter[str]())
+
+
+@pytest.mark.timeout(7200 if LARGE else 1800)
+def test_every_token_is_the_one_served_alone_whatever_happens(outcome: tuple[int, Counter[str]]) -> None:
+    assert outcome[0] >= {"large": 1_000_000, "small": 2_000}.get(BUDGET, 50_000)
+
+
+@pytest.mark.timeout(7200 if LARGE else 1800)
+def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[int, Counter[str]]) -> None:
+    in_code = set()
+    for path in Path(mamba_server.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "AllocationSite"
+            ):
+                in_code.add(node.attr)
+    assert in_code == {site.name for site in AllocationSite}, "a site nobody asks from, or an unlisted one"
+    for site in in_code:
+        assert outcome[1][f"refused {site}"] > 10, site
+        assert outcome[1][f"asked {site}"] > outcome[1][f"refused {site}"], site
+
+
+@pytest.mark.timeout(7200 if LARGE else 1800)
+@pytest.mark.parametrize(
+    "event",
+    [
+        "preempted", "failed", "evicted", "duplicates", "skipped", "resumed", "made", "ended stop",
+        "ended length", "ended error", "ended abort", "ended stop string", "miss new", "miss no_state",
+        "miss too_deep", "miss evicted", "miss salt_differs",
+    ],
+)  # fmt: skip
+def test_the_runs_reach(event: str, outcome: tuple[int, Counter[str]]) -> None:
+    assert outcome[1][event] > 5

@@ -1,0 +1,93 @@
+"""Which checkpoint goes first."""
+
+from cache_bench import CacheBench, ids
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.node import Node
+
+
+def chain(*depths: int) -> list[Node]:
+    """Nodes with checkpoints at `depths` on one path."""
+    out, at = [], Node(None, ids(), ids(), "")
+    for slot, depth in enumerate(depths, 1):
+        at = Node(at, ids(range(at.depth, depth)), ids(), "")
+        at.slot = slot
+        out.append(at)
+    return out
+
+
+def order(eviction: Eviction) -> list[int]:
+    out = []
+    while (node := eviction.pop()) is not None:
+        out.append(node.depth)
+    return out
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    eviction, (a, b, c) = Eviction("LRU"), chain(4, 8, 12)
+    for node in (a, b, c, a):
+        eviction.used(node)
+    assert order(eviction) == [8, 12, 4]
+
+
+def test_what_is_cheapest_to_recompute_goes_first() -> None:
+    eviction, nodes = Eviction("RecomputeCost"), chain(100, 104, 400)
+    for node in nodes:
+        eviction.used(node)
+    assert order(eviction) == [104, 100, 400]
+
+
+def test_an_old_costly_checkpoint_goes_in_the_end() -> None:
+    eviction = Eviction("RecomputeCost")
+    (old,) = chain(50)
+    eviction.used(old)
+    for turn in range(4):
+        (fresh,) = chain(20)
+        eviction.used(fresh)
+        victim = eviction.pop()
+        assert victim is not None
+        eviction.evicted(victim)
+        if victim is old:
+            assert turn == 2
+            return
+    raise AssertionError("the old one stays for ever")
+
+
+def test_a_node_out_of_the_tree_is_no_victim() -> None:
+    eviction, (a, b) = Eviction("LRU"), chain(4, 8)
+    eviction.used(a)
+    eviction.used(b)
+    a.parent = None
+    assert order(eviction) == [8]
+
+
+def test_what_a_search_passes_over_is_found_by_the_next() -> None:
+    eviction, (a, b) = Eviction("LRU"), chain(4, 8)
+    eviction.used(a)
+    eviction.used(b)
+    with eviction.victims() as queue:
+        assert queue.next() is a
+        queue.keep(a)
+        assert queue.next() is b
+        assert queue.next() is None
+    assert order(eviction) == [4]
+
+
+def test_the_heap_does_not_grow_with_hits() -> None:
+    eviction, (node,) = Eviction("LRU"), chain(4)
+    for _ in range(20_000):
+        eviction.used(node)
+    assert len(eviction._heap) <= 4097
+    assert order(eviction) == [4]
+
+
+def test_a_hit_refreshes_the_checkpoint_it_used_and_no_other() -> None:
+    bench = CacheBench.make(slabs=8, per_slab=4, cap=8, interval=100)
+    shared, other = ids(range(9)), ids(range(50, 59))
+    bench.serve(shared)
+    bench.serve(ids(range(17)))
+    bench.serve(other)
+    # A hit of the deep checkpoint leaves the shallow one, the oldest by now, where it was.
+    bench.serve(ids(range(17), 99))
+    first = bench.cache.tree.eviction.pop()
+    assert first is not None
+    assert (first.depth, first.tokens[0]) == (8, 0)
