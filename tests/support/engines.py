@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mamba_server.cache import ledger
-from mamba_server.engine.boot import Engine, boot
+from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot
 from mamba_server.settings import EngineSettings
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
 
@@ -22,12 +22,12 @@ class Answer:
     cached_tokens: int = 0
 
 
-def make_engine(directory: Path, **settings: Any) -> Engine:
-    """Boot an engine on the CPU; sizes default to something small."""
-    return boot(
-        EngineSettings(model=str(directory), device="cpu", **{"arena_bytes": 64 << 20, **settings}),
-        lambda *_: None,
-    )
+def make_engine(directory: Path, *, trial: Trial = NO_TRIAL, exact: bool = False, **settings: Any) -> Engine:
+    """Boot an engine on the CPU; sizes default to something small. `exact`: float64 throughout."""
+    wanted = EngineSettings(model=str(directory), device="cpu", **{"arena_bytes": 64 << 20, **settings})
+    if exact:
+        wanted = wanted.model_copy(update={"dtype": "float64", "state_dtype": "float64"})
+    return boot(wanted, lambda *_: None, trial)
 
 
 def greedy(name: str, prompt: list[int], outputs: int, *, top: int = 5, **fields: Any) -> AddRequest:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from mamba_server.budget.errors import UnusableInput
 from mamba_server.model.config import ModelConfig
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""float64 is not offered as a setting: it is what states are compared in."""
 
 _ALIGNMENT = 256
 """Slab size is a multiple of this where there are no pages to be a multiple of."""

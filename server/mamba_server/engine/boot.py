@@ -16,7 +16,7 @@ from mamba_server.budget.constraints import Constraints
 from mamba_server.budget.engine_plan import Plan
 from mamba_server.budget.memory import Device
 from mamba_server.budget.planner import plan
-from mamba_server.cache.arena import Arena
+from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.layout import CacheLayout
 from mamba_server.cache.state_cache import StateCache
@@ -44,6 +44,20 @@ Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """What the correctness gates vary and no setting does."""
+
+    chunk: int = CHUNK
+    fail: Callable[[AllocationSite], bool] | None = None
+    """Asked before each allocation: true makes it fail."""
+    stream: Callable[[ForwardStream], ForwardStream] | None = None
+    """Wraps the forward stream."""
+
+
+NO_TRIAL = Trial()
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """What boot made."""
 
@@ -54,7 +68,7 @@ class Engine:
     stream: ForwardStream
 
 
-def boot(settings: EngineSettings, report: Report) -> Engine:
+def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> Engine:
     """Build the engine.
 
     Raises ModelError, ModelConfigError, BudgetError, NoDevice: each with an `exit_code` and what to do.
@@ -81,15 +95,17 @@ def boot(settings: EngineSettings, report: Report) -> Engine:
     layout = CacheLayout.of(config, made, dtype)
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
-    cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}")
+    cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
     rows = Rows(made.max_running_requests, cache.pages_for(made.max_model_len))
-    limits = Limits(settings.chunked_prefill_tokens, CHUNK, rows.capacity, made.max_model_len)
+    limits = Limits(settings.chunked_prefill_tokens, trial.chunk, rows.capacity, made.max_model_len)
     stream = make_stream(device, overlap=settings.overlap)
+    if trial.stream is not None:
+        stream = trial.stream(stream)
     runner = ModelRunner(
         model,
         memory.views(config, made.state_dtype, DTYPES[dtype]),
         rows,
-        chunk=CHUNK,
+        chunk=trial.chunk,
         page_size=made.page_size,
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
@@ -140,9 +156,15 @@ def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
     return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES[config.dtype]
 
 
-def _cache(settings: EngineSettings, made: Plan, layout: CacheLayout, fingerprint: str) -> StateCache:
+def _cache(
+    settings: EngineSettings,
+    made: Plan,
+    layout: CacheLayout,
+    fingerprint: str,
+    fail: Callable[[AllocationSite], bool] | None,
+) -> StateCache:
     return StateCache(
-        Arena(layout.slabs, layout.pages_per_slab),
+        Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
         reservation(made.strategy, overlap=settings.overlap),
         track_interval=settings.track_interval,

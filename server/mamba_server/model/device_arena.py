@@ -9,7 +9,12 @@ from mamba_server.cache.layout import CacheLayout
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.config import ModelConfig
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 class DeviceArena:

@@ -16,16 +16,12 @@ from mamba_server.model.config import ModelConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
-from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.source import Progress, silent
 from mamba_server.model.step_plans import StepPlans
 from mamba_server.model.weights import Weights
-
-INVARIANT_ROW_TILE = 16
-"""Rows per product in batch-invariant mode: decodes stay cheap, prefill pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class HybridModel:
         if config.family != "nemotron_h":
             raise UnsupportedModel(f"models of family {config.family} can be planned for but not yet served")
         self.config, self.device, self.dtype = config, device, dtype
-        loader = Loader(weights, device, dtype, row_tile=INVARIANT_ROW_TILE if batch_invariant else 0)
+        loader = Loader(weights, device, dtype, batch_invariant=batch_invariant)
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self.embedding = loader.tensor("embeddings.weight", config.vocab_size, d)
@@ -61,7 +57,7 @@ class HybridModel:
         self.norm = loader.tensor("norm_f.weight", d)
         if config.tie_embeddings:
             weights.skip("lm_head.weight")
-            self.head = Linear(self.embedding, None, loader.row_tile)
+            self.head = loader.tiled(self.embedding, None)
         else:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         weights.finish()

@@ -2,6 +2,7 @@
 
 import torch
 
+from mamba_kernels.invariant import attention_by_row
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.paged_attention import paged_attention
 from mamba_server.model.config import AttentionConfig
@@ -14,6 +15,7 @@ class Attention:
 
     def __init__(self, config: AttentionConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
+        self.attend = attention_by_row if loader.batch_invariant else paged_attention
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = loader.linear("q_proj", hidden_size, queries, bias=config.bias)
         self.k_proj = loader.linear("k_proj", hidden_size, keys, bias=config.bias)
@@ -29,5 +31,5 @@ class Attention:
         )
         kv_write(kv, key, value, plans.page, plans.offset)
         attended = torch.empty_like(query)
-        paged_attention(query, kv, self.config.scale, plans.attention, attended)
+        self.attend(query, kv, self.config.scale, plans.attention, attended)
         return self.o_proj(attended.flatten(1))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mamba_kernels.invariant import sound_row_tile
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.weights import Weights
 
@@ -16,8 +17,8 @@ class Loader:
     device: torch.device
     dtype: torch.dtype
     prefix: str = ""
-    row_tile: int = 0
-    """See `Linear`."""
+    batch_invariant: bool = False
+    """Layers take the kernels whose rows do not depend on each other."""
 
     def at(self, *parts: str | int) -> "Loader":
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
@@ -32,8 +33,14 @@ class Loader:
         return self.tensor(name, *shape, dtype=kind)
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool) -> Linear:
-        return Linear(
-            weight=self.tensor(f"{name}.weight", outputs, inputs),
-            bias=self.tensor(f"{name}.bias", outputs) if bias else None,
-            row_tile=self.row_tile,
+        return self.tiled(
+            self.tensor(f"{name}.weight", outputs, inputs),
+            self.tensor(f"{name}.bias", outputs) if bias else None,
         )
+
+    def tiled(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        if not self.batch_invariant:
+            return Linear(weight, bias)
+        outputs, inputs = weight.shape
+        tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
+        return Linear(weight, bias, tile)

@@ -9,6 +9,7 @@ import torch
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.gated_norm import gated_norm
+from mamba_kernels.invariant import convolution_by_tap, gated_norm_by_row, recurrence_by_token
 from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.ssd_prefill import ssd_prefill
@@ -23,6 +24,7 @@ class Mamba2Mixer:
 
     def __init__(self, config: MambaConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
+        self.batch_invariant = loader.batch_invariant
         H, inner, conv_dim = config.heads, config.inner, config.conv_dim
         self.in_proj = loader.linear("in_proj", hidden_size, inner + conv_dim + H, bias=config.proj_bias)
         self.out_proj = loader.linear("out_proj", inner, hidden_size, bias=config.out_bias)
@@ -41,6 +43,28 @@ class Mamba2Mixer:
         config = self.config
         gate, inputs, dt = self.in_proj(x).split([config.inner, config.conv_dim, config.heads], dim=-1)
         y = x.new_empty(plans.tokens, config.heads, config.head_dim, dtype=accumulator(x.dtype))
+        if self.batch_invariant:
+            mixed = convolution_by_tap(
+                inputs, self.conv_weight, self.conv_bias, conv, plans.decode, plans.prefill
+            )
+            recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, plans.prefill, y)
+        else:
+            self._fast(inputs, dt, conv, ssm, plans, y)
+        norm = gated_norm_by_row if self.batch_invariant else gated_norm
+        normed = norm(
+            y.view(plans.tokens, config.inner), gate, self.norm_weight, config.norm_eps, config.groups
+        )
+        return self.out_proj(normed)
+
+    def _fast(
+        self,
+        inputs: torch.Tensor,
+        dt: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plans: StepPlans,
+        y: torch.Tensor,
+    ) -> None:
         cut = plans.decodes
         if plans.decode is not None:
             mixed = conv1d_update(inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode)
@@ -48,10 +72,6 @@ class Mamba2Mixer:
         if plans.prefill is not None:
             mixed = conv1d_prefill(inputs[cut:], self.conv_weight, self.conv_bias, conv, plans.prefill)
             ssd_prefill(ssm, self._scan_inputs(mixed, dt[cut:]), plans.prefill, y[cut:])
-        normed = gated_norm(
-            y.view(plans.tokens, config.inner), gate, self.norm_weight, config.norm_eps, config.groups
-        )
-        return self.out_proj(normed)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
         """mixed: [n, C] = x | B | C after the convolution; dt: [n, H]."""

@@ -1,10 +1,12 @@
 """The feed-forward block: up, activation, down; with a gate where the family has one."""
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from mamba_kernels import invariant
 from mamba_server.model.config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader
@@ -14,6 +16,12 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 def _relu2(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x, inplace=True).square_()
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """Hendrycks and Gimpel 2016: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(math.sqrt(2 / math.pi))
+    return inner.tanh_().add_(1).mul_(x).mul_(0.5)
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -28,18 +36,28 @@ ACTIVATIONS: dict[str, Activation] = {
 """By their names in Hugging Face configurations. They may overwrite their argument."""
 
 
-def activation(name: str) -> Activation:
+INVARIANT: dict[str, Activation] = {
+    "silu": invariant.silu,
+    "swish": invariant.silu,
+    "gelu": lambda x: (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5),
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+}
+"""The same out of operations whose bits do not depend on an element's place; the others have such bits."""
+
+
+def activation(name: str, *, batch_invariant: bool = False) -> Activation:
     """Raises UnsupportedModel."""
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    return INVARIANT.get(name, ACTIVATIONS[name]) if batch_invariant else ACTIVATIONS[name]
 
 
 class Mlp:
     """Weights and forward of one feed-forward block."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, loader: Loader) -> None:
-        self.activation = activation(config.activation)
+        self.activation = activation(config.activation, batch_invariant=loader.batch_invariant)
         width, bias = config.intermediate, config.bias
         self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias) if config.gated else None
         self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)

@@ -1,0 +1,57 @@
+"""The causal convolution of decoding and prefilling rows in one arithmetic: tap by tap, oldest first.
+
+Called by the Mamba2 mixer in batch-invariant mode, before `recurrence_by_token` and with the same plans, so
+that window and SSM part of a state come from one depth.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from mamba_kernels.invariant.silu import silu
+from mamba_kernels.precision import accumulator
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill import ChunkPlan
+
+
+def convolution_by_tap(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    window: torch.Tensor,
+    decode: SlotPlan | None,
+    prefill: ChunkPlan | None,
+) -> torch.Tensor:
+    """silu(sum_k weight[k] * input[t - K + 1 + k] + bias); inputs before a row's piece come from its window.
+
+    x: [T, C], decoding rows first (rows may be strided); weight: [K, C]; bias: [C]; window: [slabs, K-1, C],
+    any strides, moved on to each plan's depths. Returns [T, C] in the type of x.
+    """
+    K = weight.shape[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    cut = 0
+    if decode is not None:
+        cut = len(decode.target_slots)
+        inputs = torch.cat([decode.read(window).to(x.dtype), x[:cut, None]], dim=1)  # [n, K, C]
+        decode.write(window, inputs[:, 1:])
+        out[:cut] = _taps([inputs[:, k] for k in range(K)], weight, bias)
+    if prefill is not None:
+        past = prefill.slots.read(window).to(x.dtype)
+        for piece, target in enumerate(prefill.slots.target_slots):
+            first, end = cut + prefill.piece_start[piece], cut + prefill.piece_start[piece + 1]
+            inputs = torch.cat([past[piece], x[first:end]])  # [K-1 + rows, C]
+            out[first:end] = _taps([inputs[k : k + end - first] for k in range(K)], weight, bias)
+            for rows, slot in [*prefill.checkpoints(piece), (end - first, target)]:
+                window[slot] = inputs[rows : rows + K - 1]
+    return out
+
+
+def _taps(parts: Sequence[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Products and sums are separate operations: a fused one may round otherwise at the end of a vector."""
+    kind = accumulator(parts[0].dtype)
+    y = parts[0].to(kind) * weight[0]
+    for k in range(1, len(parts)):
+        y += parts[k].to(kind) * weight[k]
+    if bias is not None:
+        y += bias
+    return silu(y)

@@ -1,0 +1,22 @@
+"""`gated_norm` with the same bits for a row whatever the other rows are. Called by the Mamba2 mixer."""
+
+import torch
+
+from mamba_kernels.invariant.silu import silu
+from mamba_kernels.precision import accumulator
+
+
+def gated_norm_by_row(
+    y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor | None, eps: float, groups: int
+) -> torch.Tensor:
+    """RMSNorm of y * silu(gate) over each of `groups` equal parts of the last dimension.
+
+    y, gate: [T, d] (rows may be strided); weight: [d], or None for the gate alone. Returns [T, d] in the type
+    of `gate`. Every sum runs over one row's own contiguous elements.
+    """
+    gated = silu(gate.to(accumulator(gate.dtype)).contiguous()).mul_(y)
+    if weight is None:
+        return gated.to(gate.dtype)
+    parts = gated.view(*gated.shape[:-1], groups, -1)
+    parts.mul_(torch.rsqrt(parts.square().mean(-1, keepdim=True).add_(eps)))
+    return gated.mul_(weight).to(gate.dtype)

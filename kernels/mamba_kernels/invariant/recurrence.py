@@ -1,0 +1,115 @@
+"""The Mamba2 recurrence token by token, decoding and prefilling rows in one arithmetic.
+
+Called by the Mamba2 mixer in batch-invariant mode in place of `ssd_prefill` and `state_update`: a state at a
+depth then has the same bits whether it was prefilled in one piece or in many, decoded, or recomputed.
+Vectorised over sequences, never over the tokens of one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mamba_kernels.precision import accumulator
+from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.slot_plan import SlotPlan, index_tensor
+from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_kernels.step_size import step_size
+
+
+def recurrence_by_token(
+    state: torch.Tensor,
+    inputs: ScanInputs,
+    decode: SlotPlan | None,
+    prefill: ChunkPlan | None,
+    out: torch.Tensor,
+) -> None:
+    """The recurrence of `ScanInputs` over all rows, decoding ones first.
+
+    state: [slabs, H, P, N], any strides, read and written at the plans' slots; out: [T, H, P], written.
+    Between two tokens a state passes through its stored type, as it does when every token is a step.
+    """
+    rows = _Rows.of(inputs)
+    cut = 0
+    if decode is not None:
+        cut = len(decode.target_slots)
+        h = decode.read(state).to(rows.kind)
+        out[:cut] = rows.advance(h, slice(0, cut))
+        decode.write(state, h)
+    if prefill is not None:
+        _prefill(state, rows, prefill, cut, out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What each row adds to its state, made for all rows at once: element by element, place is no matter."""
+
+    decay: torch.Tensor
+    """[T, H, 1, 1]"""
+    inflow: torch.Tensor
+    """[T, H, P, 1]"""
+    B: torch.Tensor
+    """[T, H, 1, N]"""
+    C: torch.Tensor
+    """[T, H, 1, N]"""
+    skip: torch.Tensor
+    """[T, H, P]"""
+    kind: torch.dtype
+
+    @classmethod
+    def of(cls, inputs: ScanInputs) -> "_Rows":
+        kind = accumulator(inputs.x.dtype)
+        H, G = inputs.x.shape[1], inputs.B.shape[1]
+        x = inputs.x.to(kind)
+        step = step_size(inputs.dt, inputs.dt_bias, inputs.dt_limit, kind)  # [T, H]
+
+        def by_head(shared: torch.Tensor) -> torch.Tensor:
+            wide = shared.to(kind)[:, :, None].expand(-1, G, H // G, -1)
+            return wide.reshape(len(wide), H, 1, -1)
+
+        return cls(
+            decay=torch.exp(step * inputs.A)[..., None, None],
+            inflow=(x * step[..., None])[..., None],
+            B=by_head(inputs.B),
+            C=by_head(inputs.C),
+            skip=x * inputs.D[:, None],
+            kind=kind,
+        )
+
+    def take(self, order: torch.Tensor) -> "_Rows":
+        return _Rows(
+            self.decay[order], self.inflow[order], self.B[order], self.C[order], self.skip[order], self.kind
+        )
+
+    def advance(self, h: torch.Tensor, rows: slice) -> torch.Tensor:
+        """h [n, H, P, N] moves on by one token each, in place; their outputs [n, H, P]."""
+        h.mul_(self.decay[rows]).add_(self.inflow[rows] * self.B[rows])
+        return (h * self.C[rows]).sum(-1).add_(self.skip[rows])
+
+
+def _prefill(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, cut: int, out: torch.Tensor) -> None:
+    """Longest piece first, so that the pieces still running at token t are the first ones."""
+    starts = np.array(plan.piece_start[:-1], np.int64)
+    lengths = np.diff(plan.piece_start)
+    order = np.argsort(-lengths, kind="stable")
+    running = [int((lengths > t).sum()) for t in range(int(lengths.max()))]
+    by_time = np.concatenate([starts[order[:count]] + t for t, count in enumerate(running)]) + cut
+    where = index_tensor(by_time, state.device)
+    rows = rows.take(where)
+    h = plan.slots.read(state).to(rows.kind)[index_tensor(order, state.device)]
+    marks: dict[int, list[tuple[int, int]]] = {}
+    for index, piece in enumerate(order.tolist()):
+        end = (int(lengths[piece]), plan.slots.target_slots[piece])
+        for depth, slot in [*plan.checkpoints(piece), end]:
+            marks.setdefault(depth, []).append((index, slot))
+    parts = []
+    at = 0
+    for t, count in enumerate(running):
+        live = h[:count]
+        parts.append(rows.advance(live, slice(at, at + count)))
+        at += count
+        if state.dtype != rows.kind:
+            live.copy_(live.to(state.dtype))
+        for index, slot in marks.get(t + 1, ()):
+            state[slot] = h[index].to(state.dtype)
+    out[where] = torch.cat(parts)
