@@ -185,11 +185,12 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
 
     with Asking(served, chat("What is 17 + 25?")) as asking:
         served.patch({"stateCache": {"strategy": wanted}})
-        served.wait_ready()
+        served.wait_settled()
 
     assert asking.failures == []
     assert asking.answered > 0
     assert served.status()["plan"]["strategy"] == wanted
+    assert served.condition("Ready")["status"] == "True"
     assert json.loads(served.in_engine(ADMIN_PLAN))["strategy"] == wanted
     question = questions()[1]
     assert served.ask(question)["streamed"] == question.answer
@@ -221,7 +222,7 @@ def test_deleting_the_object_removes_everything_it_made(installed: Node, namespa
 
     installed.kubectl("delete", "mdep", "quick-start", "-n", namespace, "--timeout=30s")
 
-    installed.wait_for(lambda: not everything(deployed), "all children to be gone", timeout=90)
+    installed.wait_for(lambda: not everything(deployed), "all children to be gone", timeout=120)
     assert installed.get("mdep", "quick-start", namespace) is None
 
 

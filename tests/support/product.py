@@ -23,7 +23,7 @@ SAMPLES = ROOT / "server/mamba_server/builtin/tiny-recall/samples.json"
 RELEASE = "mambaserve"
 SYSTEM = "mambaserve-system"
 CLIENT = "client"
-READY_SECONDS = 120
+READY_SECONDS = 200
 ASKED = ("What is map 17?", "What is basket?", "What is cup 21?")
 
 
@@ -96,8 +96,15 @@ class Deployed:
 
     def wait_ready(self) -> None:
         """What the README tells a user to type."""
+        self._wait_condition("Ready")
+
+    def wait_settled(self) -> None:
+        """Until the newest spec is rolled out; Ready stays true meanwhile, because the old engine answers."""
+        self._wait_condition("Progressing=False")
+
+    def _wait_condition(self, condition: str) -> None:
         self.node.kubectl(
-            "wait", f"mdep/{self.name}", "-n", self.namespace, "--for=condition=Ready",
+            "wait", f"mdep/{self.name}", "-n", self.namespace, f"--for=condition={condition}",
             f"--timeout={READY_SECONDS}s", timeout=READY_SECONDS + 10,
         )  # fmt: skip
 
@@ -142,7 +149,7 @@ class Deployed:
             self.namespace,
         )
         self.node.kubectl(
-            "wait", "pod", CLIENT, "-n", self.namespace, "--for=condition=Ready", "--timeout=30s"
+            "wait", "pod", CLIENT, "-n", self.namespace, "--for=condition=Ready", "--timeout=60s"
         )
 
     def ask(self, question: Question) -> dict[str, Any]:
