@@ -154,9 +154,12 @@ def _progressing(view: _View) -> Finding:
         return Finding("True", Reason.ROLLING_OUT, f"{wanted} engines are asked for")
     if any(is_draining(pod) for pod in view.snapshot.pods):
         return Finding("True", Reason.DRAINING, "an engine finishes its requests before it ends")
-    if engine.updated < min(wanted, engine.replicas) or engine.replicas > wanted > engine.ready:
+    # Pods of the old revision beside enough new ones are the end of a roll-out, not a smaller scale.
+    if (old := engine.replicas - engine.updated) > 0 or engine.replicas > wanted > engine.ready:
         return Finding(
-            "True", Reason.ROLLING_OUT, f"{engine.updated} of {wanted} engines have the new revision"
+            "True",
+            Reason.ROLLING_OUT,
+            f"{engine.updated} of {wanted} engines have the new revision, {max(old, 0)} an old one",
         )
     if engine.replicas > wanted:
         return Finding("True", Reason.SCALING_DOWN, f"{engine.replicas} engines run, {wanted} are wanted")

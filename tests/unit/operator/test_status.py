@@ -87,8 +87,11 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         running(applied(THREE), engines=3), "nano-engine", updatedReplicas=1)), {
         "Progressing": ("True", "RollingOut")}),
     ("more pods than wanted", status_of(OF, deployment_status(
-        running(applied(OF)), "nano-engine", replicas=2, updatedReplicas=1)), {
+        running(applied(OF)), "nano-engine", replicas=2, updatedReplicas=2)), {
         "Progressing": ("True", "ScalingDown")}),
+    ("the old engine runs until the new one is ready", status_of(OF, deployment_status(
+        running(applied(OF)), "nano-engine", replicas=2, updatedReplicas=1)), {
+        "Progressing": ("True", "RollingOut"), "Ready": ("True", "Serving")}),
     ("an engine drains", status_of(OF, running(applied(OF)), pods=(
         {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-02T11:59:00Z"}},)), {
         "Progressing": ("True", "Draining"), "Ready": ("True", "Serving")}),

@@ -1,0 +1,240 @@
+"""The product as a user meets it: the chart, one YAML, the official client, and what goes wrong on the way.
+
+One deployment serves all tests of the module, because each start loads an engine.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+import pytest
+
+from product import RELEASE, SYSTEM, Deployed, Question, chart, chat, questions
+from testcluster.errors import CommandFailed
+from testcluster.node import Node
+
+pytestmark = pytest.mark.e2e
+
+KILL_ENGINE = """
+import os, pathlib, signal
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    words = (folder / "cmdline").read_bytes().split(b"\\0")
+    if b"mamba_server.engine" in words:
+        os.kill(int(folder.name), signal.SIGKILL)
+        print(folder.name)
+"""
+ADMIN_PLAN = """
+import os, pathlib, urllib.request
+token = pathlib.Path("/run/mambaserve/admin/token").read_text().strip()
+url = f"http://{os.environ['POD_IP']}:8001/admin/plan"
+asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+print(urllib.request.urlopen(asked, timeout=10).read().decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(node: Node) -> Iterator[Node]:
+    """A cluster with the chart in it."""
+    with chart(node):
+        yield node
+
+
+@pytest.fixture(scope="module")
+def served(installed: Node) -> Iterator[Deployed]:
+    """The quick start, Ready, and a pod with the official client."""
+    deployed = Deployed(installed, installed.create_namespace("product"))
+    deployed.apply()
+    deployed.start_client()
+    deployed.wait_ready()
+    yield deployed
+    installed.delete_namespace(deployed.namespace)
+
+
+def row(node: Node, namespace: str, *options: str) -> dict[str, str]:
+    """The one line of `kubectl get mdep`, by column."""
+    text = node.kubectl("get", "mdep", "-n", namespace, *options)
+    head, line = text.splitlines()
+    starts = [head.index(word) for word in head.split("  ") if word.strip()]
+    edges = zip(starts, [*starts[1:], None], strict=True)
+    return {head[begin:end].strip(): line[begin:end].strip() for begin, end in edges}
+
+
+def test_helm_test_finds_the_operator_alive_and_the_api_served(installed: Node) -> None:
+    said = installed.helm("test", RELEASE, "-n", SYSTEM, "--timeout", "1m")
+
+    assert "Phase:          Succeeded" in said
+
+
+def test_the_example_becomes_ready_and_tells_what_was_planned_and_where_it_answers(served: Deployed) -> None:
+    status = served.status()
+
+    assert status["url"] == f"http://quick-start.{served.namespace}.svc/v1"
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
+    assert status["observedGeneration"] == 1
+    plan = status["plan"]
+    assert plan["strategy"] in {"NoBuffer", "ExtraBuffer", "ExtraBufferLazy"}
+    assert plan["slots"] > 0
+    assert plan["pages"] > 0
+    assert plan["maxRunningRequests"] > 0
+    assert sum(entry["bytes"] for entry in plan["ledger"]) > 0
+
+
+def test_the_columns_show_a_user_the_state_at_a_glance(served: Deployed) -> None:
+    wide = row(served.node, served.namespace, "-o", "wide")
+
+    assert wide["NAME"] == "quick-start"
+    assert (wide["READY"], wide["REASON"], wide["REPLICAS"]) == ("True", "Serving", "1")
+    assert wide["MODEL"] == "builtin://tiny-recall"
+    assert wide["STRATEGY"] == served.status()["plan"]["strategy"]
+    assert wide["URL"] == served.status()["url"]
+    assert int(wide["SLOTS"]) > 0
+
+
+def test_the_engine_runs_what_the_status_promises(served: Deployed) -> None:
+    promised, running = served.status()["plan"], json.loads(served.in_engine(ADMIN_PLAN))
+
+    same = ("strategy", "stateDtype", "slots", "pages", "maxRunningRequests")
+    assert {key: running[key] for key in same} == {key: promised[key] for key in same}
+
+
+def test_the_official_client_streams_right_answers_from_the_endpoint(served: Deployed) -> None:
+    first, second = questions()[:2]
+
+    cold, warm = served.ask(first), served.ask(second)
+
+    assert cold["models"] == ["tiny-recall"]
+    assert (cold["streamed"], cold["whole"]) == (first.answer, first.answer)
+    assert (warm["streamed"], warm["whole"]) == (second.answer, second.answer)
+    # The second of the same two requests resumes from a checkpoint of the first.
+    assert 0 < cold["cached_tokens"] < cold["prompt_tokens"]
+    assert 0 < warm["cached_tokens"] < warm["prompt_tokens"]
+
+
+def test_an_answer_of_many_tokens_comes_in_pieces(served: Deployed) -> None:
+    question = chat("Count from 3 to 9.")
+
+    said = served.ask(question)
+
+    assert (said["streamed"], said["whole"]) == (question.answer, question.answer)
+    assert said["pieces"] > 3
+
+
+def test_a_killed_engine_comes_back_and_the_next_request_is_answered(served: Deployed) -> None:
+    question = questions()[2]
+    (before,) = served.engine_pods()
+    assert served.in_engine(KILL_ENGINE).split()
+
+    said = served.ask(question)
+
+    assert (said["streamed"], said["whole"]) == (question.answer, question.answer)
+    served.wait_ready()
+    (after,) = served.engine_pods()
+    assert after["metadata"]["name"] == before["metadata"]["name"]
+    assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_deleted_engine_pod_is_replaced_and_the_next_request_is_answered(served: Deployed) -> None:
+    question = questions()[0]
+    (before,) = served.engine_pods()
+    name = before["metadata"]["name"]
+    served.node.kubectl("delete", "pod", name, "-n", served.namespace, "--wait=false")
+
+    said = served.ask(question)
+
+    assert (said["streamed"], said["whole"]) == (question.answer, question.answer)
+    served.node.kubectl("wait", "pod", name, "-n", served.namespace, "--for=delete", "--timeout=60s")
+    served.wait_ready()
+    (after,) = served.engine_pods()
+    assert after["metadata"]["name"] != name
+
+
+class Asking:
+    """Keeps asking in a thread of its own until the block ends; `failures` is what went wrong."""
+
+    def __init__(self, served: Deployed, question: Question) -> None:
+        self._served, self._question = served, question
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answered = 0
+        self.failures: list[str] = []
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                said = self._served.ask(self._question)
+            except CommandFailed as error:
+                self.failures.append(str(error))
+                continue
+            if (said["streamed"], said["whole"]) != (self._question.answer, self._question.answer):
+                self.failures.append(json.dumps(said))
+            self.answered += 1
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(served: Deployed) -> None:
+    planned = served.status()["plan"]["strategy"]
+    wanted = "NoBuffer" if planned != "NoBuffer" else "ExtraBuffer"
+
+    with Asking(served, chat("What is 17 + 25?")) as asking:
+        served.patch({"stateCache": {"strategy": wanted}})
+        served.wait_settled()
+
+    assert asking.failures == []
+    assert asking.answered > 0
+    assert served.status()["plan"]["strategy"] == wanted
+    assert served.condition("Ready")["status"] == "True"
+    assert json.loads(served.in_engine(ADMIN_PLAN))["strategy"] == wanted
+    question = questions()[1]
+    assert served.ask(question)["streamed"] == question.answer
+
+
+def everything(deployed: Deployed) -> dict[str, set[str]]:
+    """Names of what belongs to the object, by kind."""
+    kinds = (
+        "deployments", "replicasets", "pods", "services", "endpointslices", "configmaps", "secrets",
+        "serviceaccounts", "roles", "rolebindings", "networkpolicies", "poddisruptionbudgets",
+        "persistentvolumeclaims",
+    )  # fmt: skip
+    found: dict[str, set[str]] = {}
+    for item in deployed.node.list(",".join(kinds), deployed.namespace):
+        name = item["metadata"]["name"]
+        if name.startswith(deployed.name):
+            found.setdefault(item["kind"], set()).add(name)
+    return found
+
+
+def test_deleting_the_object_removes_everything_it_made(installed: Node, namespace: str) -> None:
+    deployed = Deployed(installed, namespace)
+    deployed.apply()
+    made = installed.wait_for(
+        lambda: found if len(found := everything(deployed)) >= 11 and len(found["Pod"]) == 2 else None,
+        "all children and their pods",
+    )
+    assert {"quick-start", "quick-start-engine"} <= made["Deployment"] & made["Service"]
+
+    installed.kubectl("delete", "mdep", "quick-start", "-n", namespace, "--timeout=30s")
+
+    installed.wait_for(lambda: not everything(deployed), "all children to be gone", timeout=120)
+    assert installed.get("mdep", "quick-start", namespace) is None
+
+
+def test_plan_mode_shows_the_plan_and_makes_nothing(installed: Node, namespace: str) -> None:
+    deployed = Deployed(installed, namespace)
+
+    deployed.apply(mode="Plan")
+
+    status = installed.wait_for(
+        lambda: found if "plan" in (found := deployed.status()) else None, "the plan in the status"
+    )
+    assert status["plan"]["slots"] > 0
+    planned = deployed.condition("Planned")
+    assert planned["status"] == "True"
+    assert everything(deployed) == {}
