@@ -31,6 +31,10 @@ from mamba_gateway.upstream import make_session
 log = structlog.get_logger("mambaserve.gateway")
 
 
+SETTLE_SECONDS = 5.0
+"""Longest wait for the first look at the engines before the gateway calls itself ready all the same."""
+
+
 class _Server(uvicorn.Server):
     # Signals are ours: a drain comes before the listener closes, and the exit code says how it went.
     @contextlib.contextmanager
@@ -89,7 +93,14 @@ async def serve(
                 )  # fmt: skip
                 app = build(Surface(pool, admission, metrics, session, keys), exchange, rng)
                 return await _until_drained(
-                    app, bound, admission, exchange, settings.drain_timeout, ready, stop or asyncio.Event()
+                    app,
+                    bound,
+                    pool,
+                    admission,
+                    exchange,
+                    settings.drain_timeout,
+                    ready,
+                    stop or asyncio.Event(),
                 )
         finally:
             await prober.close()
@@ -133,6 +144,7 @@ async def _sources(
 async def _until_drained(
     app: object,
     bound: socket.socket,
+    pool: Pool,
     admission: Admission,
     exchange: Exchange,
     drain_timeout: float,
@@ -154,7 +166,11 @@ async def _until_drained(
         loop.add_signal_handler(number, told)
     serving = asyncio.create_task(server.serve(sockets=[bound]), name="http server")
     try:
-        # The socket listens already: a client that comes before the server's first turn just waits for it.
+        # A client that asks for the models right after the ready line should find them.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while not pool.synced and not stop.is_set():
+                    await pool.changed()
         ready(url_of(bound))
         await _first(serving, stop.wait())
         admission.draining = True
