@@ -20,7 +20,9 @@ CONFIG = {
     "mamba_num_heads": 48,
     "mamba_head_dim": 32,
     "n_groups": 1,
-    "chunk_size": 256,
+    # How the scan is cut, not what it computes: the plain path of transformers holds chunk² x heads x state
+    # values for each chunk, gigabytes at 256.
+    "chunk_size": 16,
     "conv_kernel": 4,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,

@@ -79,7 +79,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.synced = False
-        """A source has told its targets at least once."""
+        """A source has told its targets, and each of them was looked at, at least once."""
+        self._told = False
         self._records: dict[str, _Record] = {}
         self._changed = asyncio.Event()
 
@@ -94,7 +95,7 @@ class Pool:
                 self._records[url].target = target
             else:
                 self._records[url] = _Record(target)
-        self.synced = True
+        self._told = True
         self._notify()
         return set(came), set(went)
 
@@ -146,6 +147,8 @@ class Pool:
         await self._changed.wait()
 
     def _notify(self) -> None:
+        # Once true it stays: an engine that joins later does not make the gateway unready.
+        self.synced |= self._told and all(r.report is not UNKNOWN for r in self._records.values())
         self._changed.set()
         self._changed = asyncio.Event()
 

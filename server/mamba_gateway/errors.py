@@ -12,7 +12,8 @@ GatewayError                    500 internal_error
 ├── UpstreamDied                502 upstream_died           the engine broke off; not (or no longer) retried
 ├── NoEndpoint                  503 no_ready_endpoint       no engine can take the request now; retry later
 ├── Draining                    503 draining                this gateway is about to stop; retry elsewhere
-└── UpstreamSilent              504 upstream_silent         the engine sent nothing for too long
+├── UpstreamSilent              504 upstream_silent         the engine sent nothing for too long
+└── TookTooLong                 504 request_timeout         the request's longest life is over
 """
 
 from typing import ClassVar
@@ -109,3 +110,9 @@ class UpstreamSilent(GatewayError):
     """The engine holds the connection open but sent nothing for longer than the idle limit."""
 
     status, kind, code = 504, "server_error", "upstream_silent"
+
+
+class TookTooLong(GatewayError):
+    """The request reached the longest life that the gateway grants."""
+
+    status, kind, code = 504, "server_error", "request_timeout"

@@ -93,9 +93,10 @@ class Exchange:
         except Truncated:
             pass  # returning without the end of the body makes the server close the connection
         except GatewayError as error:
-            headers = error_headers(error)
-            await answer({"type": "http.response.start", "status": error.status, "headers": headers})
-            await answer({"type": "http.response.body", "body": error.envelope()})
+            if not answer.status:
+                headers = error_headers(error)
+                await answer({"type": "http.response.start", "status": error.status, "headers": headers})
+                await answer({"type": "http.response.body", "body": error.envelope()})
         finally:
             self._record(scope["path"], asked, answer, begin)
 

@@ -18,6 +18,7 @@ from mamba_gateway.errors import (
     Draining,
     GatewayError,
     NoEndpoint,
+    TookTooLong,
     UnknownModel,
     UpstreamDied,
     UpstreamSilent,
@@ -33,6 +34,10 @@ log = structlog.get_logger("mambaserve.gateway")
 
 ELSEWHERE = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
+
+
+GOODBYE_SECONDS = 3.0
+"""How long an error event may wait for the client's socket."""
 
 
 class Truncated(Exception):
@@ -51,17 +56,29 @@ class Relay:
         *,
         hold_timeout: float,
         max_attempts: int,
+        request_timeout: float,
+        wanted: Callable[[], None],
     ) -> None:
         self._session, self._pool, self._metrics, self._rng = session, pool, metrics, rng
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
+        self._request_timeout, self._wanted = request_timeout, wanted
         self.cutting = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
 
     async def run(self, call: Call, send: Send) -> None:
-        """Answer the request through `send`.
+        """Answer the request through `send`, within its longest life.
 
-        Raises a `GatewayError` if nothing was sent yet, `Truncated` if a non-stream answer broke off.
+        Raises a `GatewayError` for the client (a stream that has begun carries it already), `Truncated` if a
+        non-stream answer broke off.
         """
+        life = asyncio.timeout(self._request_timeout)
+        try:
+            async with life:
+                await self._attempts(call, send, life)
+        except TimeoutError:
+            raise self._too_long() from None
+
+    async def _attempts(self, call: Call, send: Send, life: asyncio.Timeout) -> None:
         ask = Ask(call.model)
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
@@ -71,7 +88,7 @@ class Relay:
             try:
                 async with attempt(self._session, endpoint.url, call) as (response, first):
                     if response.status not in ELSEWHERE or last:
-                        await self._pass_on(response, first, send, endpoint)
+                        await self._pass_on(response, first, send, endpoint, life)
                         return
                 reason, said = "refused", f"it answered {response.status}"
             except Unreachable as error:
@@ -99,6 +116,7 @@ class Relay:
             return found
         with self._metrics.held.track_inprogress():
             while not isinstance(found, Endpoint):
+                self._wanted()
                 if found is Nothing.MODEL_UNKNOWN:
                     raise UnknownModel(f"the model {ask.model!r} does not exist", param="model")
                 if found is Nothing.ALL_TRIED:
@@ -112,7 +130,12 @@ class Relay:
         return found
 
     async def _pass_on(
-        self, response: aiohttp.ClientResponse, first: bytes, send: Send, endpoint: Endpoint
+        self,
+        response: aiohttp.ClientResponse,
+        first: bytes,
+        send: Send,
+        endpoint: Endpoint,
+        life: asyncio.Timeout,
     ) -> None:
         headers = to_client(response.raw_headers)
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -134,7 +157,9 @@ class Relay:
             )  # fmt: skip
             await _break_off(aligner, cause, send)
         except asyncio.CancelledError:
-            if self.cutting:
+            if life.expired():
+                await _break_off(aligner, self._too_long(), send)
+            elif self.cutting:
                 await _break_off(
                     aligner, Draining("the gateway stopped before the answer was complete"), send
                 )
@@ -143,11 +168,19 @@ class Relay:
             rest = aligner.rest() if aligner else b""
             await send({"type": "http.response.body", "body": rest, "more_body": False})
 
+    def _too_long(self) -> TookTooLong:
+        return TookTooLong(f"the request took longer than {self._request_timeout:g} s")
+
 
 async def _break_off(aligner: EventAligner | None, error: GatewayError, send: Send) -> None:
     if aligner is None:
         raise Truncated from error
-    await send({"type": "http.response.body", "body": aligner.cut(error), "more_body": False})
+    try:
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await send({"type": "http.response.body", "body": aligner.cut(error), "more_body": False})
+    except TimeoutError:
+        # A client that has stopped reading does not get to keep the request.
+        raise Truncated from error
 
 
 def _why(nothing: Nothing, reasons: dict[str, str]) -> str:

@@ -8,7 +8,8 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
@@ -28,6 +29,10 @@ from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.upstream import make_session
 
 log = structlog.get_logger("mambaserve.gateway")
+
+
+SETTLE_SECONDS = 5.0
+"""Longest wait for the first look at the engines before the gateway calls itself ready all the same."""
 
 
 class _Server(uvicorn.Server):
@@ -70,47 +75,76 @@ async def serve(
     if settings.redis_url:
         log.warning("the shared prefix index is not part of this version: routing by load alone")
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
-        relay = Relay(
-            session, pool, metrics, rng,
-            hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
-        )  # fmt: skip
-        exchange = Exchange(
-            relay, admission, metrics, keys, rng,
-            max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
-        )  # fmt: skip
-        app = build(Surface(pool, admission, metrics, session, keys), exchange, rng)
         prober = Prober(
             session, pool, rng,
             interval=settings.probe_interval, timeout=settings.probe_timeout,
             key=(lambda: keys.first) if keys else None,
         )  # fmt: skip
-        source = await _source(settings, prober, rng)
         try:
-            return await _until_drained(
-                app, bound, admission, exchange, settings.drain_timeout, ready, stop or asyncio.Event()
-            )
+            async with _sources(settings, prober, rng) as wanted:
+                relay = Relay(
+                    session, pool, metrics, rng,
+                    hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
+                    request_timeout=settings.request_timeout, wanted=wanted,
+                )  # fmt: skip
+                exchange = Exchange(
+                    relay, admission, metrics, keys, rng,
+                    max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
+                )  # fmt: skip
+                app = build(Surface(pool, admission, metrics, session, keys), exchange, rng)
+                return await _until_drained(
+                    app,
+                    bound,
+                    pool,
+                    admission,
+                    exchange,
+                    settings.drain_timeout,
+                    ready,
+                    stop or asyncio.Event(),
+                )
         finally:
-            source.cancel()
-            await asyncio.gather(source, return_exceptions=True)
             await prober.close()
+            bound.close()
 
 
-async def _source(settings: GatewaySettings, prober: Prober, rng: Random) -> "asyncio.Task[None]":
+@contextlib.asynccontextmanager
+async def _sources(
+    settings: GatewaySettings, prober: Prober, rng: Random
+) -> AsyncIterator[Callable[[], None]]:
+    """Keep the targets up to date; yields what to call when an engine is wanted and none is ready."""
     if settings.deployment is None:
         prober.set_targets(Target(url, urlsplit(url).netloc) for url in settings.backend)
-        return asyncio.create_task(asyncio.sleep(0))
+        yield lambda: None
+        return
     # The Kubernetes client is large, and only this source needs it.
-    from mamba_gateway.discovery import configure, watch_slices
+    from kubernetes.aio import client
+
+    from mamba_gateway.api_server import ApiServer
+    from mamba_gateway.discovery import configure, watch_engines
+    from mamba_gateway.wake import Waker
 
     configuration, namespace = await configure(settings.kubeconfig, settings.namespace)
-    service = f"{settings.deployment}-engine"
-    watching = watch_slices(configuration, namespace, service, prober.set_targets, rng)
-    return asyncio.create_task(watching, name="endpoint slices")
+    async with client.ApiClient(configuration) as api:
+        server = ApiServer(api)
+        waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
+        tasks = [
+            asyncio.create_task(
+                watch_engines(server, namespace, settings.deployment, prober.set_targets, rng)
+            ),
+            asyncio.create_task(waker.work()),
+        ]
+        try:
+            yield waker.wanted
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _until_drained(
     app: object,
     bound: socket.socket,
+    pool: Pool,
     admission: Admission,
     exchange: Exchange,
     drain_timeout: float,
@@ -132,7 +166,11 @@ async def _until_drained(
         loop.add_signal_handler(number, told)
     serving = asyncio.create_task(server.serve(sockets=[bound]), name="http server")
     try:
-        # The socket listens already: a client that comes before the server's first turn just waits for it.
+        # A client that asks for the models right after the ready line should find them.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while not pool.synced and not stop.is_set():
+                    await pool.changed()
         ready(url_of(bound))
         await _first(serving, stop.wait())
         admission.draining = True

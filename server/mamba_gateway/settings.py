@@ -49,6 +49,8 @@ class GatewaySettings(BaseSettings):
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
+    request_timeout: float = Field(3600.0, gt=0)
+    """Longest life of one request once it has its place."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
     probe_interval: float = Field(1.0, gt=0)

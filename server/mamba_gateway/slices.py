@@ -6,13 +6,24 @@ Works on plain decoded JSON (discovery.k8s.io/v1), as the API server sends it; f
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mamba_api import names
 from mamba_gateway.endpoints import Target
 
-PORT_NAME = "http"
+
+def draining_pods(pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Names of the pods that the operator marked as draining."""
+    marked = (pod["metadata"] for pod in pods)
+    return frozenset(
+        str(metadata["name"])
+        for metadata in marked
+        if (metadata.get("annotations") or {}).get(names.ANNOTATION_DRAINING)
+    )
 
 
-def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
-    """One target for each address of all slices, in a stable order.
+def targets(
+    slices: Iterable[Mapping[str, Any]], draining: frozenset[str] = frozenset()
+) -> tuple[Target, ...]:
+    """One target for each address of all slices, in a stable order; pods named in `draining` drain.
 
     An address may be in two slices for a moment while the control plane moves it: then the better standing
     counts, ready before not ready, staying before draining. A condition that is absent or null is true for
@@ -23,7 +34,7 @@ def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
         if item.get("addressType") == "FQDN" or (port := _port(item.get("ports") or ())) is None:
             continue
         for endpoint in item.get("endpoints") or ():
-            for target in _of_endpoint(endpoint, port):
+            for target in _of_endpoint(endpoint, port, draining):
                 known = found.get(target.url)
                 if known is None or (target.ready, not target.draining) > (known.ready, not known.draining):
                     found[target.url] = target
@@ -32,12 +43,12 @@ def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
 
 def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
     numbered = [port for port in ports if port.get("port") and port.get("protocol", "TCP") == "TCP"]
-    named = [port for port in numbered if port.get("name") == PORT_NAME]
+    named = [port for port in numbered if port.get("name") == names.HTTP_PORT_NAME]
     chosen = (named or numbered)[:1]
     return int(chosen[0]["port"]) if chosen else None
 
 
-def _of_endpoint(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
+def _of_endpoint(endpoint: Mapping[str, Any], port: int, draining: frozenset[str]) -> Iterable[Target]:
     conditions = endpoint.get("conditions") or {}
     name = (endpoint.get("targetRef") or {}).get("name") or ""
     terminating = bool(conditions.get("terminating"))
@@ -48,5 +59,5 @@ def _of_endpoint(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
             name=name or f"{host}:{port}",
             # A terminating pod is never `ready`, but may still finish what it has: `draining` says that.
             ready=conditions.get("ready") is not False or terminating,
-            draining=terminating,
+            draining=terminating or name in draining,
         )

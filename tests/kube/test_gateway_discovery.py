@@ -6,13 +6,20 @@ import re
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from kubernetes.aio import client
 
-from mamba_gateway.discovery import SliceWatch, Stale, configure, watch_slices
+from mamba_api import names
+from mamba_gateway.api_server import ApiServer
+from mamba_gateway.discovery import configure, watch_engines
 from mamba_gateway.endpoints import Target
+from mamba_gateway.wake import Waker
+from mamba_gateway.watch import Stale, Watch
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -59,21 +66,24 @@ class Seen:
 
 
 @contextlib.asynccontextmanager
-async def watching(plane: ControlPlane, namespace: str, service: str) -> AsyncIterator[Seen]:
-    seen = Seen()
-    configuration, _ = await configure(str(plane.kubeconfig), namespace)
-    task = asyncio.create_task(watch_slices(configuration, namespace, service, seen, Random(0)))
-    try:
-        yield seen
-        assert not task.done()
-    finally:
-        await ended(task)
-
-
-async def ended(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def connected(file: Any, namespace: str) -> AsyncIterator[ApiServer]:
+    configuration, _ = await configure(str(file), namespace)
+    async with client.ApiClient(configuration) as api:
+        yield ApiServer(api)
     await asyncio.sleep(TLS_GOODBYE)
+
+
+@contextlib.asynccontextmanager
+async def watching(file: Any, namespace: str) -> AsyncIterator[Seen]:
+    seen = Seen()
+    async with connected(file, namespace) as server:
+        task = asyncio.create_task(watch_engines(server, namespace, "x", seen, Random(0)))
+        try:
+            yield seen
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def put(plane: ControlPlane, namespace: str, *slices: dict[str, Any]) -> None:
@@ -82,7 +92,7 @@ async def put(plane: ControlPlane, namespace: str, *slices: dict[str, Any]) -> N
 
 
 async def test_slices_are_followed_as_they_come_change_and_go(control_plane, namespace) -> None:
-    async with watching(control_plane, namespace, "x-engine") as seen:
+    async with watching(control_plane.kubeconfig, namespace) as seen:
         await seen.until({})
         await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
         await seen.until({"a": False})
@@ -102,7 +112,7 @@ async def test_losing_the_api_server_loses_no_endpoint_and_changes_meanwhile_arr
     control_plane, namespace
 ) -> None:
     await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
-    async with watching(control_plane, namespace, "x-engine") as seen:
+    async with watching(control_plane.kubeconfig, namespace) as seen:
         await seen.until({"a": False})
         with control_plane.api_server_down():
             await asyncio.sleep(1.0)
@@ -112,20 +122,69 @@ async def test_losing_the_api_server_loses_no_endpoint_and_changes_meanwhile_arr
 
 
 async def test_an_expired_version_is_stale_and_leads_to_a_new_list(control_plane, namespace) -> None:
-    from kubernetes.aio import client
-
     await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
-    configuration, _ = await configure(str(control_plane.kubeconfig), namespace)
-    seen = Seen()
-    async with client.ApiClient(configuration) as api:
+    found: list[list[str]] = []
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    async with connected(control_plane.kubeconfig, namespace) as server:
         selector = "kubernetes.io/service-name=x-engine"
-        slices = SliceWatch(client.DiscoveryV1Api(api), namespace, selector, seen)
+        slices = Watch(server, path, selector, lambda objects: found.append(list(objects)))
         with pytest.raises(Stale):
             await slices.watch("1")
         version = await slices.list()
-    await asyncio.sleep(TLS_GOODBYE)
     assert int(version) > 1
-    assert seen.names == {"a": False}
+    assert found == [["s1"]]
+
+
+async def test_a_pod_that_the_operator_marks_drains_before_its_slice_says_so(
+    control_plane, namespace
+) -> None:
+    labels = {**names.selector("x", "engine")}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "a", "labels": labels},
+        "spec": {"containers": [{"name": "engine", "image": "example.test/none:1"}]},
+    }
+    await put(control_plane, namespace, pod)
+    both = slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL), ("b", "10.1.0.2", WELL))
+    await put(control_plane, namespace, both)
+    async with watching(control_plane.kubeconfig, namespace) as seen:
+        await seen.until({"a": False, "b": False})
+        mark = f"{names.ANNOTATION_DRAINING}=2026-01-01T00:00:00Z"
+        await asyncio.to_thread(control_plane.kubectl, "annotate", "pod", "a", mark, "-n", namespace)
+        await seen.until({"a": True, "b": False})
+        unmark = f"{names.ANNOTATION_DRAINING}-"
+        await asyncio.to_thread(control_plane.kubectl, "annotate", "pod", "a", unmark, "-n", namespace)
+        await seen.until({"a": False, "b": False})
+
+
+async def test_a_held_request_writes_the_time_into_the_wake_annotation_of_its_deployment(
+    control_plane, namespace
+) -> None:
+    definition = Path(__file__).parents[2] / "crds" / "mambadeployments.serving.mambaserve.io.yaml"
+    await asyncio.to_thread(control_plane.kubectl, "apply", "--server-side", "-f", str(definition))
+    established = ("wait", "--for=condition=Established", "crd", "mambadeployments.serving.mambaserve.io")
+    await asyncio.to_thread(control_plane.kubectl, *established)
+    example = Path(__file__).parents[2] / "examples" / "01-quick-start" / "mamba.yaml"
+    await asyncio.to_thread(control_plane.kubectl, "apply", "-n", namespace, "-f", str(example))
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    def annotation() -> str | None:
+        found = control_plane.get("mambadeployments", "quick-start", namespace)
+        return found["metadata"].get("annotations", {}).get(names.ANNOTATION_WAKE)
+
+    async with connected(control_plane.kubeconfig, namespace) as server:
+        waker = Waker(server, namespace, "quick-start", lambda: at, every=0.05)
+        task = asyncio.create_task(waker.work())
+        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(annotation) is None
+        waker.wanted()
+        async with asyncio.timeout(15):
+            while await asyncio.to_thread(annotation) is None:  # noqa: ASYNC110 - in another process
+                await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await asyncio.to_thread(annotation) == "2026-01-02T03:04:05+00:00"
 
 
 async def test_a_namespace_that_forbids_it_is_tried_again_and_not_fatal(control_plane, namespace) -> None:
@@ -133,20 +192,20 @@ async def test_a_namespace_that_forbids_it_is_tried_again_and_not_fatal(control_
 
     nobody = control_plane.authority.issue(Identity("nobody", "/CN=nobody", ("DNS:nobody",)))
     file = control_plane.write_kubeconfig("nobody", nobody)
-    seen = Seen()
-    configuration, _ = await configure(str(file), namespace)
-    task = asyncio.create_task(watch_slices(configuration, namespace, "x-engine", seen, Random(0)))
-    await asyncio.sleep(1.5)
-    assert not task.done()
-    assert seen.calls == 0
-    rule = ("create", "rolebinding", "nobody", "--clusterrole=view", "--user=nobody", "-n", namespace)
-    await asyncio.to_thread(control_plane.kubectl, *rule)
-    role = ("create", "role", "slices", "--verb=list,watch", "--resource=endpointslices.discovery.k8s.io")
-    await asyncio.to_thread(control_plane.kubectl, *role, "-n", namespace)
-    bind = ("create", "rolebinding", "slices", "--role=slices", "--user=nobody", "-n", namespace)
-    await asyncio.to_thread(control_plane.kubectl, *bind)
-    await seen.until({})
-    await ended(task)
+    async with watching(file, namespace) as seen:
+        await asyncio.sleep(1.5)
+        assert seen.calls == 0
+        role = (
+            "create",
+            "role",
+            "seer",
+            "--verb=get,list,watch",
+            "--resource=endpointslices.discovery.k8s.io,pods",
+        )
+        await asyncio.to_thread(control_plane.kubectl, *role, "-n", namespace)
+        bind = ("create", "rolebinding", "seer", "--role=seer", "--user=nobody", "-n", namespace)
+        await asyncio.to_thread(control_plane.kubectl, *bind)
+        await seen.until({})
 
 
 async def test_the_command_watches_the_engines_of_its_deployment(control_plane, namespace) -> None:

@@ -305,6 +305,52 @@ async def test_a_silent_engine_ends_in_504_or_in_an_error_event(engine, gateway,
     assert b'"upstream_silent"' in got
 
 
+async def test_a_request_that_outlives_its_time_ends_in_504_or_in_an_error_event(
+    engine, gateway, client, eventually
+) -> None:
+    fake = await engine()
+    through = await gateway(fake, request_timeout=0.3)
+    async with client.post(f"{through.url}/v1/completions", json={**BODY, "gap": 5}) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "request_timeout"
+    endless = {**STREAM, "max_tokens": 1000, "gap": 0.02}
+    async with client.post(f"{through.url}/v1/completions", json=endless) as response:
+        got = await response.read()
+    assert got.startswith(b"data: ")
+    assert b'"request_timeout"' in got.split(b"\n\n")[-2]
+    await eventually(lambda: fake.active == 0)
+
+
+async def test_a_json_answer_that_outlives_its_time_closes_the_connection(engine, gateway, client) -> None:
+    async def half(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"{")
+        return await hang(request, body)
+
+    through = await gateway(await engine(handler=half), request_timeout=0.2)
+    async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+async def test_a_client_that_does_not_read_cannot_keep_a_request_beyond_its_time(
+    engine, gateway, client, eventually
+) -> None:
+    async def flood(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = await started_stream(request)
+        while True:
+            await response.write(b"data: " + b"x" * 65_000 + b"\n\n")
+
+    fake = await engine(handler=flood)
+    through = await gateway(fake, request_timeout=0.5)
+    response = await client.post(f"{through.url}/v1/completions", json=STREAM)
+    await eventually(lambda: fake.active == 1)
+    await eventually(lambda: fake.active == 0, 8)
+    assert (await through.metrics(client))["mambaserve_gateway_in_flight"] == 0
+    response.close()
+
+
 async def test_a_full_house_is_429_with_retry_after(engine, gateway, client, eventually) -> None:
     fake = await engine(handler=hang)
     through = await gateway(fake, max_in_flight=2, max_queue=1, drain_timeout=0.1)

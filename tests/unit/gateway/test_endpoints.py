@@ -14,12 +14,29 @@ def test_targets_come_and_go_and_keep_their_counts() -> None:
     pool = Pool()
     assert not pool.synced
     assert pool.set_targets([A]) == ({"http://a"}, set())
-    assert pool.synced
     pool.begin(A.url)
     assert pool.set_targets([A, B]) == ({"http://b"}, set())
     assert [end.in_flight for end in pool.snapshot()] == [1, 0]
     assert pool.set_targets([B]) == (set(), {"http://a"})
     assert [end.name for end in pool.snapshot()] == ["b"]
+
+
+def test_the_pool_is_synced_when_every_target_was_looked_at_once_and_stays_so() -> None:
+    pool = Pool()
+    pool.set_targets([A, B])
+    pool.report(A.url, WELL)
+    assert not pool.synced
+    pool.report(B.url, Report(ready=False, reason="loading"))
+    assert pool.synced
+    pool.set_targets([A, B, Target("http://c")])
+    assert pool.synced
+
+
+def test_a_pool_without_targets_is_synced_as_soon_as_that_is_known() -> None:
+    pool = Pool()
+    assert not pool.synced
+    pool.set_targets([])
+    assert pool.synced
 
 
 def test_a_new_target_is_not_ready_before_its_first_report() -> None:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from mamba_gateway.slices import targets
+from mamba_api import names
+from mamba_gateway.slices import draining_pods, targets
 
 
 def item(
@@ -66,3 +67,12 @@ def test_an_address_in_two_slices_is_one_target_in_its_better_standing() -> None
     for order in ((bad, good), (good, bad)):
         [one] = targets(order)
         assert one.ready
+
+
+def test_a_pod_that_the_operator_marked_drains_while_its_slice_still_calls_it_ready() -> None:
+    marked = {"metadata": {"name": "a", "annotations": {names.ANNOTATION_DRAINING: "2026-01-01T00:00:00Z"}}}
+    others = [{"metadata": {"name": "b"}}, {"metadata": {"name": "c", "annotations": None}}]
+    draining = draining_pods([marked, *others])
+    assert draining == frozenset({"a"})
+    found = targets([item(at("10.0.0.1", "a", ready=True), at("10.0.0.2", "b", ready=True))], draining)
+    assert [(t.name, t.ready, t.draining) for t in found] == [("a", True, True), ("b", True, False)]

@@ -1,0 +1,112 @@
+"""Watch: keeps a copy of some Kubernetes objects up to date, by name, as plain decoded JSON.
+
+List, then watch from there; a 410 or a silent watch leads to a new list, an unreachable API server to waiting
+with back-off. What was known stays in force meanwhile. Used by `discovery`; knows nothing of what it watches.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+import structlog
+
+from mamba_gateway.api_server import JSON, METADATA_LIST, METADATA_WATCH, ApiServer, checked, short
+
+log = structlog.get_logger("mambaserve.gateway")
+
+WATCH_SECONDS = 240
+"""The server ends each watch after this; bookmarks keep the version fresh in between."""
+LONGEST_WATCH = WATCH_SECONDS + 30.0
+"""A server that is still silent then is not there any more."""
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
+Objects = Mapping[str, Mapping[str, Any]]
+
+
+class Stale(Exception):
+    """The watch cannot go on from this version: list again."""
+
+
+class Watch:
+    """The objects of one selector in one collection (`path`), whole or their metadata alone."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        path: str,
+        selector: str,
+        changed: Callable[[Objects], None],
+        *,
+        metadata_only: bool = False,
+    ) -> None:
+        self._server, self._path, self._changed = server, path, changed
+        self._accept = (METADATA_LIST, METADATA_WATCH) if metadata_only else (JSON, JSON)
+        self._where = {"labelSelector": selector}
+        self._objects: dict[str, dict[str, Any]] = {}
+
+    async def follow(self, rng: Random) -> None:
+        """Keep up to date for ever; ends only by cancellation."""
+        backoff = FIRST_BACKOFF
+        while True:
+            try:
+                version = await self.list()
+                backoff = FIRST_BACKOFF
+                while True:
+                    version = await self.watch(version)
+            except Stale as why:
+                log.info("listing again", what=self._path, why=str(why))
+            except Exception as error:
+                # Whatever it is: without this loop the gateway would route by a picture of the past for ever.
+                wait = backoff * rng.uniform(0.5, 1.0)
+                log.warning("trying again", what=self._path, error=short(error), seconds=round(wait, 2))
+                await asyncio.sleep(wait)
+                backoff = min(LONGEST_BACKOFF, backoff * 2)
+
+    async def list(self) -> str:
+        """Replace everything known; returns the version to watch from."""
+        answer = await self._server.request("GET", self._path, query=self._where, accept=self._accept[0])
+        with contextlib.closing(answer):
+            body = msgspec.json.decode(await checked(answer), type=dict[str, Any])
+        self._objects = {item["metadata"]["name"]: item for item in body.get("items") or ()}
+        self._changed(self._objects)
+        return str(body["metadata"]["resourceVersion"])
+
+    async def watch(self, version: str) -> str:
+        """Follow until the server ends the watch; returns the version to go on from. Raises `Stale`."""
+        query = {
+            **self._where,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        answer = await self._server.request(
+            "GET", self._path, query=query, accept=self._accept[1], timeout=LONGEST_WATCH
+        )
+        with contextlib.closing(answer):
+            if answer.status == 410:
+                raise Stale("the version is gone")
+            if answer.status != 200:
+                await checked(answer)
+            buffer = b""
+            # Lines may be longer than the reader's limit for one line: split here.
+            async for chunk in answer.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    version = self._event(msgspec.json.decode(line, type=dict[str, Any]), version)
+        return version
+
+    def _event(self, event: dict[str, Any], version: str) -> str:
+        kind, item = event["type"], event["object"]
+        if kind == "ERROR":
+            raise Stale(f"{item.get('code')} {item.get('reason') or item.get('message')}")
+        metadata = item["metadata"]
+        if kind == "DELETED":
+            self._objects.pop(metadata["name"], None)
+        elif kind in ("ADDED", "MODIFIED"):
+            self._objects[metadata["name"]] = item
+        if kind != "BOOKMARK":
+            self._changed(self._objects)
+        return str(metadata.get("resourceVersion", version))
