@@ -37,6 +37,8 @@ def running_engine(model: Path, *options: str, threads: int, ready_within: float
             process.kill()
             process.wait()
         reader.join(5)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _read(process: "subprocess.Popen[bytes]", log: deque[str]) -> None:
