@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mamba_cli.errors import CliError
+from mamba_cli.first_process import obey_from_the_start
 
 COMMANDS: tuple[str, ...] = (
     "bench",
@@ -52,6 +53,7 @@ def _collect() -> None:
 
 def run() -> None:
     """Entry point of `mambaserve`; exits with the codes of `mamba_cli.errors`."""
+    obey_from_the_start()
     _collect()
     try:
         app()

@@ -1,0 +1,31 @@
+"""The first process of a container ends when it is told to, however early that is."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import sys, time
+from mamba_cli import first_process, main
+
+first_process.os.getpid = lambda: {pid}
+# What takes seconds in a container that has just started.
+main._collect = lambda: (print("started", flush=True), time.sleep(60))
+main.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("pid", "code"), [(1, 128 + signal.SIGTERM), (4711, -signal.SIGTERM)], ids=["first", "any other"]
+)
+def test_a_command_that_is_still_starting_ends_by_sigterm(pid: int, code: int) -> None:
+    argv = [sys.executable, "-c", CODE.format(pid=pid)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(30) == code
