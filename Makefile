@@ -5,7 +5,7 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
 WORKERS ?= 2
 
-.PHONY: help setup demo test lint types props kube e2e bench docs crds lock format
+.PHONY: help setup demo test lint types props mutants kube e2e bench docs crds lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,10 @@ types: setup ## mypy, strict
 	@$(BIN)/mypy
 
 props: setup ## the property tests with a large budget
-	@MAMBASERVE_PROPS=large $(PYTEST) tests/properties
+	@MAMBASERVE_PROPS=large $(PYTEST) -rP tests/properties
+
+mutants: setup ## seed known defects one by one and see the tests notice each
+	@$(PY) tests/mutants/run.py
 
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube

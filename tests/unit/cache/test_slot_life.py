@@ -45,3 +45,13 @@ def test_every_state_is_reached_from_free_and_leads_back() -> None:
                     seen.add(new)
                     todo.append(new)
         assert end in seen
+
+
+def test_these_moves_follow_a_device_write_and_no_others() -> None:
+    fenced = {(old.name, new.name) for (old, new), needed in TRANSITIONS.items() if needed}
+    assert fenced == {
+        ("LIVE", "CACHED"),
+        ("TRACK_PENDING", "TRACK_READY"),
+        ("TRACK_READY", "CACHED"),
+        ("FENCED", "FREE"),
+    }

@@ -1,0 +1,180 @@
+"""The engine core: what is refused, what ends how, and what a failing device leaves behind."""
+
+import random
+
+import pytest
+
+from depth_coded import oracle
+from engine_trial import EngineTrial, TrialSetup
+from mamba_server.engine.admin import Admin
+from mamba_server.engine.stats import collect
+from mamba_server.wire import AbortRequest, AddRequest, AdminCall, SamplingParams, StopSequence
+
+
+def trial(**changes: object) -> EngineTrial:
+    return EngineTrial(TrialSetup(**{"slabs": 40, **changes}), random.Random(0))
+
+
+def admin(engine: EngineTrial, verb: str, **body: object) -> tuple[int, dict]:
+    reply = Admin(engine.core, {"strategy": engine.setup.strategy}).answer(AdminCall("1", verb, body))
+    return reply.status, reply.body
+
+
+def test_a_prompt_beyond_the_model_is_refused_with_the_numbers() -> None:
+    rejected = trial().core.add(AddRequest("r", [1] * 1000, SamplingParams(max_tokens=100)))
+    assert rejected is not None
+    assert (rejected.status, rejected.code) == (400, "context_length_exceeded")
+    assert "1000" in rejected.message
+    assert "shorten the prompt" in rejected.message
+
+
+def test_a_sequence_that_never_fits_is_refused_and_not_left_waiting() -> None:
+    engine = trial(slabs=6, pages_per_slab=1)
+    rejected = engine.core.add(AddRequest("r", [1] * 100, SamplingParams(max_tokens=9)))
+    assert rejected is not None
+    assert "does not fit this engine's arena of 5 slabs" in rejected.message
+    assert engine.core.idle
+
+
+def test_a_full_queue_says_retry_later() -> None:
+    engine = trial()
+    engine.core._max_waiting = 2
+    rejected = engine.core.add(AddRequest("r", [1], SamplingParams(max_tokens=1), n=3))
+    assert rejected is not None
+    assert (rejected.status, rejected.retry_after) == (429, 1.0)
+
+
+def test_an_end_token_ends_the_sequence_and_its_extra_token_is_dropped() -> None:
+    for prompt in ([at, at + 1] for at in range(1, 90)):
+        alone = oracle(prompt, 60, frozenset({0}))
+        if alone[-1] == 0 and 2 < len(alone) < 60:
+            break
+    engine = trial()
+    engine.add(prompt, 60, ignore_eos=False)
+    engine.close()
+    assert engine.got["r0", 0] == alone
+    assert engine.ended["r0", 0] == "stop"
+
+
+def test_an_aborted_request_gives_no_more_tokens_and_all_memory_back() -> None:
+    engine = trial()
+    engine.add(list(range(1, 30)), 40, n=2)
+    for _ in range(5):
+        engine.step()
+    engine.abort()
+    before = {key: list(tokens) for key, tokens in engine.got.items()}
+    engine.close()
+    assert engine.got == before
+    assert engine.core.finished["abort"] == 2
+
+
+def test_events_for_requests_that_are_gone_do_nothing() -> None:
+    engine = trial()
+    engine.core.abort(AbortRequest("nobody"))
+    engine.core.stop(StopSequence("nobody", 0, 3))
+    engine.close()
+
+
+def test_a_stop_string_ends_one_sequence_of_several() -> None:
+    engine = trial()
+    engine.add(list(range(1, 12)), 20, n=2)
+    for _ in range(8):
+        engine.step()
+    engine.core.stop(StopSequence("r0", 1, 2))
+    engine.ended["r0", 1] = "stop string"
+    engine.close()
+    assert engine.ended["r0", 0] == "length"
+
+
+@pytest.mark.parametrize("how", ["before", "half", "after"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_failed_step_ends_its_sequences_with_an_error_and_serving_goes_on(how: str, overlap: bool) -> None:
+    engine = trial(overlap=overlap)
+    engine.add(list(range(1, 30)), 20)
+    for _ in range(4):
+        engine.step()
+    engine.runner.fail_steps[engine.core.step_number + 1] = how
+    engine.step()
+    engine.add(list(range(1, 30)), 20)
+    engine.close()
+    assert engine.ended == {("r0", 0): "error", ("r1", 0): "length"}
+    assert engine.core.failed_steps == 1
+    assert engine.core.last_error == "RuntimeError: injected device failure"
+
+
+def test_a_request_too_long_for_the_wanted_strategy_refuses_the_change() -> None:
+    engine = trial(slabs=8, pages_per_slab=1, page_size=4, strategy="NoBuffer")
+    engine.add(list(range(1, 5)), 20)
+    refusal = engine.core.change_strategy("ExtraBuffer")
+    assert "24 tokens, which with 3 slots a sequence do not fit 7 slabs" in refusal
+    assert engine.cache.strategy.name == "NoBuffer"
+    engine.close()
+
+
+def test_the_strategy_changes_while_serving() -> None:
+    engine = trial(strategy="NoBuffer")
+    engine.add(list(range(1, 30)), 30)
+    for name in ("ExtraBuffer", "ExtraBufferLazy", "NoBuffer"):
+        for _ in range(3):
+            engine.step()
+        status, body = admin(engine, "strategy", strategy=name, trackInterval=8)
+        assert (status, body["strategy"]) == (200, name)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "status", "says"),
+    [
+        ("dance", {}, 404, "no admin call 'dance'"),
+        ("strategy", {"strategy": "Huge"}, 400, "is not one of NoBuffer"),
+        ("strategy", {"trackInterval": 6}, 400, "multiple of the page size 4"),
+        ("strategy", {"trackInterval": "8"}, 400, "multiple of the page size 4"),
+        ("strategy", {"trackInterval": True}, 400, "multiple of the page size 4"),
+    ],
+)
+def test_a_bad_admin_call_says_what_is_wrong(verb: str, body: dict, status: int, says: str) -> None:
+    answered, message = admin(trial(), verb, **body)
+    assert answered == status
+    assert says in message["message"]
+
+
+def test_a_flush_tells_how_many_checkpoints_went() -> None:
+    engine = trial()
+    engine.add(list(range(1, 30)), 2)
+    for _ in range(6):
+        engine.step()
+    there = engine.cache.tree.checkpoints
+    status, body = admin(engine, "flush_cache")
+    assert (status, body["checkpointsDropped"], body["epoch"]) == (200, there, 2)
+    assert there > 0
+
+
+def test_the_ledger_and_the_requests_can_be_looked_at() -> None:
+    engine = trial()
+    engine.add(list(range(1, 30)), 20)
+    engine.step()
+    status, body = admin(engine, "ledger")
+    assert status == 200
+    assert body["slots_total"] == 39
+    assert body["running"] == 1
+    (request,) = admin(engine, "requests")[1]["requests"]
+    assert (request["id"], request["phase"], request["promptTokens"]) == ("r0", "decode", 29)
+    engine.close()
+
+
+def test_stats_count_tokens_and_slots_by_owner() -> None:
+    engine = trial()
+    engine.add(list(range(1, 30)), 20)
+    engine.add(list(range(1, 30)), 20)
+    for _ in range(5):
+        engine.step()
+    stats = collect(engine.core)
+    owners = [value for name, value in stats.gauges.items() if name.startswith("slabs{")]
+    assert sum(owners) == 39
+    assert 0 < stats.gauges["arena_usage"] <= 1
+    engine.close()
+    stats = collect(engine.core)
+    assert stats.counters["generation_tokens_total"] == 40
+    assert stats.counters["prompt_tokens_total"] == 58
+    assert stats.counters["sequences_finished_total{reason=length}"] == 2
+    assert stats.gauges["state_usage"] == stats.gauges["kv_usage"] == 0

@@ -1,0 +1,166 @@
+"""What the scheduler decides: decodes first, pieces on the grid, admission, preemption, leaving."""
+
+import random
+
+import pytest
+
+from engine_trial import EngineTrial, TrialSetup
+from mamba_server.engine.sequence import Phase, Sequence
+
+
+def trial(**changes: object) -> EngineTrial:
+    return EngineTrial(TrialSetup(**{"slabs": 40, "overlap": False, **changes}), random.Random(0))
+
+
+def sequences(engine: EngineTrial) -> dict[str, Sequence]:
+    return {name: group[0] for name, group in engine.core.sequences.items()}
+
+
+def plan(engine: EngineTrial) -> tuple[list[str], list[tuple[str, int, int, bool]]]:
+    """The next step as (decodes, pieces); it is not run."""
+    schedule = engine.core.scheduler.schedule(engine.core.step_number + 1)
+    pieces = [(p.sequence.request_id, p.start, p.stop, p.final) for p in schedule.pieces]
+    return [each.request_id for each in schedule.decodes], pieces
+
+
+def test_decodes_come_first_and_prefill_shares_the_step() -> None:
+    engine = trial()
+    engine.add([1, 2, 3], 9)
+    engine.step()
+    engine.add(list(range(1, 30)), 9)
+    assert plan(engine) == (["r0"], [("r1", 0, 29, True)])
+
+
+def test_a_long_prompt_goes_in_pieces_that_end_on_the_chunk_grid() -> None:
+    engine = trial(step_tokens=40, chunk=16)
+    engine.add(list(range(1, 80)), 2)
+    stops = []
+    for _ in range(3):
+        stops += [stop for _, _, stop, _ in plan(engine)[1]]
+    assert stops == [32, 64, 79]
+
+
+def test_running_prompts_share_the_budget_before_new_ones_start() -> None:
+    engine = trial(step_tokens=32, chunk=16)
+    engine.add(list(range(1, 60)), 2)
+    engine.add(list(range(1, 9)), 2)
+    assert plan(engine)[1] == [("r0", 0, 32, False)]
+    assert plan(engine)[1] == [("r0", 32, 59, True)]
+
+
+def test_a_lower_number_runs_first_and_equal_ones_in_order_of_arrival() -> None:
+    engine = trial(rows=2)
+    for priority in (1, 0, 0):
+        engine.add([5, 6, 7], 2, priority=priority)
+    assert [name for name, *_ in plan(engine)[1]] == ["r1", "r2"]
+
+
+def test_no_more_run_than_there_are_rows() -> None:
+    engine = trial(rows=3)
+    for _ in range(5):
+        engine.add([1, 2, 3], 30)
+    engine.step()
+    assert engine.core.scheduler.running == 3
+    assert len(engine.core.scheduler.waiting) == 2
+    engine.close()
+
+
+def test_siblings_wait_for_the_prefill_of_the_first_and_resume_from_it() -> None:
+    engine = trial(rows=4)
+    engine.add(list(range(1, 34)), 4, n=3)
+    assert len(plan(engine)[1]) == 1
+    engine = trial(rows=4)
+    engine.add(list(range(1, 34)), 4, n=3)
+    engine.step()
+    engine.step()
+    group = engine.core.sequences["r0"]
+    assert [each.cached_tokens for each in group] == [0, 32, 32]
+    engine.close()
+
+
+def test_siblings_whose_leader_was_aborted_still_run() -> None:
+    engine = trial(rows=4)
+    engine.add(list(range(1, 34)), 4, n=2)
+    leader, follower = engine.core.sequences["r0"]
+    engine.core._finish(leader, "abort")
+    engine.ended[leader.key] = "abort"
+    engine.step()
+    assert follower.phase is not Phase.WAITING
+    engine.close()
+
+
+def test_a_preempted_sequence_has_nothing_left_and_loses_no_token() -> None:
+    engine = trial(overlap=True)
+    engine.add(list(range(1, 20)), 12)
+    for _ in range(4):
+        engine.step()
+    sequence = sequences(engine)["r0"]
+    known = sequence.known
+    engine.core.scheduler.preempt(sequence)
+    assert (sequence.phase, sequence.holding, sequence.row) == (Phase.WAITING, None, -1)
+    assert sequence.known == known
+    assert engine.core.scheduler.counters.preemptions == 1
+    engine.close()
+
+
+def test_a_preempted_sequence_waits_until_its_last_token_is_back() -> None:
+    engine = trial(overlap=True)
+    engine.add(list(range(1, 20)), 12)
+    for _ in range(3):
+        engine.step()
+    sequence = sequences(engine)["r0"]
+    engine.core.scheduler.preempt(sequence)
+    assert sequence.in_flight == 1
+    assert engine.core.scheduler.waiting.candidates(9) == []
+    engine.step()
+    assert sequence.in_flight == 0
+    engine.close()
+
+
+def test_the_last_to_come_is_preempted_when_pages_run_out() -> None:
+    engine = trial(slabs=10, pages_per_slab=1, page_size=4, strategy="NoBuffer", rows=3)
+    engine.add(list(range(1, 9)), 20)
+    engine.add(list(range(40, 48)), 20)
+    for _ in range(60):
+        engine.step()
+        if engine.core.scheduler.counters.preemptions:
+            break
+    preempted = sequences(engine)["r1"]
+    assert preempted.preemptions == 1
+    assert sequences(engine)["r0"].preemptions == 0
+    engine.close()
+
+
+def test_recomputed_tokens_are_counted_apart_from_cached_ones() -> None:
+    engine = trial()
+    engine.add(list(range(1, 20)), 12)
+    for _ in range(6):
+        engine.step()
+    engine.preempt()
+    engine.close()
+    counters = engine.core.scheduler.counters
+    assert counters.prompt_tokens == 19
+    assert 0 < counters.recomputed_tokens < 24
+    assert counters.cached_tokens == 0
+
+
+def test_the_last_token_of_a_sequence_is_not_followed_by_another_launch() -> None:
+    engine = trial(overlap=True)
+    engine.add([1, 2, 3], 3)
+    for _ in range(8):
+        engine.step()
+    assert engine.core.step_number == 3
+    engine.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_refused_extension_only_delays(overlap: bool) -> None:
+    engine = trial(overlap=overlap)
+    engine.add(list(range(1, 9)), 30)
+    engine.arena.refuse = lambda _: True
+    for _ in range(5):
+        engine.step()
+    assert not engine.got
+    engine.arena.refuse = lambda _: False
+    engine.close()
+    assert engine.ended == {("r0", 0): "length"}
