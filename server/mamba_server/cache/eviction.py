@@ -1,9 +1,10 @@
 """Which checkpoint or leaf goes first: least recently used, or recency against recompute cost.
 
-RecomputeCost is GreedyDual-Size (Cao and Irani, 1997): an entry's priority is the clock at its last use plus
-its cost, and the clock rises to the priority of whatever is evicted. The cost of a checkpoint is the tokens
-to recompute from the nearest shallower one; FLOPs per token and bytes per state are the same for every
-checkpoint of a model, so they only scale it. Called by the tree and the state cache.
+RecomputeCost is GreedyDual-Size-Frequency (Cherkasova, 1998; GreedyDual-Size: Cao and Irani, 1997): priority
+is the clock at the last use plus the cost, times one more than the hits so far, and the clock rises to the
+priority of whatever is evicted. The cost of a checkpoint is the tokens to recompute from the nearest
+shallower one; FLOPs per token and bytes per state are the same for all of a model, so they only scale it.
+Called by the tree and the state cache.
 """
 
 import heapq
@@ -13,6 +14,9 @@ from typing import Literal, Self
 from mamba_server.cache.node import Node
 
 Policy = Literal["RecomputeCost", "LRU"]
+
+GUESS = 0.05
+"""What a checkpoint on the track-interval grid counts, until its first hit, of one at an end or a branch."""
 
 
 class Eviction:
@@ -25,15 +29,20 @@ class Eviction:
         self._clock = 0.0
         self._compact_at = 4096
 
-    def used(self, node: Node) -> None:
-        """`node` was made or hit just now."""
+    def used(self, node: Node, *, hit: bool = False) -> None:
+        """`node` was made, or (`hit`) resumed from, just now."""
         if self.policy == "LRU":
             self._clock += 1.0
-            node.priority = self._clock
-        else:
-            cost = node.depth - node.checkpoint_above() if node.slot else 0
-            node.priority = self._clock + cost
+        node.hits += hit
+        node.used_at = self._clock
+        node.priority = self._current(node)
         self.offer(node)
+
+    def _current(self, node: Node) -> float:
+        if self.policy == "LRU" or not node.slot:
+            return node.used_at
+        weight = GUESS if node.guess and not node.hits else 1 + node.hits
+        return node.used_at + (node.depth - node.checkpoint_above()) * weight
 
     def offer(self, node: Node) -> None:
         """`node` may be a victim (again)."""
@@ -44,15 +53,38 @@ class Eviction:
             heapq.heapify(self._heap)
             self._compact_at = max(4096, 2 * len(self._heap))
 
+    def displaces(self, tokens: int) -> bool:
+        """Whether a new checkpoint, `tokens` past the one above it and never hit, is worth an old one.
+
+        Under LRU anything new is. Else it must be worth more than the cheapest: a guess at where prompts part
+        must not push out what has proved itself.
+        """
+        if self.policy == "LRU":
+            return True
+        with self.victims() as queue:
+            while (node := queue.next()) is not None:
+                queue.keep(node)
+                if node.slot and not node.state_lock:
+                    return self._clock + GUESS * tokens > node.priority
+        return False
+
     def victims(self) -> "VictimQueue":
         """Nodes from the least valuable up. What is not taken goes back when the queue is closed."""
         return VictimQueue(self)
 
     def pop(self) -> Node | None:
+        """The least valuable node, out of the heap; None if there is none."""
         while self._heap:
             _, _, stamp, node = heapq.heappop(self._heap)
-            if stamp == node.stamp and node.parent is not None:
-                return node
+            if stamp != node.stamp or node.parent is None:
+                continue
+            current = self._current(node)
+            if node.slot and current > node.priority:
+                # The checkpoint above it is gone since: losing this one too costs more than was thought.
+                node.priority = current
+                self.offer(node)
+                continue
+            return node
         return None
 
     def evicted(self, node: Node) -> None:

@@ -15,6 +15,8 @@ class Node:
     __slots__ = (
         "children",
         "depth",
+        "guess",
+        "hits",
         "kv_lock",
         "pages",
         "parent",
@@ -25,6 +27,7 @@ class Node:
         "stamp",
         "state_lock",
         "tokens",
+        "used_at",
     )
 
     def __init__(self, parent: Optional["Node"], tokens: Tokens, pages: Pages, salt: str) -> None:
@@ -38,6 +41,12 @@ class Node:
         """The step that wrote the checkpoint; it can be matched by later steps only (O7)."""
         self.kv_lock = 0
         self.state_lock = 0
+        self.guess = False
+        """Its checkpoint was placed on the track-interval grid: nobody asked for this very depth yet."""
+        self.hits = 0
+        """Resumes from the checkpoint that is here now."""
+        self.used_at = 0.0
+        """The eviction clock when it was made or hit last."""
         self.priority = 0.0
         self.stamp = 0
         """Changes whenever an entry of the eviction heap for this node is out of date."""

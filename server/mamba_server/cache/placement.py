@@ -13,7 +13,12 @@ class Placement:
     required: tuple[int, ...]
     """Branch point, turn boundary, last page before the end: worth evicting another checkpoint for."""
     optional: tuple[int, ...]
-    """Track-interval multiples: taken only from free slots."""
+    """Track-interval multiples: taken from free slots, or from a checkpoint worth less."""
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """All of them."""
+        return self.required + self.optional
 
 
 def place(

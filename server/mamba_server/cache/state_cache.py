@@ -167,11 +167,11 @@ class StateCache:
             if holding.depth < depth <= stop:
                 slot = self._checkpoint_slot(holding, evict=self.strategy.evicts_for_checkpoints)
                 planned.append((depth, slot))
-        for depth in holding.placement.optional:
-            # Never the last free slab: that one belongs to whoever is admitted next.
-            if holding.depth < depth <= stop:
-                free = self.arena.free_slots > 2 * self.strategy.slots_per_sequence
-                planned.append((depth, self._checkpoint_slot(holding, evict=False) if free else 0))
+        planned.extend(
+            (depth, self._optional_slot(holding, depth))
+            for depth in holding.placement.optional
+            if holding.depth < depth <= stop
+        )
         out = []
         for depth, slot in sorted(planned):
             if not slot:
@@ -182,6 +182,18 @@ class StateCache:
             self.arena.name_in_step(slot, step)
             out.append(checkpoint)
         return out
+
+    def _optional_slot(self, holding: Holding, depth: int) -> int:
+        """A slot for a track-interval checkpoint: a free one, or that of a state worth less than this."""
+        # Never the last free slab: that one belongs to whoever is admitted next.
+        if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:
+            return self._checkpoint_slot(holding, evict=False)
+        if not self.strategy.evicts_for_checkpoints:
+            return 0
+        above = max((d for d in holding.placement.depths if d < depth), default=holding.resumed)
+        if not self.tree.eviction.displaces(depth - max(above, holding.resumed)):
+            return 0
+        return self._checkpoint_slot(holding, evict=True)
 
     def _checkpoint_slot(self, holding: Holding, *, evict: bool) -> int:
         grant = self._allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
@@ -267,7 +279,8 @@ class StateCache:
     def _insert(self, holding: Holding, tokens: Tokens, slot: int, step: int) -> tuple[Node, bool]:
         count = len(tokens) // self.page_size
         pages = holding.pages[:count]
-        node, had, taken = self.tree.insert(tokens, pages, slot, step, holding.salt)
+        guess = len(tokens) in holding.placement.optional
+        node, had, taken = self.tree.insert(tokens, pages, slot, step, holding.salt, guess=guess)
         if holding.node is None or node.depth > holding.node.depth:
             self.tree.lock(node, state=False)
             if holding.node is not None:

@@ -174,15 +174,18 @@ class RadixTree:
 
     def touch(self, node: Node) -> None:
         """A hit refreshes only the checkpoint it used."""
-        self.eviction.used(node)
+        self.eviction.used(node, hit=True)
 
     # --- insert --------------------------------------------------------------------------------------
 
-    def insert(self, tokens: Tokens, pages: Pages, slot: int, step: int, salt: str) -> tuple[Node, int, bool]:
+    def insert(
+        self, tokens: Tokens, pages: Pages, slot: int, step: int, salt: str, *, guess: bool = False
+    ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `tokens` to the tree.
 
         Returns (node that ends at len(tokens), tokens whose pages the tree had already, slot taken?). The
-        caller keeps the pages of those first tokens and, if not taken, the slot (W2).
+        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `guess`: the checkpoint
+        lies on the track-interval grid, not at an end or a branch.
         """
         if len(tokens) % self.page_size or len(tokens) != len(pages) * self.page_size or not len(tokens):
             raise LedgerViolation(f"P5: a node of {len(tokens)} tokens on pages of {self.page_size}")
@@ -210,6 +213,7 @@ class RadixTree:
         if slot and not node.slot:
             node.slot = slot
             node.produced_step = step
+            node.guess = guess
             self.checkpoints += 1
             self._evicted.pop(id(node), None)
             taken = True
@@ -225,6 +229,7 @@ class RadixTree:
         upper = Node(parent, child.tokens[:cut], child.pages[:keep], child.salt)
         upper.kv_lock = child.kv_lock
         upper.priority = child.priority
+        upper.used_at = child.used_at
         parent.children[child.tokens[: self.page_size].tobytes()] = upper
         child.tokens = child.tokens[cut:]
         child.pages = child.pages[keep:]
@@ -241,6 +246,7 @@ class RadixTree:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
+        node.hits = 0
         self.checkpoints -= 1
         self._evicted[id(node)] = None
         if not node.kv_lock:

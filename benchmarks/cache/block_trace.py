@@ -1,0 +1,72 @@
+"""Traces for the cache replay: prompts made of 512-token blocks, and what an endless cache would save.
+
+Reads the Mooncake format through the load generator's parser, or makes a small trace of the same shape. Pure.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_cli.bench.traces import Arrival
+
+BLOCK = 512
+Tokens = npt.NDArray[np.int32]
+
+
+def prompt(arrival: Arrival) -> Tokens:
+    """The prompt's tokens, int32[input_tokens]: equal blocks have equal tokens, different ones no token."""
+    ids = np.array(arrival.block_ids, np.int32)
+    tokens: Tokens = (ids[:, None] * BLOCK + np.arange(BLOCK, dtype=np.int32)).reshape(-1)
+    return tokens[: arrival.input_tokens]
+
+
+def usable(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """Those whose block ids cover the prompt."""
+    return [a for a in arrivals if 0 < a.input_tokens <= BLOCK * len(a.block_ids)]
+
+
+def endless_cache_bound(arrivals: Iterable[Arrival]) -> float:
+    """Share of prompt tokens that a cache of every block of every prompt, never evicting, would save.
+
+    That is the bound of attention KV; the last token is always computed, so at most `len - 1` count.
+    """
+    seen: set[int] = set()
+    saved = total = 0
+    for arrival in arrivals:
+        known = 0
+        for block in arrival.block_ids:
+            if block not in seen:
+                break
+            known += 1
+        saved += min(known, (arrival.input_tokens - 1) // BLOCK) * BLOCK
+        total += arrival.input_tokens
+        seen.update(arrival.block_ids)
+    return saved / total if total else 0.0
+
+
+def generated(
+    requests: int, seed: int = 0, *, documents: int = 12, depth: Sequence[int] = (4, 40)
+) -> list[Arrival]:
+    """A small trace of the same format: questions on shared documents, and conversations that go on.
+
+    `depth`: least and most blocks of a document.
+    """
+    rng = random.Random(seed)
+    fresh = iter(range(1 << 21))
+    library = [[next(fresh) for _ in range(rng.randint(*depth))] for _ in range(documents)]
+    chats: list[list[int]] = []
+    out: list[Arrival] = []
+    for number in range(requests):
+        if chats and rng.random() < 0.4:
+            chat = rng.choice(chats)
+        else:
+            stem = rng.choice(library)
+            cut = len(stem) if rng.random() < 0.7 else rng.randint(1, len(stem))
+            chat = list(stem[:cut])
+            chats.append(chat)
+        chat.extend(next(fresh) for _ in range(rng.randint(1, 4)))
+        length = BLOCK * len(chat) - rng.randrange(BLOCK)
+        out.append(Arrival(number * 0.25, length, rng.randint(1, 200), tuple(chat)))
+    return out

@@ -1,0 +1,38 @@
+"""Writes one benchmark's findings as JSON and Markdown, with where, when and with what they were made."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import facts
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def header(title: str, date: str, machine: dict[str, Any]) -> list[str]:
+    """The lines above every table. Pure."""
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return [
+        f"# {title}, {date[:10]}",
+        "",
+        f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
+        f"load average at the end {', '.join(map(str, machine['load_average']))}",
+        f"- versions: Python {machine['python']}, {versions}; commit {machine['commit']}",
+    ]
+
+
+def write(name: str, found: dict[str, Any], lines: Sequence[str], folder: Path = RESULTS) -> Path:
+    """Write `DATE-name.json` and `.md` into `folder`, print the Markdown; the path of the JSON."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    machine = facts()
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"{date[:10]}-{name}"
+    whole = {"benchmark": name, "date": date, "machine": machine, **found}
+    path = stem.with_suffix(".json")
+    path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    text = "\n".join([*header(name, date, machine), *lines]).rstrip() + "\n"
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+    return path

@@ -1,0 +1,126 @@
+"""A cache simulator made of the engine itself: real tree, state cache, scheduler and core; no model.
+
+The runner completes each step at once, so what is left is which tokens the cache saves. Requests run one
+after the other in the order of the trace. Called by the hit-rate benchmark and its tests.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from benchmarks.cache.block_trace import prompt
+
+from mamba_cli.bench.traces import Arrival
+from mamba_server.cache.arena import Arena
+from mamba_server.cache.eviction import Eviction, Policy
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.strategy import reservation
+from mamba_server.cache.tree import RadixTree
+from mamba_server.engine.core import EngineCore, StepResult
+from mamba_server.engine.forward_stream import InlineStream
+from mamba_server.engine.rows import Rows
+from mamba_server.engine.scheduler import Limits, Schedule, Scheduler
+from mamba_server.wire import AddRequest, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The arena: `slots` states and, beside them in the same arena, `kv_tokens` tokens of attention KV.
+
+    `tokens_per_state`: how many tokens' KV takes the bytes of one state; 0 = a model without attention, so
+    that slots alone bind.
+    """
+
+    slots: int
+    kv_tokens: int = 0
+    tokens_per_state: int = 0
+
+    def arena(self, page_size: int) -> Arena:
+        """Slab 0 is padding."""
+        per_slab = self.tokens_per_state // page_size
+        slabs = self.slots + (-(-self.kv_tokens // (per_slab * page_size)) if per_slab else 0)
+        return Arena(slabs + 1, per_slab)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """What the settings of an engine say about its cache."""
+
+    eviction: Policy = "RecomputeCost"
+    strategy: str = "ExtraBuffer"
+    track_interval: int = 256
+    cap: int = 4
+    page_size: int = 16
+    step_tokens: int = 8192
+    most_outputs: int = 1
+    """Outputs beyond this many are not replayed: a trace has no ids for them, so nothing can match them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What one replay saw."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    refused: int
+    checkpoints_made: int
+    checkpoints_evicted: int
+    checkpoints_skipped: int
+    misses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that were not computed."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+class InstantRunner:
+    """Answers every step at once, with a token that no prompt has."""
+
+    def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
+        rows = len(schedule.decodes) + sum(piece.final for piece in schedule.pieces)
+        tokens = np.full(rows, -1, np.int32)
+        return lambda: lambda: StepResult(tokens)
+
+
+def build(size: CacheSize, policy: CachePolicy, longest: int) -> EngineCore:
+    """An engine core of that cache for sequences of up to `longest` tokens."""
+    cache = StateCache(
+        size.arena(policy.page_size),
+        RadixTree(policy.page_size, Eviction(policy.eviction)),
+        reservation(policy.strategy, overlap=False),
+        track_interval=policy.track_interval,
+        cap=policy.cap,
+    )
+    rows = Rows(4, -(-longest // policy.page_size))
+    limits = Limits(policy.step_tokens, 64, rows.capacity, longest)
+    return EngineCore(
+        Scheduler(cache, limits, rows), InlineStream(), InstantRunner(), overlap=False,
+        eos_token_ids=frozenset(),
+    )  # fmt: skip
+
+
+def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy) -> Replayed:
+    """Run the arrivals one after the other. Requests that could never fit are counted, not served."""
+    arrivals = list(arrivals)
+    longest = max((a.input_tokens for a in arrivals), default=0) + policy.most_outputs
+    core = build(size, policy, longest)
+    causes: Counter[str] = Counter()
+    refused = 0
+    for number, arrival in enumerate(arrivals):
+        outputs = max(1, min(arrival.output_tokens, policy.most_outputs))
+        request = AddRequest(
+            f"r{number}", prompt(arrival).tolist(), SamplingParams(max_tokens=outputs, ignore_eos=True)
+        )
+        if core.add(request) is not None:
+            refused += 1
+            continue
+        while not core.idle:
+            core.step()
+    counters, seen = core.cache.counters, core.scheduler.counters
+    causes.update(counters.misses)
+    return Replayed(
+        seen.prompt_tokens, seen.cached_tokens, refused,
+        counters.made, counters.evicted, counters.skipped, dict(causes),
+    )  # fmt: skip
