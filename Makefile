@@ -5,7 +5,7 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
 PACKAGES := operator server kernels tests benchmarks scripts training
 
-.PHONY: help setup demo test lint types props kube e2e bench docs crds lock format
+.PHONY: help setup demo test lint types props gates kube e2e bench docs crds lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ types: setup ## mypy, strict
 
 props: setup ## the property tests with a large budget
 	@MAMBASERVE_PROPS=large $(PYTEST) tests/properties
+
+gates: setup ## the correctness gates of the state cache, the full matrix
+	@MAMBASERVE_GATES=large $(PYTEST) tests/gates
 
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube
