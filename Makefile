@@ -5,7 +5,7 @@ PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
 WORKERS ?= 2
 
-.PHONY: help setup demo test lint types props mutants kube e2e bench docs crds lock format
+.PHONY: help setup demo test lint types props gates mutants kube e2e bench docs crds lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ props: setup ## the property tests with a large budget
 
 mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py
+
+gates: setup ## the correctness gates of the state cache, the full matrix
+	@MAMBASERVE_GATES=large $(PYTEST) tests/gates
 
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube

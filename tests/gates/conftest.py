@@ -1,24 +1,20 @@
-"""The models the gates run on, and how large the run is."""
+"""The models the gates run on."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
+import mamba_server
 from testmodels.checkpoints import random_nemotron_h
 
 # Small tensors gain nothing from threads, and spinning threads on a busy machine cost minutes.
 torch.set_num_threads(1)
 
-LARGE = os.environ.get("MAMBASERVE_GATES") == "large"
-
 
 @pytest.fixture(scope="session")
 def tiny_recall() -> Path:
     """The shipped model."""
-    import mamba_server
-
     assert mamba_server.__file__ is not None
     return Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 

@@ -1,4 +1,4 @@
-"""`--batch-invariant`: a token's bits do not depend on the batch, the split of its prompt, or what is cached."""
+"""`--batch-invariant`: no bit depends on the batch, on how a prompt was split, or on what is cached."""
 
 import random
 from pathlib import Path

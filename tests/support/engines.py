@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from mamba_server.budget import planner
 from mamba_server.cache import ledger
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot
 from mamba_server.settings import EngineSettings
@@ -20,14 +23,18 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 def make_engine(directory: Path, *, trial: Trial = NO_TRIAL, exact: bool = False, **settings: Any) -> Engine:
     """Boot an engine on the CPU; sizes default to something small. `exact`: float64 throughout."""
     wanted = EngineSettings(model=str(directory), device="cpu", **{"arena_bytes": 64 << 20, **settings})
-    if exact:
-        wanted = wanted.model_copy(update={"dtype": "float64", "state_dtype": "float64"})
-    return boot(wanted, lambda *_: None, trial)
+    if not exact:
+        return boot(wanted, lambda *_: None, trial)
+    # Neither a setting nor a choice of the planner: wider than anything a user should pay for.
+    wanted = wanted.model_copy(update={"dtype": "float64", "state_dtype": "float64"})
+    with mock.patch.object(planner, "STATE_DTYPES", ("float64",)):
+        return boot(wanted, lambda *_: None, trial)
 
 
 def greedy(name: str, prompt: list[int], outputs: int, *, top: int = 5, **fields: Any) -> AddRequest:
@@ -36,19 +43,28 @@ def greedy(name: str, prompt: list[int], outputs: int, *, top: int = 5, **fields
 
 
 def run(
-    engine: Engine, requests: list[AddRequest], *, most_steps: int = 20_000
+    engine: Engine,
+    requests: list[AddRequest],
+    *,
+    most_steps: int = 20_000,
+    before_step: Callable[[int], object] = lambda _: None,
 ) -> dict[tuple[str, int], Answer]:
-    """Add all at once, step until idle, check the ledger; answers by (request id, index)."""
+    """Add all at once, step until idle, check the ledger; answers by (request id, index).
+
+    `before_step` is called with 0, 1, 2, … and may look, preempt, flush or change the strategy.
+    """
     answers: dict[tuple[str, int], Answer] = {}
     for request in requests:
         rejected = engine.core.add(request)
         assert rejected is None, rejected
-    for _ in range(most_steps):
+    for number in range(most_steps):
+        before_step(number)
         for delta in engine.core.step():
             answer = answers.setdefault((delta.request_id, delta.index), Answer())
             answer.tokens.extend(delta.token_ids)
             answer.logprobs.extend(delta.logprobs or [])
             answer.cached_tokens += delta.cached_tokens
+            answer.prompt_logprobs = delta.prompt_logprobs or answer.prompt_logprobs
             answer.finish_reason = delta.finish_reason or answer.finish_reason
         assert not engine.core.failed_steps, engine.core.last_error
         if engine.core.idle:

@@ -66,7 +66,7 @@ def _attend(
     offsets: torch.Tensor,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """query: [r, heads, width]; pages, offsets: [r or 1, L], all written; seen: [r, L]. Returns like query."""
+    """query: [r, heads, width]; pages, offsets: [r or 1, L], all written; seen: [r, L]. Like query."""
     kind = accumulator(query.dtype)
     r, heads, width = query.shape
     kv_heads, length = kv.shape[3], pages.shape[1]

@@ -1,0 +1,55 @@
+"""No forward inside the engine makes the host wait for the device."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import greedy, make_engine, run
+from gate_cases import CASES, Case
+from mamba_kernels.no_sync import no_sync
+from mamba_server.engine.boot import Engine
+
+
+def guard(engine: Engine) -> list[int]:
+    """Put every forward of `engine` under the guard; the list grows by one with each."""
+    model: Any = engine.core._runner._model
+    forward: Callable[..., Any] = model.forward
+    calls: list[int] = []
+
+    def guarded(*args: Any) -> Any:
+        calls.append(1)
+        with no_sync():
+            return forward(*args)
+
+    model.forward = guarded
+    return calls
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_forward_in_the_engine_never_syncs(random_model: Path, case: Case, batch_invariant: bool) -> None:
+    engine = case.boot(random_model, batch_invariant=batch_invariant, chunked_prefill_tokens=128)
+    calls = guard(engine)
+    stem = list(range(70))
+    for turn in range(2):
+        answers = run(engine, [greedy(f"{turn}{i}", [*stem, i, i + 1], 4) for i in range(3)])
+    assert all(len(answer.tokens) == 4 for answer in answers.values())
+    assert all(answer.cached_tokens for answer in answers.values())
+    assert len(calls) > 8
+
+
+def test_the_guard_sees_a_sync_that_someone_adds(random_model: Path) -> None:
+    engine = make_engine(random_model)
+    model: Any = engine.core._runner._model
+    mix = model._mix
+
+    def with_a_sync(block: Any, x: Any, *rest: Any) -> Any:
+        return mix(block, x / max(1.0, x.abs().max().item() / 1e30), *rest)
+
+    model._mix = with_a_sync
+    run(engine, [greedy("unguarded", [1, 2, 3], 2)])
+    guard(engine)
+    with pytest.raises(AssertionError, match="HostSync"):
+        run(engine, [greedy("guarded", [1, 2, 3], 2)])

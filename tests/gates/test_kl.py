@@ -1,0 +1,123 @@
+"""The KL gate: what was said through the cache has the probability that a full prefill gives it.
+
+Mean over generated tokens of exp(d) - 1 - d, d = log-probability from a full prefill after a flush minus the
+one recorded at generation. The noise floor is the same number for an engine without prefix caching.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines import Answer, make_engine, run
+from gate_cases import CASES, Case
+from mamba_server.cache.arena import AllocationSite
+from mamba_server.engine.boot import Engine
+from mamba_server.wire import AddRequest, SamplingParams
+
+MULTIPLE = 2.0
+EPSILON = 1e-11
+"""A log-probability near -10 is stored in steps of 1e-6; d of four steps gives 8e-12. A wrong state gives
+than 1e-4 (see the last test)."""
+FIRST, SECOND = 24, 16
+Said = list[tuple[list[int], Answer]]
+
+
+def sampled(name: str, prompt: list[int], outputs: int, seed: int) -> AddRequest:
+    """Temperature 1: a model that is sure of itself would hide a wrong state."""
+    return AddRequest(
+        name,
+        prompt,
+        SamplingParams(max_tokens=outputs, temperature=1.0, seed=seed, logprobs=0, ignore_eos=True),
+        turn_boundary=len(prompt) - 1,
+    )
+
+
+def talk(engine: Engine, vocabulary: int) -> Said:
+    """Two turns of eight conversations, four of them from one stem."""
+    rng = random.Random(5)
+    stem = [rng.randrange(vocabulary) for _ in range(150)]
+    prompts = [[*stem, index] for index in range(4)]
+    prompts += [[rng.randrange(vocabulary) for _ in range(n)] for n in (33, 64, 129, 200)]
+    firsts = [sampled(f"a{i}", prompt, FIRST, i) for i, prompt in enumerate(prompts)]
+    answers = run(engine, firsts)
+    said = [(each.prompt, answers[each.request_id, 0]) for each in firsts]
+    seconds = [
+        sampled(f"b{i}", [*prompt, *answer.tokens, 5, 6, 7], SECOND, 100 + i)
+        for i, (prompt, answer) in enumerate(said)
+    ]
+    answers = run(engine, seconds)
+    return said + [(each.prompt, answers[each.request_id, 0]) for each in seconds]
+
+
+def divergence(engine: Engine, said: Said) -> float:
+    """The gate's number; `engine` makes the full prefills, alone and uncached."""
+    terms = []
+    for index, (prompt, answer) in enumerate(said):
+        engine.core.cache.flush()
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        check = run(engine, [AddRequest(f"check{index}", [*prompt, *answer.tokens], params)])[
+            f"check{index}", 0
+        ]
+        assert check.prompt_logprobs is not None
+        assert check.cached_tokens == 0
+        truth = check.prompt_logprobs[len(prompt) :]
+        for token, recorded, scored in zip(answer.tokens, answer.logprobs, truth, strict=True):
+            assert scored is not None
+            assert recorded.token_id == scored.token_id == token
+            d = scored.logprob - recorded.logprob
+            terms.append(math.expm1(d) - d)
+    return sum(terms) / len(terms)
+
+
+@pytest.fixture(scope="module", params=["tiny_recall", "random_model"])
+def measured(request: pytest.FixtureRequest) -> tuple[Path, int, float]:
+    """Model, its vocabulary and its noise floor: uncached against uncached."""
+    path = request.getfixturevalue(request.param)
+    engine = make_engine(path, prefix_caching=False, max_running_requests=4)
+    vocabulary = min(256, engine.model.vocab_size)
+    said = talk(engine, vocabulary)
+    assert not any(answer.cached_tokens for _, answer in said)
+    floor = divergence(engine, said)
+    assert floor < 1e-9
+    return path, vocabulary, floor
+
+
+def sometimes(seed: int) -> Callable[[AllocationSite], bool]:
+    rng = random.Random(seed)
+    return lambda _: rng.random() < 0.2
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["", "allocations-fail"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_said_through_the_cache_is_as_likely_as_in_a_full_prefill(
+    measured: tuple[Path, int, float], case: Case, failing: bool
+) -> None:
+    path, vocabulary, floor = measured
+    engine = case.boot(path, fail=sometimes(3) if failing else None)
+    said = talk(engine, vocabulary)
+    assert sum(answer.cached_tokens > 0 for _, answer in said[8:]) > 4
+    # An engine that cannot fail makes the full prefills.
+    found = divergence(make_engine(path), said)
+    assert found <= MULTIPLE * floor + EPSILON, (found, floor)
+
+
+def test_a_state_in_the_wrong_slot_is_far_above_the_gate(random_model: Path) -> None:
+    engine = Case("ExtraBuffer", True, 16, 64).boot(random_model)
+    views = engine.core._runner._cache
+
+    def spoil() -> None:
+        slots = [node.slot for node in engine.core.cache.tree.walk() if node.slot]
+        for view in (*views.conv, *views.ssm):
+            view[slots] = view[[*slots[1:], slots[0]]].clone()
+
+    rng = random.Random(8)
+    prompts = [[rng.randrange(256) for _ in range(100)] for _ in range(4)]
+    run(engine, [sampled(f"a{i}", prompt, 4, i) for i, prompt in enumerate(prompts)])
+    spoil()
+    again = [sampled(f"b{i}", [*prompt, 1], 8, i) for i, prompt in enumerate(prompts)]
+    answers = run(engine, again)
+    said = [(each.prompt, answers[each.request_id, 0]) for each in again]
+    assert divergence(make_engine(random_model), said) > 1e-4

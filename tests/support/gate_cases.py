@@ -1,0 +1,55 @@
+"""What the correctness gates vary: strategy, overlap, page size and chunk; and how large the run is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from engines import make_engine
+from mamba_server.engine.boot import Engine, Trial
+
+LARGE = os.environ.get("MAMBASERVE_GATES") == "large"
+STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix."""
+
+    strategy: str
+    overlap: bool
+    page_size: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.strategy}-{'overlap' if self.overlap else 'serial'}-{self.page_size}-{self.chunk}"
+
+    def boot(self, directory: Path, *, fail: Any = None, stream: Any = None, **settings: Any) -> Engine:
+        return make_engine(
+            directory,
+            trial=Trial(self.chunk, fail, stream),
+            **{
+                "strategy": self.strategy,
+                "overlap": self.overlap,
+                "page_size": self.page_size,
+                "track_interval": 64,
+                "max_running_requests": 4,
+                **settings,
+            },
+        )
+
+
+EVERY = [Case(*cell) for cell in product(STRATEGIES, (True, False), (1, 16, 64), (64, 128))]
+SQUARE = [
+    Case("NoBuffer", True, 1, 64),
+    Case("NoBuffer", False, 16, 128),
+    Case("ExtraBuffer", True, 16, 64),
+    Case("ExtraBuffer", False, 64, 128),
+    Case("ExtraBufferLazy", True, 64, 128),
+    Case("ExtraBufferLazy", False, 1, 64),
+]
+"""Every strategy with either overlap, both chunks and two page sizes; every page size with either overlap."""
+CASES = EVERY if LARGE else SQUARE
