@@ -24,7 +24,6 @@ RELEASE = "mambaserve"
 SYSTEM = "mambaserve-system"
 CLIENT = "client"
 READY_SECONDS = 200
-ASKED = ("What is map 17?", "What is basket?", "What is cup 21?")
 
 
 @contextmanager
@@ -57,17 +56,13 @@ class Question:
 
 
 def questions() -> list[Question]:
-    """About one long document, so that they share a prefix of some hundred tokens.
-
-    Only those that the shipped checkpoint gets right under transformers too: it misses some at this distance.
-    """
+    """About one long document, so that they share a prefix of some hundred tokens."""
     samples = json.loads(SAMPLES.read_text())
     return [
         Question(
             [{"role": "user", "content": f"{samples['document']}\n{one['question']}"}], str(one["answer"])
         )
         for one in samples["questions"]
-        if one["question"] in ASKED
     ]
 
 
