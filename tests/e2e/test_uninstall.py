@@ -10,7 +10,7 @@ pytestmark = pytest.mark.e2e
 CRD = "mambadeployments.serving.mambaserve.io"
 
 
-def test_the_objects_stay_when_the_chart_goes_and_a_new_one_takes_them_over(
+def test_objects_outlive_the_chart_serve_the_next_one_and_go_when_the_values_do_not_keep_the_crd(
     node: Node, namespace: str
 ) -> None:
     deployed = Deployed(node, namespace)
@@ -23,12 +23,7 @@ def test_the_objects_stay_when_the_chart_goes_and_a_new_one_takes_them_over(
     assert node.get("mdep", "quick-start", namespace) is not None
 
     deployed.apply(mode="Plan", model={"uri": "builtin://tiny-recall", "maxModelLen": 1024})
-    with chart(node):
+    with chart(node, "--set", "crds.keep=false"):
         node.wait_for(lambda: deployed.status().get("observedGeneration") == 2, "the new operator to work")
 
-
-def test_the_crd_goes_with_the_chart_when_the_values_do_not_keep_it(node: Node) -> None:
-    with chart(node, "--set", "crds.keep=false", "--take-ownership"):
-        assert node.get("crd", CRD) is not None
-
-    assert node.get("crd", CRD) is None
+    node.wait_for(lambda: node.get("crd", CRD) is None, "the CRD to be gone")
