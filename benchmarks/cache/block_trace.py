@@ -67,6 +67,7 @@ def generated(
             chat = list(stem[:cut])
             chats.append(chat)
         chat.extend(next(fresh) for _ in range(rng.randint(1, 4)))
-        length = BLOCK * len(chat) - rng.randrange(BLOCK)
-        out.append(Arrival(number * 0.25, length, rng.randint(1, 200), tuple(chat)))
+        # A last block that is not whole has an id of its own: the next turn goes on inside it.
+        length = BLOCK * len(chat) + rng.randrange(1, BLOCK)
+        out.append(Arrival(number * 0.25, length, rng.randint(1, 200), (*chat, next(fresh))))
     return out

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cache.block_trace import BLOCK, endless_cache_bound, generated, usable
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.replay import CachePolicy, CacheSize, replay
-from benchmarks.cache.block_trace import BLOCK, endless_cache_bound, generated, usable
 
 from mamba_cli.bench.traces import Arrival, parse
 
@@ -58,9 +58,9 @@ def markdown(found: dict[str, Any]) -> list[str]:
     lines = [
         f"- trace: {found['trace']}, {found['requests']} requests, {found['prompt_tokens']:,} prompt tokens",
         f"- bound (every block of every prompt kept for ever, attention KV): {found['bound']:.1%}",
-        f"- pages of {BLOCK} tokens, as the trace tells no more; cap 4 checkpoints per path; requests one after "
-        "the other, one output token each; ExtraBuffer without overlap",
-        f"- where KV is counted, one state takes the bytes of {STATE_TOKENS:,} tokens of KV, and both share one arena",
+        f"- pages of {BLOCK} tokens, as the trace tells no more; at most 4 checkpoints per path",
+        "- requests one after the other, one output token each; ExtraBuffer without overlap",
+        f"- KV that is counted shares one arena with the states; a state is {STATE_TOKENS:,} tokens of KV",
         "",
         "| slots | KV tokens beside | eviction | hit rate | of the bound | made | evicted |",
         "| --- | --- | --- | --- | --- | --- | --- |",

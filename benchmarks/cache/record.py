@@ -14,11 +14,12 @@ RESULTS = Path(__file__).parents[1] / "results"
 def header(title: str, date: str, machine: dict[str, Any]) -> list[str]:
     """The lines above every table. Pure."""
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    load = ", ".join(map(str, machine["load_average"]))
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     return [
         f"# {title}, {date[:10]}",
         "",
-        f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; "
-        f"load average at the end {', '.join(map(str, machine['load_average']))}",
+        f"- machine: {where}; load average at the end {load}",
         f"- versions: Python {machine['python']}, {versions}; commit {machine['commit']}",
     ]
 

@@ -56,11 +56,11 @@ class Eviction:
     def displaces(self, tokens: int) -> bool:
         """Whether a new checkpoint, `tokens` past the one above it and never hit, is worth an old one.
 
-        Under LRU anything new is. Else it must be worth more than the cheapest: a guess at where prompts part
-        must not push out what has proved itself.
+        A guess at where prompts part must not push out what has proved itself. LRU cannot tell them apart, so
+        there it displaces nothing.
         """
         if self.policy == "LRU":
-            return True
+            return False
         with self.victims() as queue:
             while (node := queue.next()) is not None:
                 queue.keep(node)
