@@ -91,6 +91,17 @@ def test_a_second_turn_from_a_decoded_checkpoint_changes_no_bit(random_model: Pa
     assert_same_bits(answer, alone(random_model, [second]))
 
 
+def test_the_mode_says_what_the_fast_kernels_say(random_model: Path, truth: tuple[str, Answers]) -> None:
+    dtype, expected = truth
+    if dtype != "float32":
+        pytest.skip("bfloat16 rounds more than the two differ")
+    fast = run(make_engine(random_model, prefix_caching=False, max_running_requests=16), requests(1))
+    for key, answer in expected.items():
+        for ours, theirs in zip(answer.logprobs, fast[key].logprobs, strict=True):
+            assert ours.token_id == theirs.token_id, key
+            assert abs(ours.logprob - theirs.logprob) < 1e-4, key
+
+
 def test_without_the_mode_the_bits_do_depend_on_the_batch(random_model: Path) -> None:
     """So the tests above compare something that can differ."""
     wanted = requests(1)

@@ -20,7 +20,7 @@ from mamba_server.wire import AddRequest, SamplingParams
 MULTIPLE = 2.0
 EPSILON = 1e-11
 """A log-probability near -10 is stored in steps of 1e-6; d of four steps gives 8e-12. A wrong state gives
-than 1e-4 (see the last test)."""
+above 1e-4 (see the last test)."""
 FIRST, SECOND = 24, 16
 Said = list[tuple[list[int], Answer]]
 

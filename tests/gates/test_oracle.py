@@ -101,7 +101,7 @@ def test_checkpoints_of_ragged_batches_equal_the_token_by_token_oracle(
     more = run(engine, again, before_step=watch.look)
     watch.look(0)
     depths = watch.check(random_model, texts_of(again, more))
-    assert len(depths) >= 5
+    assert len(depths) >= 3
     assert any(answer.cached_tokens for answer in more.values())
     if case.strategy != "NoBuffer":
         # 70 tokens of prompt, 128 with the output: only a decode can have left this one.
