@@ -11,6 +11,7 @@ from mamba_api.conditions import Reason
 from mamba_api.v1alpha1 import MambaDeployment, Plan
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
 from mamba_server import budget
+from mamba_server.budget.of_spec import constraints_of, workload_of
 from mamba_server.model.families import ModelConfigError, model_config_from_hf
 
 
@@ -43,7 +44,7 @@ def judge(
         )
     try:
         model = model_config_from_hf(known, "spec.model.config")
-        planned = budget.plan(model, _constraints(deployment), device, None, _workload(deployment))
+        planned = budget.plan(model, constraints_of(spec), device, None, workload_of(spec))
     except (ModelConfigError, budget.UnusableInput) as error:
         return Invalid(str(error))
     except budget.DoesNotFit as error:
@@ -69,34 +70,3 @@ def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.
         # An arena of a given size is planned for whatever the device has.
         given = 0
     return None if given is None else budget.Device(kind, given)
-
-
-def _workload(deployment: MambaDeployment) -> budget.Workload | None:
-    load = deployment.spec.workload
-    if load is None:
-        return None
-    return budget.Workload(
-        load.prompt_tokens, load.output_tokens, load.shared_prefix_ratio, load.concurrency, declared=True
-    )
-
-
-def _constraints(deployment: MambaDeployment) -> budget.Constraints:
-    """Raises UnusableInput."""
-    spec = deployment.spec
-    cache, engine = spec.state_cache, spec.engine
-    return budget.Constraints(
-        strategy=None if cache.strategy == "Auto" else cache.strategy,
-        state_dtype=None if cache.state_dtype == "Auto" else cache.state_dtype,
-        dtype=None if engine.dtype == "Auto" else engine.dtype,
-        page_size=engine.page_size,
-        track_interval=cache.track_interval,
-        max_model_len=spec.model.max_model_len,
-        max_running_requests=engine.max_running_requests,
-        chunked_prefill_tokens=engine.chunked_prefill_tokens,
-        max_checkpoints_per_path=cache.max_checkpoints_per_path,
-        prefix_caching=cache.prefix_caching,
-        overlap=engine.overlap_schedule,
-        utilization=spec.memory.utilization,
-        arena_bytes=spec.memory.arena.bytes if spec.memory.arena is not None else None,
-        tensor_parallel=engine.tensor_parallel,
-    )

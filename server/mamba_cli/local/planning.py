@@ -8,9 +8,9 @@ from mamba_cli.errors import InvalidInput
 from mamba_cli.local.devices import cpu_device
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import ModelFacts, facts_of_directory, facts_of_model
-from mamba_cli.local.translate import constraints_of, workload_of
 from mamba_server.budget import Constraints, Device, DoesNotFit, Plan, UnusableInput, Workload, plan
 from mamba_server.budget.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_server.budget.of_spec import constraints_of, workload_of
 from mamba_server.model.config import ModelConfig
 
 ASSUMED_MEMORY = 80 << 30

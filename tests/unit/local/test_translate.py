@@ -10,9 +10,10 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
 from mamba_cli.local.changes import changes_of
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.translate import constraints_of, gateway_argv, not_in_local_mode, serve_argv, workload_of
+from mamba_cli.local.translate import gateway_argv, not_in_local_mode, serve_argv
 from mamba_cli.local.unit import unit_of
 from mamba_server.budget import Constraints, Device, Plan, UnusableInput, Workload, plan
+from mamba_server.budget.of_spec import constraints_of, workload_of
 from mamba_server.model.families import load_model_config
 from mamba_server.settings import EngineSettings
 
