@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from seeded import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("server", "kernels", "operator", "tests", "pyproject.toml")
+COPIED = ("server", "kernels", "operator", "tests", "docs", "pyproject.toml")
 OPTIONS = ["-q", "-x", "-p", "no:cacheprovider", "--tb=line", "-W", "ignore"]
 
 
@@ -63,6 +63,11 @@ def main(names: list[str]) -> int:
                 shutil.copytree(source, clean / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, clean / name)
+        everything = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
+        if failing := caught_by(clean, Mutant("unchanged source", "", "", "", everything)):
+            raise SystemExit(
+                f"{failing} fails on the unchanged source: nothing it says about a mutant counts"
+            )
         survivors = []
         for mutant in chosen:
             tree = Path(folder) / "mutant"
