@@ -437,7 +437,7 @@ class StateCache:
         return np.concatenate(locked) if locked else NO_PAGES
 
     def _make_room(self, slots: int, pages: int) -> None:
-        only_slots = 0 <= pages <= self._room_without_pages(slots)
+        only_slots = pages <= self.arena.partial_pages
         with self.tree.eviction.victims() as queue:
             while not self.arena.fits(slots, pages):
                 node = queue.next()
@@ -450,7 +450,8 @@ class StateCache:
                     if not node.children and not node.kv_lock:
                         self._drop_leaf(node)
                 elif not node.slot and not node.children and not node.kv_lock:
-                    # A tombstone leaf still finds branch points: spare it while only slots are wanted.
+                    # A tombstone leaf still finds branch points: spare it while pages are not short. Else it
+                    # goes in its turn, or pages that nobody can resume over would push out every state.
                     if only_slots:
                         queue.keep(node)
                     else:

@@ -140,3 +140,23 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
     planned = [each.depth for each in cache.plan_prefill(holding, len(prompt), 1)]
     assert (cache.counters.evicted > 0) is evicts
     assert any(depth in planned for depth in holding.placement.optional) is evicts
+
+
+def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
+    cache = StateCache(Arena(13, 4), tree(), reservation("NoBuffer", overlap=False), track_interval=64, cap=4)
+    for number in range(8):
+        # Four prompts with a checkpoint, hit once, and four of which only the pages are left.
+        tracking = int(number < 4)
+        grant = cache.arena.allocate(AllocationSite.EXTEND, tracking=tracking, pages=4)
+        assert grant is not None
+        for slot in grant.slots:
+            cache.arena.move(slot, SlotState.TRACK_READY)
+            cache.arena.move(slot, SlotState.CACHED)
+        slot = grant.slots[0] if grant.slots else 0
+        node, _, _ = cache.tree.insert(tokens(1000 * number, 16), grant.pages, slot, 1, "")
+        cache.arena.give_pages_to_tree(grant.pages)
+        if slot:
+            cache.tree.touch(node)
+    prompt = tokens(90_000, 40)
+    assert cache.admit(prompt, "", cache.match(prompt, "", 2), 40, 0) is not None
+    assert cache.tree.checkpoints == 4
