@@ -105,6 +105,11 @@ class EngineCore:
 
     def add(self, request: AddRequest) -> RequestRejected | None:
         """Queue the sequences of `request`, or say why it can never run here."""
+        if request.request_id in self.sequences:
+            return RequestRejected(
+                request.request_id, 409, "invalid_request_error", "duplicate_request_id",
+                f"request {request.request_id} is running already: choose another id",
+            )  # fmt: skip
         prompt = np.array(request.prompt, np.int32)
         limit = self.scheduler.limits.max_model_len
         total = len(prompt) + request.params.max_tokens

@@ -79,7 +79,8 @@ class WaitingQueue:
 
     def pick(self, resumable: Callable[[Sequence], int]) -> Sequence | None:
         """Who starts next; `resumable` tells how many tokens of a sequence need no computing."""
-        for flow in sorted(self._flows.values(), key=lambda each: each.start):
+        # Equal claims go by priority: the key of a flow begins with it.
+        for _, flow in sorted(self._flows.items(), key=lambda each: (each[1].start, each[0])):
             ready = flow.ready(WINDOW if flow.passes < MOST_PASSES else 1)
             if ready:
                 return ready[0] if len(ready) == 1 else max(ready, key=lambda s: (resumable(s), -s.order))

@@ -36,6 +36,19 @@ def test_a_sequence_that_never_fits_is_refused_and_not_left_waiting() -> None:
     assert engine.core.idle
 
 
+def test_an_id_in_use_is_refused_and_the_first_request_keeps_its_memory_and_its_end() -> None:
+    engine = trial()
+    assert engine.core.add(AddRequest("r", [1, 2], SamplingParams(max_tokens=50))) is None
+    engine.core.step()
+    again = engine.core.add(AddRequest("r", [3], SamplingParams(max_tokens=5)))
+    assert again is not None
+    assert again.code == "duplicate_request_id"
+    engine.core.abort(AbortRequest("r"))
+    while not engine.core.idle:
+        engine.core.step()
+    assert not engine.core.cache.holdings
+
+
 def test_a_full_queue_says_retry_later() -> None:
     engine = trial()
     engine.core._max_waiting = 2

@@ -55,6 +55,13 @@ def test_computed_tokens_are_what_is_shared_fairly() -> None:
     assert 1 <= served.count("long") <= 3
 
 
+def test_of_two_that_just_came_the_higher_priority_starts() -> None:
+    queue = WaitingQueue()
+    queue.push(make(0, priority=1))
+    queue.push(make(1, priority=0))
+    assert start(queue).priority == 0
+
+
 def test_a_higher_priority_goes_first_and_a_lower_one_is_not_starved() -> None:
     queue = WaitingQueue()
     for order in range(100):
