@@ -58,7 +58,9 @@ def run() -> None:
     try:
         app()
     except CliError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        # Never wrapped: a path in the message stays one word for whoever reads it in a log.
+        said = f"[bold red]error:[/] {escape(str(error))}"
+        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
 
 

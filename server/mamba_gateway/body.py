@@ -4,6 +4,7 @@ The rest of the body is the engine's business; it is passed on as the bytes that
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -11,6 +12,10 @@ import msgspec
 
 from mamba_gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 from mamba_gateway.headers import RawHeaders, find
+
+DISCARDED_LIMITS = 4
+"""How many times the limit of a body that is too large is read and dropped, at most."""
+DISCARD_SECONDS = 2.0
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -33,6 +38,8 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int, timeout: 
     """
     declared = find(headers, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
+        if find(headers, b"expect") is None:
+            await _discard(receive, DISCARDED_LIMITS * limit)
         raise BodyTooLarge(f"the body has {int(declared)} bytes; at most {limit} are taken")
     parts: list[bytes] = []
     size = 0
@@ -47,11 +54,25 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int, timeout: 
                 more = message.get("more_body", False)
                 size += len(part)
                 if size > limit:
+                    if more:
+                        await _discard(receive, DISCARDED_LIMITS * limit)
                     raise BodyTooLarge(f"the body has more than {limit} bytes, the most that is taken")
                 parts.append(part)
     except TimeoutError:
         raise BodyTooSlow(f"the body did not arrive within {timeout:g} s") from None
     return b"".join(parts)
+
+
+async def _discard(receive: Receive, at_most: int) -> None:
+    """Read on and drop: a connection closed on a client that still writes loses it the answer."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while size < at_most:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                size += len(message.get("body", b""))
 
 
 def peek(body: bytes) -> Peek:

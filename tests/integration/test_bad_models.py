@@ -14,7 +14,7 @@ from testmodels.checkpoints import random_nemotron_h
 def serve(directory: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mamba_cli", "serve", "--model", str(directory), "--port", "0", *arguments],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
 

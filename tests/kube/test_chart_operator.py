@@ -131,5 +131,7 @@ def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Ins
         line
         for line in installed.log.splitlines()
         if re.search(r"(?i)forbidden|cannot (get|list|watch)", line)
+        # Other tests' namespaces may just be going away, and nobody may write into those.
+        and "being terminated" not in line
     ]
     assert lines == []

@@ -30,7 +30,7 @@ class Server:
         return Sample(sent=begin, end=time.monotonic() - start, late=late)
 
 
-UNIT = 0.05
+UNIT = 0.2
 """Seconds that stand for one: short, and long against the noise of a busy machine."""
 
 

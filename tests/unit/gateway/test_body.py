@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.body import ClientGone, peek, read_body
+from mamba_gateway.body import DISCARDED_LIMITS, ClientGone, peek, read_body
 from mamba_gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 
 
@@ -28,17 +28,52 @@ async def test_parts_are_put_together() -> None:
     assert await read_body([], receive, 3, 1) == b"abc"
 
 
-async def test_a_declared_length_over_the_limit_is_refused_before_reading() -> None:
+def counting(*messages: dict[str, Any]) -> tuple[Any, list[int]]:
+    """A receive that remembers how many bytes were taken from it."""
+    read, receive = [0], arriving(*messages)
+
+    async def count() -> dict[str, Any]:
+        message = await receive()
+        read[0] += len(message.get("body", b""))
+        return message
+
+    return count, read
+
+
+async def test_a_declared_length_over_the_limit_is_refused_and_read_so_that_the_answer_arrives() -> None:
+    receive, read = counting(part(b"x" * 60), part(b"x" * 41, more=False))
+    with pytest.raises(BodyTooLarge, match="101"):
+        await read_body([(b"content-length", b"101")], receive, 100, 1)
+    assert read == [101]
+
+
+async def test_a_client_that_asks_before_it_sends_is_refused_before_anything_is_read() -> None:
     async def receive() -> dict[str, Any]:
         raise AssertionError("read")
 
+    headers = [(b"content-length", b"101"), (b"expect", b"100-continue")]
     with pytest.raises(BodyTooLarge, match="101"):
-        await read_body([(b"content-length", b"101")], receive, 100, 1)
+        await read_body(headers, receive, 100, 1)
 
 
-async def test_a_body_that_grows_over_the_limit_is_refused_at_that_point() -> None:
+async def test_a_body_that_grows_over_the_limit_is_refused_and_its_rest_dropped() -> None:
+    receive, read = counting(part(b"ab"), part(b"cd"), part(b"ef", more=False))
     with pytest.raises(BodyTooLarge):
-        await read_body([], arriving(part(b"ab"), part(b"cd")), 3, 1)
+        await read_body([], receive, 3, 1)
+    assert read == [6]
+
+
+async def test_no_more_than_a_few_limits_of_a_body_that_never_ends_are_dropped() -> None:
+    read = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += 10
+        return part(b"x" * 10)
+
+    with pytest.raises(BodyTooLarge):
+        await read_body([], receive, 100, 1)
+    assert read <= (DISCARDED_LIMITS + 2) * 100
 
 
 async def test_a_client_that_leaves_is_noticed() -> None:
