@@ -45,7 +45,7 @@ class Cluster:
         items: list[dict[str, Any]] = self.kubectl.json("get", kind, *where, *chosen)["items"]
         return items
 
-    def create_namespace(self, prefix: str = "test", *, timeout: float = 20.0) -> str:
+    def create_namespace(self, prefix: str = "test", *, timeout: float = 90.0) -> str:
         """A fresh namespace in which pods can be made: its default service account is there."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
