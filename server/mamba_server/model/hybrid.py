@@ -55,8 +55,8 @@ class HybridModel:
         self.embedding = loader.tensor("embeddings.weight", config.vocab_size, d)
         self.blocks = self._blocks(loader)
         self.norm = loader.tensor("norm_f.weight", d)
-        if config.tie_embeddings:
-            weights.skip("lm_head.weight")
+        if config.tie_embeddings and "lm_head.weight" not in weights:
+            # A head of its own in the files wins over the configuration, as it does in transformers.
             self.head = loader.tiled(self.embedding, None)
         else:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)

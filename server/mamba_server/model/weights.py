@@ -77,12 +77,6 @@ class Weights:
         self._progress("weights", self._done, self.nbytes)
         return tensor.to(device=device, dtype=dtype)
 
-    def skip(self, name: str) -> None:
-        """This tensor may be there and is not used (a tied head that was saved all the same)."""
-        if name in self._entries and name not in self._taken:
-            self._taken.add(name)
-            self._done += self._entries[name].nbytes
-
     def finish(self) -> None:
         """Raise WeightsError if a tensor is left that nobody took: the model is not what the config says."""
         for name, entry in self._entries.items():
