@@ -6,6 +6,7 @@ ASGI applications that the router calls; what they raise becomes the OpenAI enve
 import asyncio
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol, TypeVar
 
@@ -41,7 +42,7 @@ class Answer(Protocol):
     def whole(self, usage: answers.UsageBody) -> bytes: ...
 
 
-class _Endpoint:
+class _Endpoint(ABC):
     """What the two have in common."""
 
     def __init__(self, serving: Serving) -> None:
@@ -52,8 +53,9 @@ class _Endpoint:
             body = await read_body(Request(scope), receive, self._serving.settings.max_body_bytes)
             await while_connected(receive, self._respond(parse_json_object(body), scope, send))
 
+    @abstractmethod
     async def _respond(self, raw: dict[str, Any], scope: Scope, send: Send) -> None:
-        raise NotImplementedError
+        """Answer the parsed body `raw`."""
 
     def _check(self, model: type[Checked], raw: dict[str, Any]) -> tuple[Checked, TextSide, ModelLimits]:
         request = validate(model, raw)

@@ -1,10 +1,10 @@
 """What the state cache can fail with.
 
 CacheError
-├── LedgerViolation   an invariant of the ledger does not hold: a defect of ours, never of the input
-└── NeverFits         a sequence needs more than the whole arena: the request is refused, the rest goes on
+└── LedgerViolation   an invariant of the ledger does not hold: a defect of ours, never of the input
 
-A shortage is no error: allocation answers None and the sequence waits.
+A shortage is no error: allocation answers None and the sequence waits. A sequence larger than the whole arena
+is refused before it gets here.
 """
 
 
@@ -14,7 +14,3 @@ class CacheError(Exception):
 
 class LedgerViolation(CacheError):
     """Some page or slot has no owner, or two. The message names it and the invariant."""
-
-
-class NeverFits(CacheError):
-    """The sequence could not run even alone; the message carries the numbers."""

@@ -90,7 +90,6 @@ class EngineCore:
         self.generated_tokens = 0
         self.failed_steps = 0
         self.last_error = ""
-        self.draining = False
         self._stream = stream
         self._runner = runner
         self._eos = eos_token_ids

@@ -156,12 +156,10 @@ class Scheduler:
         if len(exhausted):
             done = set(exhausted.tolist())
             # Its last token is in this step: no further launch, the commit will finish it.
-            decodes = list(decodes)
             self.decoding = [each for each in self.decoding if each.row not in done]
             self._dirty = True
-        else:
-            decodes = list(decodes)
-        return decodes, rows, track
+        # A copy: the queue changes in place while this step is on its way.
+        return list(decodes), rows, track
 
     def _extend_decode(self, row: int) -> bool:
         sequence = self.rows.sequences[row]

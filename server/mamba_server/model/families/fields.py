@@ -21,9 +21,6 @@ class Fields:
         self._values = values
         self.source = source
 
-    def has(self, *names: str) -> bool:
-        return self._find(names)[1] is not None
-
     @overload
     def integer(self, *names: str, minimum: int = ...) -> int: ...
     @overload
