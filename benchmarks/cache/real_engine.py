@@ -201,12 +201,12 @@ def markdown(found: dict[str, Any]) -> list[str]:
         f"{b['second_over_cold']} ({b['cached_tokens']['second']:,} tokens resumed), from the third on",
         f"{b['third_over_cold']} ({b['cached_tokens']['third']:,}).",
         "",
-        "| chat: strategy | track interval | computed tokens | over the ideal | over the page-aligned one |",
-        "| --- | --- | --- | --- | --- |",
+        "| chat: strategy | track interval | answer | computed tokens | over the ideal | over page-aligned |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row['strategy']} | {row['track_interval']} | {row['computed_tokens']:,} | {row['over_ideal']} "
-        f"| {row['over_page_aligned_ideal']} |"
+        f"| {row['strategy']} | {row['track_interval']} | {row['answer_tokens']} "
+        f"| {row['computed_tokens']:,} | {row['over_ideal']} | {row['over_page_aligned_ideal']} |"
         for row in found["conversation"]
     ]
     lines += [
@@ -232,10 +232,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import torch
 
     torch.set_num_threads(1)
-    chats = [("NoBuffer", 256), ("ExtraBufferLazy", 256), ("ExtraBuffer", 256), ("ExtraBuffer", 16)]
+    chats = [(name, 256, 60) for name in STRATEGIES]
+    chats += [("ExtraBuffer", 256, 600), ("ExtraBuffer", 1024, 600)]
     found = {
         "model": asked.model,
-        "conversation": [conversation(asked.model, name, interval) for name, interval in chats],
+        "conversation": [
+            conversation(asked.model, name, interval, answer=answer) for name, interval, answer in chats
+        ],
         "without_reuse": without_reuse(asked.model, asked.rounds),
         "shared_prefix": shared_prefix(asked.model, asked.prefix, max(1, asked.rounds // 4)),
         "strategies": strategies(asked.model, [1 << 20, 2 << 20, 4 << 20], 1),

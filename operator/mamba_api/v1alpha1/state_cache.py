@@ -20,7 +20,8 @@ class StateCache(ApiModel):
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
     """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
     track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256
-    """Tokens between checkpoints while decoding; a multiple of spec.engine.pageSize."""
+    """Most tokens between checkpoints while decoding (the first of an answer are closer together); a multiple
+    of spec.engine.pageSize."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
     """Most checkpoints kept along one path of the radix tree."""
     eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"

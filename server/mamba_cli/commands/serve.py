@@ -36,7 +36,7 @@ def command(
     strategy: Annotated[Strategy | None, _option("--strategy", "State cache strategy")] = None,
     state_dtype: Annotated[StateDtype | None, _option("--state-dtype", "Type of the SSM state")] = None,
     track_interval: Annotated[
-        int | None, _option("--track-interval", "Tokens between checkpoints while decoding; default 256")
+        int | None, _option("--track-interval", "Most tokens between checkpoints while decoding; default 256")
     ] = None,
     page_size: Annotated[int | None, _option("--page-size", "Tokens per attention KV page")] = None,
     max_model_len: Annotated[int | None, _option("--max-model-len", "Longest prompt plus output")] = None,

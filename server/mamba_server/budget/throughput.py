@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mamba_server.budget.arithmetic import active_parameters
 from mamba_server.budget.constraints import Constraints, Workload
+from mamba_server.cache.placement import decode_spacing
 from mamba_server.model.config import ModelConfig
 from mamba_server.settings import Strategy
 
@@ -32,14 +33,15 @@ def expected_saved(
 ) -> float:
     """Share of prompt tokens resumed instead of recomputed, 0-1.
 
-    Reuse is possible for `shared_prefix_ratio` of the prompt, less the recompute tail: half a track interval
-    where decoding leaves checkpoints; the whole last answer where it leaves none (NoBuffer); in between
-    where borrowing fails because fewer checkpoints than running sequences are left (ExtraBufferLazy). It
-    comes true as far as checkpoints last: for the running sequences and as many that will come back.
+    Reuse is possible for `shared_prefix_ratio` of the prompt, less the recompute tail: half the distance
+    between the last checkpoints of an answer where decoding leaves any; the whole last answer where it leaves
+    none (NoBuffer); in between where borrowing fails because fewer checkpoints than running sequences are
+    left (ExtraBufferLazy). It comes true as far as checkpoints last: for the running sequences and as many
+    that will come back.
     """
     if not constraints.prefix_caching or running == 0:
         return 0.0
-    tail = constraints.track_interval / 2
+    tail = decode_spacing(workload.output_tokens, constraints.page_size, constraints.track_interval) / 2
     if strategy == "NoBuffer":
         tail = float(workload.output_tokens)
     elif strategy == "ExtraBufferLazy":

@@ -1,6 +1,6 @@
-"""Where checkpoints of a prompt are placed: pure arithmetic over depths.
+"""Where checkpoints are placed, in a prompt and while decoding: pure arithmetic over depths.
 
-Ends and branches first, then track-interval multiples as far as the cap per path allows.
+In a prompt ends and branches come first, then track-interval multiples as far as the cap per path allows.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,30 @@ def place(
     grid = [d for d in range(step, last + 1, step) if d > resumed and d not in required]
     room = cap - len(required)
     if room < len(grid):
-        # Evenly spread, the deepest first: a later prompt leaves this one at an unknown depth.
-        grid = [grid[(i + 1) * len(grid) // (room + 1)] for i in range(room)]
-    return Placement(tuple(sorted(required)), tuple(sorted(set(grid))))
+        grid = _from_the_end(grid, room)
+    return Placement(tuple(sorted(required)), tuple(grid))
+
+
+def _from_the_end(grid: list[int], room: int) -> list[int]:
+    """`room` of the depths of `grid`, ascending, their distances from its end in geometric progression.
+
+    A later prompt leaves this one at an unknown depth. With equal ratios what it then has to recompute is at
+    most that ratio times what it would have to compute anyway, however early or late it leaves.
+    """
+    ratio = (len(grid) + 1) ** (1 / max(1, room))
+    chosen: list[int] = []
+    index = len(grid)
+    for i in range(room):
+        index = min(index - 1, len(grid) - round(ratio**i))
+        chosen.append(grid[index])
+    return chosen[::-1]
+
+
+def decode_spacing(outputs: int, page_size: int, track_interval: int) -> int:
+    """Tokens between the checkpoints of a sequence that has generated `outputs` tokens.
+
+    A page at first, doubled whenever the output has, at most `track_interval`: of a short answer too, most
+    is resumed by the next turn (at most a quarter is lost), for four more writes of the state a doubling.
+    """
+    doublings = max(0, (outputs // (4 * page_size)).bit_length() - 1)
+    return min(page_size << doublings, track_interval)

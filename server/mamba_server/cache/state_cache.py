@@ -14,7 +14,7 @@ from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, Grant, Pag
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
 from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.placement import Placement, place
+from mamba_server.cache.placement import Placement, decode_spacing, place
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.strategy import Reservation
 from mamba_server.cache.tree import Match, RadixTree
@@ -199,13 +199,18 @@ class StateCache:
         grant = self._allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
         return grant.slots[0] if grant is not None else 0
 
+    def tracks_decode(self, depth: int, outputs: int) -> bool:
+        """Whether a sequence leaves a checkpoint at `depth`, reached with its `outputs`-th output token."""
+        if not self.prefix_caching or not self.strategy.tracks_decode or depth % self.page_size:
+            return False
+        spacing = decode_spacing(outputs, self.page_size, self.track_interval)
+        return not depth % spacing or not depth % self.track_interval
+
     def plan_decode(self, holding: Holding, step: int) -> int:
         """The slot that the decode step to depth `holding.depth + 1` also writes; 0 = none.
 
-        Called only when that depth is a multiple of the track interval.
+        Called only where `tracks_decode` says so.
         """
-        if not self.prefix_caching or not self.strategy.tracks_decode:
-            return 0
         slot = 0
         if holding.spare:
             slot = holding.spare.pop()

@@ -141,11 +141,13 @@ class Scheduler:
                 return [], _NONE, _NONE
             depth = state.depth[rows]
         track = np.zeros(len(rows), np.int32)
-        for index in np.flatnonzero((depth + 1) % self.cache.track_interval == 0).tolist():
+        for index in np.flatnonzero((depth + 1) % page_size == 0).tolist():
             sequence = decodes[index]
-            state.store(sequence)
-            assert sequence.holding is not None
-            track[index] = self.cache.plan_decode(sequence.holding, step)
+            reached = int(depth[index]) + 1
+            if self.cache.tracks_decode(reached, reached - sequence.prompt_len):
+                state.store(sequence)
+                assert sequence.holding is not None
+                track[index] = self.cache.plan_decode(sequence.holding, step)
         state.depth[rows] = depth + 1
         state.last_step[rows] = step
         state.left[rows] -= 1

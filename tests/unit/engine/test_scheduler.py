@@ -157,3 +157,32 @@ def test_a_refused_extension_only_delays(overlap: bool) -> None:
     engine.arena.refuse = lambda _: False
     engine.close()
     assert engine.ended == {("r0", 0): "length"}
+
+
+@pytest.mark.parametrize("strategy", ["ExtraBufferLazy", "ExtraBuffer"])
+@pytest.mark.parametrize("outputs", [7, 30, 100, 300])
+def test_the_next_turn_resumes_three_quarters_of_the_answer_however_short(
+    strategy: str, outputs: int
+) -> None:
+    engine = trial(strategy=strategy, slabs=400, intervals=64, overlap=True)
+    prompt = list(range(1, 31))
+    engine.add(prompt, outputs)
+    while not engine.core.idle:
+        engine.step()
+    engine.add([*prompt, *engine.got["r0", 0], 5], 2)
+    engine.step()
+    cached = engine.core.sequences["r1"][0].cached_tokens
+    assert cached >= len(prompt) + 0.75 * outputs - engine.setup.page_size
+    engine.close()
+
+
+def test_without_buffer_an_answer_leaves_no_checkpoint_on_its_way() -> None:
+    engine = trial(strategy="NoBuffer", slabs=400, intervals=1)
+    engine.add(list(range(1, 31)), 40)
+    engine.step()
+    engine.step()
+    made = engine.cache.counters.made
+    for _ in range(35):
+        engine.step()
+    assert engine.cache.counters.made == made > 0
+    engine.close()
