@@ -7,7 +7,14 @@ import importlib
 import sys
 import time
 
-BENCHMARKS = ("serve", "cache.hit_rate", "cache.cpu_time", "cache.real_engine", "cache.plots")
+BENCHMARKS = (
+    "serve",
+    "cache.hit_rate",
+    "cache.fragmentation",
+    "cache.cpu_time",
+    "cache.real_engine",
+    "cache.plots",
+)
 
 
 def main(names: list[str]) -> int:

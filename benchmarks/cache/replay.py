@@ -36,11 +36,11 @@ class CacheSize:
     kv_tokens: int = 0
     tokens_per_state: int = 0
 
-    def arena(self, page_size: int) -> Arena:
+    def arena(self, page_size: int, kind: type[Arena] = Arena) -> Arena:
         """Slab 0 is padding."""
         per_slab = self.tokens_per_state // page_size
         slabs = self.slots + (-(-self.kv_tokens // (per_slab * page_size)) if per_slab else 0)
-        return Arena(slabs + 1, per_slab)
+        return kind(slabs + 1, per_slab)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +84,21 @@ class InstantRunner:
         return lambda: lambda: StepResult(tokens)
 
 
-def build(size: CacheSize, policy: CachePolicy, longest: int) -> EngineCore:
-    """An engine core of that cache for sequences of up to `longest` tokens."""
+def build(
+    size: CacheSize, policy: CachePolicy, longest: int, *, rows: int = 4, arena: type[Arena] = Arena
+) -> EngineCore:
+    """An engine core of that cache for up to `rows` sequences at once of up to `longest` tokens."""
     cache = StateCache(
-        size.arena(policy.page_size),
+        size.arena(policy.page_size, arena),
         RadixTree(policy.page_size, Eviction(policy.eviction)),
         reservation(policy.strategy, overlap=False),
         track_interval=policy.track_interval,
         cap=policy.cap,
     )
-    rows = Rows(4, -(-longest // policy.page_size))
-    limits = Limits(policy.step_tokens, 64, rows.capacity, longest)
+    batch = Rows(rows, -(-longest // policy.page_size))
+    limits = Limits(policy.step_tokens, 64, rows, longest)
     return EngineCore(
-        Scheduler(cache, limits, rows), InlineStream(), InstantRunner(), overlap=False,
+        Scheduler(cache, limits, batch), InlineStream(), InstantRunner(), overlap=False,
         eos_token_ids=frozenset(),
     )  # fmt: skip
 

@@ -24,10 +24,9 @@ class Eviction:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._heap: list[tuple[float, int, int, Node]] = []
-        self._order = itertools.count()
+        self._checkpoints = Heap()
+        self._bare = Heap()
         self._clock = 0.0
-        self._compact_at = 4096
 
     def used(self, node: Node, *, hit: bool = False) -> None:
         """`node` was made, or (`hit`) resumed from, just now."""
@@ -47,11 +46,7 @@ class Eviction:
     def offer(self, node: Node) -> None:
         """`node` may be a victim (again)."""
         node.stamp += 1
-        heapq.heappush(self._heap, (node.priority, next(self._order), node.stamp, node))
-        if len(self._heap) > self._compact_at:
-            self._heap = [entry for entry in self._heap if entry[2] == entry[3].stamp]
-            heapq.heapify(self._heap)
-            self._compact_at = max(4096, 2 * len(self._heap))
+        (self._checkpoints if node.slot else self._bare).push(node)
 
     def displaces(self, tokens: int) -> bool:
         """Whether a new checkpoint, `tokens` past the one above it and never hit, is worth an old one.
@@ -62,9 +57,9 @@ class Eviction:
         if self.policy == "LRU":
             return False
         with self.victims() as queue:
-            while (node := queue.next()) is not None:
+            while (node := queue.checkpoint()) is not None:
                 queue.keep(node)
-                if node.slot and not node.state_lock:
+                if not node.state_lock:
                     return self._clock + GUESS * tokens > node.priority
         return False
 
@@ -72,14 +67,15 @@ class Eviction:
         """Nodes from the least valuable up. What is not taken goes back when the queue is closed."""
         return VictimQueue(self)
 
-    def pop(self) -> Node | None:
-        """The least valuable node, out of the heap; None if there is none."""
-        while self._heap:
-            _, _, stamp, node = heapq.heappop(self._heap)
-            if stamp != node.stamp or node.parent is None:
-                continue
+    def bare(self) -> Node | None:
+        """The least recently used node without a checkpoint, out of the heap; None if there is none."""
+        return self._bare.pop()
+
+    def checkpoint(self) -> Node | None:
+        """The node with the least valuable checkpoint, out of the heap; None if there is none."""
+        while (node := self._checkpoints.pop()) is not None:
             current = self._current(node)
-            if node.slot and current > node.priority:
+            if current > node.priority:
                 # The checkpoint above it is gone since: losing this one too costs more than was thought.
                 node.priority = current
                 self.offer(node)
@@ -91,6 +87,32 @@ class Eviction:
         """`node` was the victim: the clock rises to its priority."""
         if self.policy == "RecomputeCost":
             self._clock = max(self._clock, node.priority)
+
+
+class Heap:
+    """Nodes by priority. An entry is out of date once its node's stamp has changed or it left the tree."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, int, Node]] = []
+        self._order = itertools.count()
+        self._compact_at = 4096
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, node: Node) -> None:
+        heapq.heappush(self._entries, (node.priority, next(self._order), node.stamp, node))
+        if len(self._entries) > self._compact_at:
+            self._entries = [entry for entry in self._entries if entry[2] == entry[3].stamp]
+            heapq.heapify(self._entries)
+            self._compact_at = max(4096, 2 * len(self._entries))
+
+    def pop(self) -> Node | None:
+        while self._entries:
+            _, _, stamp, node = heapq.heappop(self._entries)
+            if stamp == node.stamp and node.parent is not None:
+                return node
+        return None
 
 
 class VictimQueue:
@@ -108,9 +130,13 @@ class VictimQueue:
             if node.parent is not None:
                 self._eviction.offer(node)
 
-    def next(self) -> Node | None:
-        """The next candidate, or None."""
-        return self._eviction.pop()
+    def checkpoint(self) -> Node | None:
+        """The next node with a checkpoint, or None."""
+        return self._eviction.checkpoint()
+
+    def bare(self) -> Node | None:
+        """The next node without one, or None."""
+        return self._eviction.bare()
 
     def keep(self, node: Node) -> None:
         """Not this one, now: put it back at the end of the search."""

@@ -442,25 +442,46 @@ class StateCache:
         return np.concatenate(locked) if locked else NO_PAGES
 
     def _make_room(self, slots: int, pages: int) -> None:
-        only_slots = pages <= self.arena.partial_pages
+        # Leaves without a checkpoint only show where prompts part. They are spared while slots alone are
+        # short, and go before all that can be resumed when pages are.
+        spare_leaves = pages <= self.arena.partial_pages
         with self.tree.eviction.victims() as queue:
             while not self.arena.fits(slots, pages):
-                node = queue.next()
-                if node is None:
-                    return
-                if node.slot and not node.state_lock:
-                    self.tree.eviction.evicted(node)
-                    self.arena.free_slot(self.tree.drop_state(node))
-                    self.counters.evicted += 1
+                node = None if spare_leaves else queue.bare()
+                if node is not None:
                     if not node.children and not node.kv_lock:
                         self._drop_leaf(node)
-                elif not node.slot and not node.children and not node.kv_lock:
-                    # A tombstone leaf still finds branch points: spare it while pages are not short. Else it
-                    # goes in its turn, or pages that nobody can resume over would push out every state.
-                    if only_slots:
-                        queue.keep(node)
-                    else:
-                        self._drop_leaf(node)
+                    continue
+                node = queue.checkpoint()
+                if node is not None:
+                    if not node.state_lock:
+                        self._evict_checkpoint(node)
+                elif spare_leaves:
+                    spare_leaves = False
+                else:
+                    return
+
+    def _evict_checkpoint(self, node: Node) -> None:
+        self.tree.eviction.evicted(node)
+        self.arena.free_slot(self.tree.drop_state(node))
+        self.counters.evicted += 1
+        if self.arena.pages_per_slab:
+            self._drop_bare(node)
+        elif not node.children and not node.kv_lock:
+            self._drop_leaf(node)
+
+    def _drop_bare(self, node: Node) -> None:
+        """Drop the pages that no checkpoint needs any more: below `node`, its own and those above it."""
+        below = self.tree.bare_below(node)
+        if below is None:
+            return
+        for each in reversed(below):
+            self._drop_leaf(each)
+        at: Node | None = node
+        while at is not None and at.parent is not None and not (at.slot or at.kv_lock or at.children):
+            above = at.parent
+            self._drop_leaf(at)
+            at = above
 
     def _drop_leaf(self, node: Node) -> None:
         self.arena.free_pages_of(self.tree.remove_leaf(node), 0, PageOwner.TREE)

@@ -246,6 +246,7 @@ class RadixTree:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
+        node.stamp += 1
         node.hits = 0
         self.checkpoints -= 1
         self._evicted[id(node)] = None
@@ -295,6 +296,16 @@ class RadixTree:
             if node.parent is not None:
                 yield node
             stack.extend(node.children.values())
+
+    @staticmethod
+    def bare_below(node: Node) -> list[Node] | None:
+        """The nodes under `node`, each after its parent; None if one has a checkpoint or is in use."""
+        out = list(node.children.values())
+        for each in out:
+            if each.slot or each.kv_lock:
+                return None
+            out.extend(each.children.values())
+        return out
 
     def key_of(self, node: Node) -> Tokens:
         """All tokens from the root to the end of `node`."""

@@ -17,7 +17,7 @@ def chain(*depths: int) -> list[Node]:
 
 def order(eviction: Eviction) -> list[int]:
     out = []
-    while (node := eviction.pop()) is not None:
+    while (node := eviction.checkpoint()) is not None:
         out.append(node.depth)
     return out
 
@@ -43,7 +43,7 @@ def test_an_old_costly_checkpoint_goes_in_the_end() -> None:
     for turn in range(4):
         (fresh,) = chain(20)
         eviction.used(fresh)
-        victim = eviction.pop()
+        victim = eviction.checkpoint()
         assert victim is not None
         eviction.evicted(victim)
         if victim is old:
@@ -65,10 +65,10 @@ def test_what_a_search_passes_over_is_found_by_the_next() -> None:
     eviction.used(a)
     eviction.used(b)
     with eviction.victims() as queue:
-        assert queue.next() is a
+        assert queue.checkpoint() is a
         queue.keep(a)
-        assert queue.next() is b
-        assert queue.next() is None
+        assert queue.checkpoint() is b
+        assert queue.checkpoint() is None
     assert order(eviction) == [4]
 
 
@@ -76,18 +76,18 @@ def test_the_heap_does_not_grow_with_hits() -> None:
     eviction, (node,) = Eviction("LRU"), chain(4)
     for _ in range(20_000):
         eviction.used(node)
-    assert len(eviction._heap) <= 4097
+    assert len(eviction._checkpoints) <= 4097
     assert order(eviction) == [4]
 
 
 def test_a_hit_refreshes_the_checkpoint_it_used_and_no_other() -> None:
-    bench = CacheBench.make(slabs=8, per_slab=4, cap=8, interval=100)
+    bench = CacheBench.make(slabs=16, per_slab=4, cap=8, interval=100)
     shared, other = ids(range(9)), ids(range(50, 59))
     bench.serve(shared)
     bench.serve(ids(range(17)))
     bench.serve(other)
     # A hit of the deep checkpoint leaves the shallow one, the oldest by now, where it was.
     bench.serve(ids(range(17), 99))
-    first = bench.cache.tree.eviction.pop()
+    first = bench.cache.tree.eviction.checkpoint()
     assert first is not None
     assert (first.depth, first.tokens[0]) == (8, 0)

@@ -34,7 +34,7 @@ def add(to: RadixTree, prompt: np.ndarray, slot: int, *, guess: bool = False) ->
 def order(of: RadixTree) -> list[int]:
     """Slots from the first victim to the last, as if each were evicted in turn."""
     out = []
-    while (node := of.eviction.pop()) is not None:
+    while (node := of.eviction.checkpoint()) is not None:
         if node.slot:
             of.eviction.evicted(node)
             out.append(of.drop_state(node))

@@ -6,6 +6,7 @@ from cache_bench import CacheBench, ids
 from mamba_server.cache.arena import AllocationSite
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.holding import Checkpoint
+from mamba_server.cache.node import Tokens
 from mamba_server.cache.strategy import reservation
 
 PROMPT = ids(range(17))
@@ -259,6 +260,52 @@ def test_pages_without_a_checkpoint_stay_while_only_slots_are_wanted() -> None:
     bench.check()
     assert bench.checkpoints(other) == []
     assert bench.cache.match(PROMPT, "", 99).kv_depth == 16
+
+
+def leaf(bench: CacheBench, tokens: Tokens) -> None:
+    """Pages of `tokens` in the tree, with no checkpoint."""
+    grant = bench.arena.allocate(AllocationSite.EXTEND, pages=len(tokens) // 4)
+    assert grant is not None
+    bench.cache.tree.insert(tokens, grant.pages, 0, 0, "")
+    bench.arena.give_pages_to_tree(grant.pages)
+
+
+def test_pages_alone_never_keep_a_sequence_from_starting() -> None:
+    # Every slab has pages of two prompts that no checkpoint reaches; the one page wanted is free already.
+    bench = CacheBench.make(slabs=5, per_slab=2, strategy="NoBuffer")
+    for first in range(100, 107):
+        leaf(bench, ids(range(first, first + 4)))
+    assert (bench.arena.free_slots, bench.arena.partial_pages) == (0, 1)
+    assert bench.admit(ids(1, 2, 3)) is not None
+    bench.check()
+
+
+def test_with_a_checkpoint_go_the_pages_that_only_it_could_resume() -> None:
+    bench = CacheBench.make(slabs=10, strategy="NoBuffer", cap=1, interval=100)
+    tokens = ids(range(35))
+    holding = bench.prefill(tokens[:30])
+    for _ in range(5):
+        bench.decode(holding)
+        bench.commit(holding, tokens)
+    bench.cache.retire(holding, lambda: tokens)
+    assert (bench.checkpoints(tokens), bench.cache.tree.pages) == ([28], 8)
+    bench.cache._make_room(bench.arena.free_slots + 1, 0)
+    bench.check()
+    assert bench.cache.tree.pages == 0
+
+
+def test_pages_above_a_deeper_checkpoint_or_a_running_sequence_outlive_their_own_checkpoint() -> None:
+    bench = CacheBench.make(slabs=30, strategy="NoBuffer", interval=100)
+    bench.serve(ids(range(16), 99))
+    deeper = ids(range(16), range(50, 59))
+    running = bench.prefill(deeper)
+    for depth in (16, 24):
+        (node,) = (each for each in bench.cache.tree.walk() if each.depth == depth)
+        bench.cache._evict_checkpoint(node)
+        bench.check()
+        assert bench.cache.match(ids(range(16), 97), "", 99).kv_depth == 16
+    bench.cache.retire(running, lambda: deeper)
+    bench.check()
 
 
 def test_flush_takes_what_nobody_uses_and_nothing_else() -> None:
