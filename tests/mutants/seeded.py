@@ -145,4 +145,20 @@ MUTANTS = (
         "window[slot] = inputs[max(0, rows - 1) : max(0, rows - 1) + K - 1]",
         ("tests/unit/kernels/test_conv1d.py",),
     ),
+    Mutant(
+        "an evicted checkpoint takes along pages that a running sequence reads", CACHE + "tree.py",
+        "if each.slot or each.kv_lock:", "if each.slot:",
+    ),
+    Mutant(
+        "pages that no checkpoint reaches are spared for ever", CACHE + "state_cache.py",
+        "                elif spare_leaves:\n                    spare_leaves = False\n", "",
+    ),
+    Mutant(
+        "an admission trusts what was matched before the last one", ENGINE + "scheduler.py",
+        "            matches.clear()\n", "", ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
+        "        node.stamp += 1\n        node.hits = 0\n", "        node.hits = 0\n",
+    ),
 )  # fmt: skip

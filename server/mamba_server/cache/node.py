@@ -9,6 +9,10 @@ Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
 
 
+TOKEN_BYTES = 4
+"""int32."""
+
+
 class Node:
     """`tokens` and `pages` of the edge from the parent; `slot` != 0 is a checkpoint of depth `depth`."""
 
@@ -22,17 +26,18 @@ class Node:
         "parent",
         "priority",
         "produced_step",
+        "raw",
         "salt",
         "slot",
         "stamp",
         "state_lock",
-        "tokens",
         "used_at",
     )
 
     def __init__(self, parent: Optional["Node"], tokens: Tokens, pages: Pages, salt: str) -> None:
         self.parent = parent
-        self.tokens = tokens
+        self.raw = tokens.tobytes()
+        """The tokens as bytes: long prompts are compared at the speed of memory."""
         self.pages = pages
         self.depth: int = (parent.depth if parent else 0) + len(tokens)
         self.children: dict[bytes, Node] = {}
@@ -52,6 +57,20 @@ class Node:
         """Changes whenever an entry of the eviction heap for this node is out of date."""
         self.salt = salt
 
+    @property
+    def tokens(self) -> Tokens:
+        """Those of the edge, int32[pages * page size]."""
+        return np.frombuffer(self.raw, np.int32)
+
+    def shared_pages(self, raw: bytes, at: int) -> int:
+        """How many of this node's pages the text `raw` has at byte `at`."""
+        if raw.startswith(self.raw, at):
+            return len(self.pages)
+        other = np.frombuffer(raw, np.int32, min(len(self.raw), len(raw) - at) // TOKEN_BYTES, at)
+        same = self.tokens[: len(other)] == other
+        first = len(other) if same.all() else int(same.argmin())
+        return first // (len(self.raw) // TOKEN_BYTES // len(self.pages))
+
     def path(self) -> list["Node"]:
         """From just below the root down to this node."""
         out: list[Node] = []
@@ -70,11 +89,3 @@ class Node:
                 return node.depth
             node = node.parent
         return 0
-
-
-def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
-    """How many whole pages the two token runs share from their start."""
-    size = min(len(left), len(right))
-    differs = left[:size] != right[:size]
-    same = int(differs.argmax()) if differs.any() else size
-    return same // page_size

@@ -12,7 +12,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.node import Node, Pages, Tokens, common_pages
+from mamba_server.cache.node import TOKEN_BYTES, Node, Pages, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class RadixTree:
 
     def __init__(self, page_size: int, eviction: Eviction, fingerprint: str = "") -> None:
         self.page_size = page_size
+        self._page_bytes = page_size * TOKEN_BYTES
         self.fingerprint = fingerprint
         self.eviction = eviction
         self.roots: dict[str, Node] = {}
@@ -79,17 +80,18 @@ class RadixTree:
         """The longest useful prefix of `tokens` for a forward launched in `step`; changes nothing."""
         limit = len(tokens) - 1
         root = self.roots.get(salt)
-        node, offset, path = root, 0, []
-        while node is not None and offset < len(tokens):
-            child = node.children.get(tokens[offset : offset + self.page_size].tobytes())
+        node, raw, at, path = root, tokens.tobytes(), 0, []
+        while node is not None and at < len(raw):
+            child = node.children.get(raw[at : at + self._page_bytes])
             if child is None:
                 break
-            shared = common_pages(child.tokens, tokens[offset:], self.page_size)
+            shared = child.shared_pages(raw, at)
             path.append((child, shared))
-            offset += shared * self.page_size
+            at += shared * self._page_bytes
             if shared < len(child.pages):
                 break
             node = child
+        offset = at // TOKEN_BYTES
         deepest, best = 0, None
         in_flight = too_deep = False
         for child, shared in path:
@@ -190,25 +192,24 @@ class RadixTree:
         if len(tokens) % self.page_size or len(tokens) != len(pages) * self.page_size or not len(tokens):
             raise LedgerViolation(f"P5: a node of {len(tokens)} tokens on pages of {self.page_size}")
         node = self.roots.setdefault(salt, Node(None, tokens[:0], pages[:0], salt))
-        offset = 0
-        while offset < len(tokens):
-            key = tokens[offset : offset + self.page_size].tobytes()
-            child = node.children.get(key)
+        raw, at = tokens.tobytes(), 0
+        while at < len(raw):
+            child = node.children.get(raw[at : at + self._page_bytes])
             if child is None:
-                first = offset // self.page_size
-                child = Node(node, tokens[offset:].copy(), pages[first:].copy(), salt)
-                node.children[key] = child
+                first = at // self._page_bytes
+                child = Node(node, tokens[first * self.page_size :], pages[first:].copy(), salt)
+                node.children[self._key(child)] = child
                 self.nodes += 1
                 self.pages += len(child.pages)
                 self.eviction.used(child)
                 node = child
                 break
-            shared = common_pages(child.tokens, tokens[offset:], self.page_size)
+            shared = child.shared_pages(raw, at)
             if shared < len(child.pages):
                 child = self._split(child, shared)
-            offset += shared * self.page_size
+            at += shared * self._page_bytes
             node = child
-        had = min(offset, len(tokens))
+        had = at // TOKEN_BYTES
         taken = False
         if slot and not node.slot:
             node.slot = slot
@@ -227,16 +228,20 @@ class RadixTree:
         assert parent is not None
         cut = keep * self.page_size
         upper = Node(parent, child.tokens[:cut], child.pages[:keep], child.salt)
+        parent.children[self._key(child)] = upper
         upper.kv_lock = child.kv_lock
         upper.priority = child.priority
         upper.used_at = child.used_at
-        parent.children[child.tokens[: self.page_size].tobytes()] = upper
-        child.tokens = child.tokens[cut:]
+        child.raw = child.raw[keep * self._page_bytes :]
         child.pages = child.pages[keep:]
         child.parent = upper
-        upper.children[child.tokens[: self.page_size].tobytes()] = child
+        upper.children[self._key(child)] = child
         self.nodes += 1
         return upper
+
+    def _key(self, node: Node) -> bytes:
+        """Under which its parent has it: the first page."""
+        return node.raw[: self._page_bytes]
 
     # --- evict ---------------------------------------------------------------------------------------
 
@@ -259,7 +264,7 @@ class RadixTree:
         if node.children or node.kv_lock or node.slot or node.parent is None:
             raise LedgerViolation(f"W4: node at depth {node.depth} removed while it is in use")
         parent = node.parent
-        del parent.children[node.tokens[: self.page_size].tobytes()]
+        del parent.children[self._key(node)]
         self._evicted.pop(id(node), None)
         node.stamp += 1
         node.parent = None

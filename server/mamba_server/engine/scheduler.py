@@ -228,14 +228,19 @@ class Scheduler:
             return
         self._short = None
 
+        matches: dict[tuple[str, int], Match] = {}
+
         def resumable(sequence: Sequence) -> int:
-            return self._match(sequence, step).resumable
+            matches[sequence.key] = self._match(sequence, step)
+            return matches[sequence.key].resumable
 
         while budget > 0 and self.rows.free and self.running < self.limits.max_running:
+            # An admission changes the tree: what was found before it no longer counts.
+            matches.clear()
             sequence = self.waiting.pick(resumable)
             if sequence is None:
                 return
-            match = self._match(sequence, step)
+            match = matches.get(sequence.key) or self._match(sequence, step)
             left = sequence.known - match.resumable
             take = aligned_piece(match.resumable, left, budget, self.limits.chunk)
             if take <= 0:

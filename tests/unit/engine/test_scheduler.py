@@ -186,3 +186,19 @@ def test_without_buffer_an_answer_leaves_no_checkpoint_on_its_way() -> None:
         engine.step()
     assert engine.cache.counters.made == made > 0
     engine.close()
+
+
+def test_a_checkpoint_that_the_admission_before_evicted_is_not_resumed() -> None:
+    engine = trial(strategy="NoBuffer", slabs=20, rows=4, cap=1, step_tokens=1000)
+    short, stem = list(range(1, 18)), list(range(20, 53))
+    for prompt in (short, stem):
+        engine.add(prompt, 1)
+        while not engine.core.idle:
+            engine.step()
+    # The deeper prefix goes first, and its long tail takes the place of the other's checkpoint.
+    engine.add([*stem, *range(1, 50)] + [3] * 33, 2)
+    engine.add(short, 2)
+    engine.step()
+    group = sequences(engine)
+    assert (group["r2"].cached_tokens, group["r3"].cached_tokens) == (32, 0)
+    engine.close()
