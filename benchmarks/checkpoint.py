@@ -24,7 +24,7 @@ CONFIG = {
     # values for each chunk, gigabytes at 256.
     "chunk_size": 16,
     "conv_kernel": 4,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 16_384,
     "tie_word_embeddings": True,
     "pad_token_id": 0,
     "bos_token_id": 1,

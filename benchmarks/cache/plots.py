@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     ASSETS.mkdir(parents=True, exist_ok=True)
     for name, draw, file in (
         ("cache-hit-rate", hit_rates, "cache-hit-rate.svg"),
-        ("cache-real-engine", strategies, "cache-strategies.svg"),
+        ("cache-real-engine-350m", strategies, "cache-strategies.svg"),
     ):
         if (found := newest(name)) is None:
             print(f"no result of {name} in {RESULTS}", file=sys.stderr)

@@ -1,25 +1,53 @@
 """The state cache in real engines on the CPU: what it costs, what it saves, and how the strategies differ.
 
 Run as `python -m benchmarks.cache.real_engine`; writes JSON and Markdown to benchmarks/results. Engines run
-in this process, one step at a time, without overlap; what is compared is measured in turns within one run.
+in this process, with overlap; what is compared is measured in turns within one run.
 """
 
 import argparse
+import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from benchmarks.cache.record import write
+from benchmarks.checkpoint import random_350m
+from benchmarks.serve import CACHE
 
 from mamba_server.engine.boot import Engine, boot
 from mamba_server.settings import EngineSettings
 from mamba_server.wire import AddRequest, SamplingParams
 
-MODEL = "builtin://tiny-recall"
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model and the loads that fit it on a CPU."""
+
+    name: str
+    arena: int
+    """Bytes of the arena where its size is not the question."""
+    arenas: tuple[int, ...]
+    """And where it is."""
+    chats: int
+    """Two-turn chats at once there."""
+    answer: int
+    rounds: int
+
+    def model(self) -> str:
+        """Directory or URI; the random checkpoint is written if it is not there."""
+        return "builtin://tiny-recall" if self.name == "tiny" else str(random_350m(CACHE / "random-350m"))
+
+
+CASES = (
+    Case("tiny", 64 << 20, (1 << 20, 2 << 20, 4 << 20), chats=24, answer=40, rounds=9),
+    Case("350m", 1 << 30, (192 << 20, 384 << 20, 768 << 20), chats=10, answer=24, rounds=3),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +64,22 @@ class Ran:
     most_running: int
 
     @property
-    def rate(self) -> float:
-        """Prompt and output tokens for each CPU second."""
-        return (self.prompt_tokens + sum(map(len, self.outputs))) / self.cpu
+    def tokens(self) -> int:
+        """Prompt and output."""
+        return self.prompt_tokens + sum(map(len, self.outputs))
 
 
-def engine(model: str, **settings: Any) -> Engine:
-    """An engine without overlap."""
-    wanted = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, "overlap": False, **settings}
-    return boot(EngineSettings(model=model, device="cpu", **wanted), lambda *_: None)
+@contextmanager
+def engine(model: str, **settings: Any) -> Iterator[Engine]:
+    """An engine with overlap; its memory goes back at the end."""
+    wanted = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, **settings}
+    made = boot(EngineSettings(model=model, device="cpu", **wanted), lambda *_: None)
+    try:
+        yield made
+    finally:
+        made.stream.close()
+        del made
+        gc.collect()
 
 
 def prompts(count: int, length: int, seed: int, vocabulary: int) -> list[list[int]]:
@@ -79,40 +114,44 @@ def run(of: Engine, wanted: Sequence[Sequence[int]], outputs: int, *, turn_bound
     )  # fmt: skip
 
 
-def without_reuse(model: str, rounds: int) -> dict[str, Any]:
+def without_reuse(model: str, case: Case) -> dict[str, Any]:
     """(a) Caching on and off, no prompt twice: medians of the ratios of neighbouring rounds."""
-    on, off = engine(model), engine(model, prefix_caching=False)
-    vocabulary = on.model.vocab_size
-    for each in (on, off):
-        run(each, prompts(4, 256, 999, vocabulary), 16)
     wall, cpu = [], []
-    for number in range(rounds):
-        load = prompts(4, 256, number, vocabulary)
-        order = (on, off) if number % 2 else (off, on)
-        made = {id(each): run(each, load, 64) for each in order}
-        a, b = made[id(on)], made[id(off)]
-        wall.append(b.wall / a.wall)
-        cpu.append(b.cpu / a.cpu)
+    with (
+        engine(model, arena_bytes=case.arena) as on,
+        engine(model, arena_bytes=case.arena, prefix_caching=False) as off,
+    ):
+        vocabulary = on.model.vocab_size
+        for each in (on, off):
+            run(each, prompts(4, 256, 999, vocabulary), 16)
+        for number in range(case.rounds):
+            load = prompts(4, 256, number, vocabulary)
+            order = (on, off) if number % 2 else (off, on)
+            made = {id(each): run(each, load, 64) for each in order}
+            a, b = made[id(on)], made[id(off)]
+            wall.append(b.wall / a.wall)
+            cpu.append(b.cpu / a.cpu)
     return {
-        "rounds": rounds,
+        "rounds": case.rounds,
         "throughput_on_over_off_cpu": round(statistics.median(cpu), 3),
         "throughput_on_over_off_wall": round(statistics.median(wall), 3),
         "spread_cpu": [round(min(cpu), 3), round(max(cpu), 3)],
+        "spread_wall": [round(min(wall), 3), round(max(wall), 3)],
     }
 
 
-def shared_prefix(model: str, prefix: int, rounds: int) -> dict[str, Any]:
+def shared_prefix(model: str, case: Case, prefix: int, rounds: int) -> dict[str, Any]:
     """(b) Time to the first token with a shared prefix: cold, on second sight, and from then on."""
-    it = engine(model, max_model_len=prefix + 512)
-    vocabulary = it.model.vocab_size
-    times: dict[str, list[float]] = {"cold": [], "second": [], "third": []}
-    cached: dict[str, int] = {}
-    for number in range(rounds):
-        stem = prompts(1, prefix, number, vocabulary)[0]
-        for sight, tail in zip(times, prompts(3, 32, 1000 + number, vocabulary), strict=True):
-            ran = run(it, [stem + tail], 1)
-            times[sight].append(ran.first_token)
-            cached[sight] = ran.cached_tokens
+    with engine(model, max_model_len=prefix + 512, arena_bytes=case.arena) as it:
+        vocabulary = it.model.vocab_size
+        times: dict[str, list[float]] = {"cold": [], "second": [], "third": []}
+        cached: dict[str, int] = {}
+        for number in range(rounds):
+            stem = prompts(1, prefix, number, vocabulary)[0]
+            for sight, tail in zip(times, prompts(3, 32, 1000 + number, vocabulary), strict=True):
+                ran = run(it, [stem + tail], 1)
+                times[sight].append(ran.first_token)
+                cached[sight] = ran.cached_tokens
     medians = {sight: statistics.median(each) for sight, each in times.items()}
     return {
         "prefix_tokens": prefix,
@@ -128,18 +167,18 @@ def conversation(
     model: str, strategy: str, track_interval: int, *, turns: int = 10, user: int = 120, answer: int = 60
 ) -> dict[str, Any]:
     """(c) Tokens that went through the model in a chat, against every token of it once."""
-    it = engine(model, strategy=strategy, track_interval=track_interval)
-    vocabulary, page = it.model.vocab_size, it.plan.page_size
-    history: list[int] = []
-    computed = aligned = 0
-    for turn in prompts(turns, user, 0, vocabulary):
-        known = len(history)
-        history = history + turn
-        ran = run(it, [history], answer, turn_boundary=len(history) - 4)
-        # Of the answer, all but the last token go through the model as it is decoded.
-        computed += ran.prompt_tokens - ran.cached_tokens + answer - 1
-        aligned += len(history) - known // page * page + answer - 1
-        history += ran.outputs[0]
+    with engine(model, strategy=strategy, track_interval=track_interval) as it:
+        vocabulary, page = it.model.vocab_size, it.plan.page_size
+        history: list[int] = []
+        computed = aligned = 0
+        for turn in prompts(turns, user, 0, vocabulary):
+            known = len(history)
+            history = history + turn
+            ran = run(it, [history], answer, turn_boundary=len(history) - 4)
+            # Of the answer, all but the last token go through the model as it is decoded.
+            computed += ran.prompt_tokens - ran.cached_tokens + answer - 1
+            aligned += len(history) - known // page * page + answer - 1
+            history += ran.outputs[0]
     return {
         "strategy": strategy,
         "track_interval": track_interval,
@@ -152,34 +191,38 @@ def conversation(
     }
 
 
-def strategies(model: str, arenas: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """(d) The strategies at some arena sizes: chats of two turns on a few shared stems."""
+def two_turns(it: Engine, case: Case) -> tuple[Ran, Ran]:
+    """Chats on four shared stems, all at once, and their second turns; the engine is warm then."""
+    vocabulary = it.model.vocab_size
+    run(it, prompts(2, 40, 998, vocabulary), 4)
+    stems, tails = prompts(4, 64, 0, vocabulary), prompts(case.chats, 24, 100, vocabulary)
+    first = [stems[index % 4] + tail for index, tail in enumerate(tails)]
+    one = run(it, first, case.answer)
+    again = prompts(case.chats, 24, 200, vocabulary)
+    second = [a + b + c for a, b, c in zip(first, one.outputs, again, strict=True)]
+    return one, run(it, second, case.answer)
+
+
+def strategies(model: str, case: Case) -> list[dict[str, Any]]:
+    """(d) The strategies at some arena sizes."""
     rows = []
-    for arena in arenas:
-        engines = {
-            name: engine(model, strategy=name, arena_bytes=arena, max_model_len=384, track_interval=32)
-            for name in STRATEGIES
-        }
-        made: dict[str, list[Ran]] = {name: [] for name in STRATEGIES}
-        for number in range(rounds):
-            for name, it in engines.items():
-                vocabulary = it.model.vocab_size
-                stems = prompts(4, 64, number, vocabulary)
-                tails = prompts(24, 24, 100 + number, vocabulary)
-                first = [stems[index % 4] + tail for index, tail in enumerate(tails)]
-                one = run(it, first, 40)
-                again = prompts(24, 24, 200 + number, vocabulary)
-                second = [a + b + c for a, b, c in zip(first, one.outputs, again, strict=True)]
-                made[name] += [one, run(it, second, 40)]
-        for name, ran in made.items():
-            total = sum(each.prompt_tokens for each in ran)
+    for arena in case.arenas:
+        for name in STRATEGIES:
+            with engine(model, strategy=name, arena_bytes=arena, max_model_len=384) as it:
+                made = two_turns(it, case)
+                slabs = it.core.cache.arena.slabs - 1
+            tokens = sum(each.tokens for each in made)
             rows.append(
                 {
                     "arena_mib": arena / 2**20,
+                    "slabs": slabs,
                     "strategy": name,
-                    "most_running": max(each.most_running for each in ran),
-                    "hit_rate": round(sum(each.cached_tokens for each in ran) / total, 4),
-                    "tokens_per_cpu_second": round(statistics.median(each.rate for each in ran), 1),
+                    "most_running": max(each.most_running for each in made),
+                    "hit_rate": round(
+                        sum(each.cached_tokens for each in made) / sum(each.prompt_tokens for each in made), 4
+                    ),
+                    "tokens_per_second": round(tokens / sum(each.wall for each in made), 1),
+                    "tokens_per_cpu_second": round(tokens / sum(each.cpu for each in made), 1),
                 }
             )
             print(rows[-1], flush=True)
@@ -191,11 +234,12 @@ def markdown(found: dict[str, Any]) -> list[str]:
     a, b = found["without_reuse"], found["shared_prefix"]
     low, high = a["spread_cpu"]
     lines = [
-        f"- model: {found['model']}, in float32; engines in one process, one thread, without overlap",
+        f"- model: {found['model']}, in float32; engines in one process, with overlap, one thread a side",
         "- ratios are medians of neighbouring rounds; CPU time is the process's own, wall time feels others",
         "",
         f"No reuse: throughput with caching {a['throughput_on_over_off_cpu']} of that without by CPU time",
-        f"(rounds between {low} and {high}), {a['throughput_on_over_off_wall']} by the wall.",
+        f"(rounds between {low} and {high}), {a['throughput_on_over_off_wall']} by the wall",
+        f"({a['rounds']} rounds between {a['spread_wall'][0]} and {a['spread_wall'][1]}).",
         "",
         f"Shared prefix of {b['prefix_tokens']:,} tokens, time to first token over cold: on second sight",
         f"{b['second_over_cold']} ({b['cached_tokens']['second']:,} tokens resumed), from the third on",
@@ -211,12 +255,12 @@ def markdown(found: dict[str, Any]) -> list[str]:
     ]
     lines += [
         "",
-        "| arena, MiB | strategy | most running | hit rate | tokens per CPU second |",
-        "| --- | --- | --- | --- | --- |",
+        "| arena, MiB | slabs | strategy | most running | hit rate | tokens/s | tokens per CPU second |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row['arena_mib']:g} | {row['strategy']} | {row['most_running']} | {row['hit_rate']:.1%} "
-        f"| {row['tokens_per_cpu_second']:,} |"
+        f"| {row['arena_mib']:g} | {row['slabs']} | {row['strategy']} | {row['most_running']} "
+        f"| {row['hit_rate']:.1%} | {row['tokens_per_second']:,} | {row['tokens_per_cpu_second']:,} |"
         for row in found["strategies"]
     ]
     return lines
@@ -225,8 +269,7 @@ def markdown(found: dict[str, Any]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache.real_engine", description=__doc__)
-    parser.add_argument("--model", default=MODEL)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--case", choices=[case.name for case in CASES], help="one of them; default all")
     parser.add_argument("--prefix", type=int, default=10_000)
     asked = parser.parse_args(arguments)
     import torch
@@ -234,16 +277,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     chats = [(name, 256, 60) for name in STRATEGIES]
     chats += [("ExtraBuffer", 256, 600), ("ExtraBuffer", 1024, 600)]
-    found = {
-        "model": asked.model,
-        "conversation": [
-            conversation(asked.model, name, interval, answer=answer) for name, interval, answer in chats
-        ],
-        "without_reuse": without_reuse(asked.model, asked.rounds),
-        "shared_prefix": shared_prefix(asked.model, asked.prefix, max(1, asked.rounds // 4)),
-        "strategies": strategies(asked.model, [1 << 20, 2 << 20, 4 << 20], 1),
-    }
-    write("cache-real-engine", found, markdown(found))
+    for case in CASES:
+        if asked.case not in {None, case.name}:
+            continue
+        model = case.model()
+        found = {
+            "model": "builtin://tiny-recall"
+            if case.name == "tiny"
+            else "random Nemotron-H of 350M parameters",
+            # Counts of tokens: the same for any model.
+            "conversation": [
+                conversation(model, name, interval, answer=answer) for name, interval, answer in chats
+            ]
+            if case.name == "tiny"
+            else [],
+            "without_reuse": without_reuse(model, case),
+            "shared_prefix": shared_prefix(model, case, asked.prefix, max(1, case.rounds // 3)),
+            "strategies": strategies(model, case),
+        }
+        write(f"cache-real-engine-{case.name}", found, markdown(found))
 
 
 if __name__ == "__main__":
