@@ -163,6 +163,27 @@ def shared_prefix(model: str, case: Case, prefix: int, rounds: int) -> dict[str,
     }
 
 
+def burst(model: str, case: Case, *, requests: int = 8, prefix: int = 1000, tail: int = 32) -> dict[str, Any]:
+    """(b) Requests that come together and share a prefix nobody has seen: caching on against off."""
+    stem = prompts(1, prefix, 5, 200)[0]
+    seconds, computed = {}, {}
+    for caching in (True, False):
+        with engine(model, arena_bytes=case.arena, prefix_caching=caching) as it:
+            tails = prompts(requests, tail, 6, it.model.vocab_size)
+            run(it, prompts(2, 40, 998, it.model.vocab_size), 4)
+            ran = run(it, [stem + each for each in tails], 1)
+        seconds[caching] = ran.wall
+        computed[caching] = ran.prompt_tokens - ran.cached_tokens
+    return {
+        "requests": requests,
+        "prefix_tokens": prefix,
+        "computed_tokens": computed[True],
+        "over_ideal": round(computed[True] / (prefix + requests * tail), 3),
+        "computed_without_caching": computed[False],
+        "seconds_over_without_caching": round(seconds[True] / seconds[False], 3),
+    }
+
+
 def conversation(
     model: str, strategy: str, track_interval: int, *, turns: int = 10, user: int = 120, answer: int = 60
 ) -> dict[str, Any]:
@@ -231,7 +252,7 @@ def strategies(model: str, case: Case) -> list[dict[str, Any]]:
 
 def markdown(found: dict[str, Any]) -> list[str]:
     """All four as text and tables."""
-    a, b = found["without_reuse"], found["shared_prefix"]
+    a, b, c = found["without_reuse"], found["shared_prefix"], found["burst"]
     low, high = a["spread_cpu"]
     lines = [
         f"- model: {found['model']}, in float32; engines in one process, with overlap, one thread a side",
@@ -244,6 +265,10 @@ def markdown(found: dict[str, Any]) -> list[str]:
         f"Shared prefix of {b['prefix_tokens']:,} tokens, time to first token over cold: on second sight",
         f"{b['second_over_cold']} ({b['cached_tokens']['second']:,} tokens resumed), from the third on",
         f"{b['third_over_cold']} ({b['cached_tokens']['third']:,}).",
+        "",
+        f"Burst of {c['requests']} requests with one unseen prefix of {c['prefix_tokens']:,} tokens:",
+        f"{c['computed_tokens']:,} prompt tokens computed, {c['over_ideal']} of the ideal. Without caching:",
+        f"{c['computed_without_caching']:,}; the time was {c['seconds_over_without_caching']} of that.",
         "",
         "| chat: strategy | track interval | answer | computed tokens | over the ideal | over page-aligned |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -293,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             else [],
             "without_reuse": without_reuse(model, case),
             "shared_prefix": shared_prefix(model, case, asked.prefix, max(1, case.rounds // 3)),
+            "burst": burst(model, case),
             "strategies": strategies(model, case),
         }
         write(f"cache-real-engine-{case.name}", found, markdown(found))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,17 @@ def test_the_second_of_three_branches_resumes_at_the_branch_point(server: Server
     stem = [77] * 257
     found = [cached(complete(server, stem + [rng.randrange(256) for _ in range(100)])) for _ in range(3)]
     assert found == [0, 256, 256]
+
+
+def test_requests_that_come_together_compute_their_prefix_once(server: Server) -> None:
+    rng = random.Random(11)
+    stem = [rng.randrange(256) for _ in range(1500)]
+    prompts = [[*stem, *(rng.randrange(256) for _ in range(20))] for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda prompt: complete(server, prompt), prompts))
+    resumed = sorted(cached(answer) for answer in together)
+    # The first computes all of it. Who came before it was under way may be a checkpoint short of the branch.
+    assert resumed[0] == 0
+    assert resumed[1] >= 1000
+    alone = [complete(server, prompt)["choices"][0]["text"] for prompt in prompts]
+    assert [answer["choices"][0]["text"] for answer in together] == alone

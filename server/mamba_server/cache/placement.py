@@ -3,6 +3,7 @@
 In a prompt ends and branches come first, then track-interval multiples as far as the cap per path allows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -24,7 +25,7 @@ class Placement:
 def place(
     prompt: int,
     resumed: int,
-    kv_depth: int,
+    branches: Sequence[int],
     turn_boundary: int,
     page_size: int,
     track_interval: int,
@@ -32,15 +33,15 @@ def place(
 ) -> Placement:
     """Checkpoint depths for a prompt of `prompt` tokens resumed at `resumed`.
 
-    `kv_depth`: how far pages in the tree match (deeper than `resumed`: a branch point); `turn_boundary`: the
-    depth before the generation prompt, 0 = none; `cap`: most new checkpoints of this path.
+    `branches`: where other prompts are known to part from it, the most important first; `turn_boundary`:
+    the depth before the generation prompt, 0 = none; `cap`: most new checkpoints of this path.
     """
 
     def floor(depth: int) -> int:
         return depth // page_size * page_size
 
     last = floor(prompt - 1)
-    wanted = [last, floor(min(turn_boundary, last)), floor(min(kv_depth, last))]
+    wanted = [last, floor(min(turn_boundary, last)), *(floor(min(depth, last)) for depth in branches)]
     required: list[int] = []
     for depth in wanted:
         if depth > resumed and depth not in required and len(required) < cap:

@@ -5,7 +5,7 @@ The scheduler calls it with token arrays and step numbers; it answers with slots
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -94,11 +94,18 @@ class StateCache:
         )
 
     def admit(
-        self, tokens: Tokens, salt: str, match: Match, context: int, turn_boundary: int
+        self,
+        tokens: Tokens,
+        salt: str,
+        match: Match,
+        context: int,
+        turn_boundary: int,
+        branches: Sequence[int] = (),
     ) -> Holding | None:
         """Slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if short.
 
-        The matched checkpoint is locked before anything is evicted (W8) and read in place (O4).
+        `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
+        before anything is evicted (W8) and read in place (O4).
         """
         if match.node is not None:
             self.tree.lock(match.node, state=True)
@@ -118,7 +125,7 @@ class StateCache:
             placement = place(
                 len(tokens),
                 match.resumable,
-                match.kv_depth,
+                (match.kv_depth, *branches),
                 turn_boundary,
                 self.page_size,
                 self.track_interval,
@@ -159,6 +166,18 @@ class StateCache:
         return True
 
     # --- checkpoints ---------------------------------------------------------------------------------
+
+    @property
+    def leaves_checkpoints(self) -> bool:
+        """A prefill that starts now will get the slots for its checkpoints, as far as can be foreseen."""
+        return self.prefix_caching and (self.strategy.evicts_for_checkpoints or self.arena.free_slots > 0)
+
+    def add_branch(self, holding: Holding, depth: int) -> None:
+        """Another prompt parts from this one at `depth`, which its prefill has not reached: leave a state."""
+        if depth not in holding.placement.required:
+            placement = holding.placement
+            optional = tuple(each for each in placement.optional if each != depth)
+            holding.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
 
     def plan_prefill(self, holding: Holding, stop: int, step: int) -> list[Checkpoint]:
         """Checkpoints that the piece [holding.depth, stop) of `step` will write, each with its slot."""

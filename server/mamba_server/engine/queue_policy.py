@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Callable, Iterator
 
 from mamba_server.engine.sequence import Sequence
+from mamba_server.engine.shared_prefix import Awaited
 
 WINDOW = 8
 """How many of the oldest of a flow are compared."""
@@ -54,6 +55,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._flows: dict[tuple[int, str], Flow] = {}
+        self._held: dict[Awaited, list[Sequence]] = {}
         self._virtual = 0.0
         self._count = 0
 
@@ -63,6 +65,8 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         for flow in self._flows.values():
             yield from flow.items
+        for held in self._held.values():
+            yield from held
 
     def push(self, sequence: Sequence) -> None:
         flow = self._flow(sequence)
@@ -74,8 +78,23 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """It starts, or its client is gone."""
-        self._flow(sequence).items.remove(sequence)
+        held = self._held.get(sequence.awaited, []) if sequence.awaited is not None else []
+        (held if sequence in held else self._flow(sequence).items).remove(sequence)
         self._count -= 1
+
+    def hold(self, sequence: Sequence, awaited: Awaited) -> None:
+        """Put `sequence` off until the checkpoint `awaited` is there, or will never be."""
+        self.remove(sequence)
+        sequence.awaited = awaited
+        self._held.setdefault(awaited, []).append(sequence)
+        self._count += 1
+
+    def release(self) -> None:
+        """Whose checkpoint is no longer coming takes its old place again."""
+        for awaited in [each for each in self._held if not each.coming]:
+            for sequence in self._held.pop(awaited):
+                self._count -= 1
+                self.push(sequence)
 
     def pick(self, resumable: Callable[[Sequence], int]) -> Sequence | None:
         """Who starts next; `resumable` tells how many tokens of a sequence need no computing."""
@@ -85,6 +104,10 @@ class WaitingQueue:
             if ready:
                 return ready[0] if len(ready) == 1 else max(ready, key=lambda s: (resumable(s), -s.order))
         return None
+
+    def beside(self, sequence: Sequence) -> list[Sequence]:
+        """The oldest others of its flow."""
+        return [each for each in self._flow(sequence).items[: WINDOW + 1] if each is not sequence]
 
     def started(self, sequence: Sequence, computed: int) -> None:
         """`sequence` was picked, removed and starts with `computed` tokens to compute: its flow pays."""

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
-from mamba_server.cache.holding import Checkpoint
+from mamba_server.cache.holding import Checkpoint, Holding
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
 from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.shared_prefix import common_depth, deepest, pending_depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,14 @@ class Limits:
     max_model_len: int
 
 
+MOST_HELD = 64
+"""Waiting sequences that one step may put off for the prefix of another."""
 _NONE: Ints = np.empty(0, np.int32)
+
+
+def _leads(holding: Holding) -> bool:
+    """Checkpoints of its prefill are planned or being written."""
+    return bool(pending_depths(holding)) or any(d > holding.depth for d in holding.placement.depths)
 
 
 @dataclass(slots=True)
@@ -81,6 +89,8 @@ class Scheduler:
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     prefilling: list[Sequence] = field(default_factory=list)
     decoding: list[Sequence] = field(default_factory=list)
+    leading: list[Sequence] = field(default_factory=list)
+    """Sequences whose prefill may still leave checkpoints."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
     _decode_rows: Ints = field(default_factory=lambda: _NONE)
     _dirty: bool = False
@@ -224,23 +234,33 @@ class Scheduler:
     # --- admission -----------------------------------------------------------------------------------
 
     def _admit(self, pieces: list[PrefillPiece], budget: int, step: int) -> None:
+        self.waiting.release()
         if not len(self.waiting) or (self.running and self._memory() == self._short):
             return
         self._short = None
 
         matches: dict[tuple[str, int], Match] = {}
+        held = 0
 
         def resumable(sequence: Sequence) -> int:
             matches[sequence.key] = self._match(sequence, step)
             return matches[sequence.key].resumable
 
-        while budget > 0 and self.rows.free and self.running < self.limits.max_running:
+        while self.rows.free and self.running < self.limits.max_running:
             # An admission changes the tree: what was found before it no longer counts.
             matches.clear()
             sequence = self.waiting.pick(resumable)
             if sequence is None:
                 return
             match = matches.get(sequence.key) or self._match(sequence, step)
+            if self._waits_for_another(sequence, match):
+                held += 1
+                if held < MOST_HELD:
+                    continue
+                return
+            if budget <= 0:
+                # Only now: the prompt that takes the budget may be the one to wait for.
+                return
             left = sequence.known - match.resumable
             take = aligned_piece(match.resumable, left, budget, self.limits.chunk)
             if take <= 0:
@@ -253,6 +273,33 @@ class Scheduler:
             self.waiting.started(sequence, sequence.known - piece.start)
             pieces.append(piece)
             budget -= piece.stop - piece.start
+
+    def _waits_for_another(self, sequence: Sequence, match: Match) -> bool:
+        """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
+        if (
+            sequence.awaited is not None
+            or not self.cache.prefix_caching
+            or self._needs_whole_prompt(sequence)
+        ):
+            return False
+        self.leading = [each for each in self.leading if each.holding is not None and _leads(each.holding)]
+        awaited = deepest(
+            sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
+        )
+        if awaited is None or awaited.depth - match.resumable < self.limits.chunk:
+            return False
+        if awaited.depth > awaited.holding.depth:
+            self.cache.add_branch(awaited.holding, awaited.depth)
+        self.waiting.hold(sequence, awaited)
+        return True
+
+    def _branches(self, sequence: Sequence, match: Match) -> list[int]:
+        """Depths at which prompts that wait beside `sequence` part from it, most shared first."""
+        if not self.cache.prefix_caching:
+            return []
+        beside = self.waiting.beside(sequence)
+        depths = {common_depth(other, sequence, self.cache.page_size) for other in beside}
+        return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
 
     def _memory(self) -> tuple[int, ...]:
         """What an admission that was refused for want of memory waits to see changed."""
@@ -270,22 +317,28 @@ class Scheduler:
 
     def _match(self, sequence: Sequence, step: int) -> Match:
         match = self.cache.match(sequence.known_tokens(), sequence.salt, step)
-        if sequence.prompt_logprobs is not None and not sequence.prompt_done:
-            # Log-probabilities of the prompt need all of it computed.
+        if self._needs_whole_prompt(sequence):
             return self.cache.without(match, "prompt_logprobs")
         return match
+
+    @staticmethod
+    def _needs_whole_prompt(sequence: Sequence) -> bool:
+        """Log-probabilities of the prompt need all of it computed."""
+        return sequence.prompt_logprobs is not None and not sequence.prompt_done
 
     def _try_admit(
         self, sequence: Sequence, match: Match, take: int, budget: int, step: int
     ) -> PrefillPiece | None:
         tokens, start = sequence.known_tokens(), match.resumable
-        holding = self.cache.admit(tokens, sequence.salt, match, start + take, sequence.turn_boundary)
+        branches = self._branches(sequence, match)
+        boundary = sequence.turn_boundary
+        holding = self.cache.admit(tokens, sequence.salt, match, start + take, boundary, branches)
         if holding is None and match.node is not None and not self.running and not self.cache.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.
             match = self.cache.without(match, "no_memory")
             start = 0
             take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
-            holding = self.cache.admit(tokens, sequence.salt, match, take, sequence.turn_boundary)
+            holding = self.cache.admit(tokens, sequence.salt, match, take, boundary, branches)
         if holding is None:
             return None
         self.waiting.remove(sequence)
@@ -294,6 +347,8 @@ class Scheduler:
         sequence.phase = Phase.PREFILL
         self.rows.take(sequence)
         self.prefilling.append(sequence)
+        if self.cache.prefix_caching:
+            self.leading.append(sequence)
         self._count(sequence, match.resumable, match.cause)
         return self._launch_piece(sequence, start, start + take, step)
 

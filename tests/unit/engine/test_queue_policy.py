@@ -4,8 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamba_server.cache.holding import Holding
+from mamba_server.cache.placement import Placement
 from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, WaitingQueue
 from mamba_server.engine.sequence import Sequence
+from mamba_server.engine.shared_prefix import Awaited
 from mamba_server.wire import SamplingParams
 
 
@@ -150,3 +153,24 @@ def test_everyone_starts_exactly_once(pushes: list[tuple[int, str, int]]) -> Non
     served = [start(queue, resumable).order for _ in pushes]
     assert sorted(served) == list(range(len(pushes)))
     assert len(queue) == 0
+
+
+def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
+    queue = WaitingQueue()
+    first, second, third, leader = (make(order) for order in range(4))
+    for each in (first, second, third):
+        queue.push(each)
+    leader.holding = Holding("", 1, [], Placement((8,), ()))
+    awaited = Awaited(leader, leader.holding, 8)
+    queue.hold(first, awaited)
+    queue.hold(second, awaited)
+    assert (len(queue), set(queue), queue.pick(nothing)) == (3, {first, second, third}, third)
+    queue.release()
+    assert queue.pick(nothing) is third
+    queue.remove(second)
+    assert (len(queue), set(queue)) == (2, {first, third})
+    leader.holding = None
+    queue.release()
+    assert (len(queue), queue.pick(nothing)) == (2, first)
+    queue.remove(first)
+    assert set(queue) == {third}

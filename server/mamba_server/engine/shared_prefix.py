@@ -1,0 +1,70 @@
+"""Prompts that share a prefix with one being computed just now: who waits for whose checkpoint.
+
+Without this, a burst of requests with one long prefix would compute it once each. Called by the scheduler;
+pure. A sequence waits once at most, and only while the other one holds its place in the batch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from mamba_server.cache.holding import Holding
+from mamba_server.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The checkpoint at `depth` of the prefill of `leader`, as long as that runs on `holding`."""
+
+    leader: Sequence
+    holding: Holding
+    depth: int
+
+    @property
+    def coming(self) -> bool:
+        """It is not there yet, and will be. False also if the leader ended, or was preempted."""
+        if self.leader.holding is not self.holding:
+            return False
+        return self.holding.depth < self.depth or self.depth in pending_depths(self.holding)
+
+
+def pending_depths(holding: Holding) -> list[int]:
+    """Depths of the prefill checkpoints that launched steps are writing."""
+    return [each.checkpoint.depth for each in holding.pending if not each.decode]
+
+
+def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
+    """Tokens of whole pages that both prompts begin with, at most one short of the length of `one`."""
+    if one.salt != other.salt:
+        return 0
+    left, right = one.known_tokens(), other.known_tokens()
+    if not np.array_equal(left[:page_size], right[:page_size]):
+        return 0
+    size = min(len(left) - 1, len(right))
+    differs = left[:size] != right[:size]
+    same = int(differs.argmax()) if differs.any() else size
+    return same // page_size * page_size
+
+
+def deepest(
+    sequence: Sequence, leaders: Iterable[Sequence], page_size: int, *, new_checkpoints: bool
+) -> Awaited | None:
+    """The deepest checkpoint that one of `leaders` will leave within what it shares with `sequence`.
+
+    `new_checkpoints`: one may still be asked for at any depth that the leader has not reached.
+    """
+    best: Awaited | None = None
+    for leader in leaders:
+        holding = leader.holding
+        if holding is None:
+            continue
+        common = common_depth(sequence, leader, page_size)
+        planned = [depth for depth in holding.placement.depths if depth > holding.depth]
+        depths = [depth for depth in (*planned, *pending_depths(holding)) if depth <= common]
+        if new_checkpoints and holding.depth < common <= leader.target:
+            depths.append(common)
+        depth = max(depths, default=0)
+        if depth > (best.depth if best is not None else 0):
+            best = Awaited(leader, holding, depth)
+    return best
