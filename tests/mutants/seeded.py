@@ -161,4 +161,14 @@ MUTANTS = (
         "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
         "        node.stamp += 1\n        node.hits = 0\n", "        node.hits = 0\n",
     ),
+    Mutant(
+        "a prompt waits for one whose prefill has ended", ENGINE + "shared_prefix.py",
+        "        if self.leader.holding is not self.holding:\n            return False\n", "",
+        ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "prompts of two salts wait for each other", ENGINE + "shared_prefix.py",
+        "    if one.salt != other.salt:\n        return 0\n", "",
+        ("tests/unit/engine/test_shared_prefix.py",),
+    ),
 )  # fmt: skip
