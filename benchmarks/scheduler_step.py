@@ -18,7 +18,8 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
 from mamba_server.engine.rows import Rows
-from mamba_server.engine.scheduler import Limits, Schedule, Scheduler
+from mamba_server.engine.schedule import Schedule
+from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.engine.step_arrays import build
 from mamba_server.wire import AddRequest, SamplingParams
 

@@ -76,12 +76,12 @@ MUTANTS = (
     ),
     Mutant(
         "a match is not locked before room is made", CACHE + "state_cache.py",
-        "            self.tree.lock(match.node, state=True)\n        grant = self._allocate(",
-        "            pass\n        grant = self._allocate(",
+        "            self.tree.lock(match.node, state=True)\n        grant = self.room.allocate(",
+        "            pass\n        grant = self.room.allocate(",
     ),
     Mutant(
-        "eviction begins although it cannot be enough", CACHE + "state_cache.py",
-        "and self._can_make_room(slots, pages):", "and True:",
+        "eviction begins although it cannot be enough", CACHE + "room.py",
+        "and self._can_make(slots, pages):", "and True:",
     ),
     Mutant(
         "a preempted sequence keeps its row", ENGINE + "scheduler.py",
@@ -150,7 +150,7 @@ MUTANTS = (
         "if each.slot or each.kv_lock:", "if each.slot:",
     ),
     Mutant(
-        "pages that no checkpoint reaches are spared for ever", CACHE + "state_cache.py",
+        "pages that no checkpoint reaches are spared for ever", CACHE + "room.py",
         "                elif spare_leaves:\n                    spare_leaves = False\n", "",
     ),
     Mutant(

@@ -17,7 +17,7 @@ from mamba_server.cache.holding import Holding
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.engine.core import StepResult
 from mamba_server.engine.rows import Rows
-from mamba_server.engine.scheduler import PrefillPiece, Schedule
+from mamba_server.engine.schedule import PrefillPiece, Schedule
 
 WINDOW = 3
 VOCABULARY = 97

@@ -133,7 +133,7 @@ class EngineTrial:
         self.check()
 
     def flush(self) -> None:
-        self.cache.flush()
+        self.cache.room.flush()
         self.check()
 
     def change_strategy(self, name: str) -> None:
@@ -199,7 +199,7 @@ class EngineTrial:
         assert not self.core.sequences
         assert self.core.scheduler.rows.free == self.setup.rows
         self._check_answers()
-        self.cache.flush()
+        self.cache.room.flush()
         ledger.check(self.cache)
         account = ledger.account(self.cache)
         assert account.slots_free == account.slots_total, "memory leaked"

@@ -220,7 +220,7 @@ class SlotWorld:
                 self.do(("end", name))
         while self.flights:
             self.do(("complete", 0) if not self.flights[0].done else ("commit", 0))
-        self.bench.cache.flush()
+        self.bench.cache.room.flush()
         assert self.bench.arena.free_slots == SLOTS, "a slot leaked"
 
     def key(self) -> object:

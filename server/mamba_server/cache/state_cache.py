@@ -6,31 +6,22 @@ The scheduler calls it with token arrays and step numbers; it answers with slots
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, Grant, PageOwner, Pages
+from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
+from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
 from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.placement import Placement, decode_spacing, place
+from mamba_server.cache.room import Room
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.strategy import Reservation
 from mamba_server.cache.tree import Match, RadixTree
 
 NO_TOKENS: Tokens = np.empty(0, np.int32)
-
-
-@dataclass(slots=True)
-class CacheCounters:
-    """What happened, for metrics; only grows."""
-
-    made: int = 0
-    skipped: int = 0
-    evicted: int = 0
-    duplicates: int = 0
-    misses: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +52,7 @@ class StateCache:
         self.cap = cap
         self.prefix_caching = prefix_caching
         self.counters = CacheCounters()
+        self.room = Room(arena, tree, self.counters)
         self.holdings: dict[int, Holding] = {}
         self._retiring: list[_Retiring] = []
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
@@ -109,7 +101,7 @@ class StateCache:
         """
         if match.node is not None:
             self.tree.lock(match.node, state=True)
-        grant = self._allocate(
+        grant = self.room.allocate(
             AllocationSite.ADMIT,
             live=1,
             tracking=self.strategy.tracking_slots,
@@ -159,7 +151,7 @@ class StateCache:
         needed = self.pages_for(context) - holding.page_count
         if needed <= 0:
             return True
-        grant = self._allocate(AllocationSite.EXTEND, pages=needed)
+        grant = self.room.allocate(AllocationSite.EXTEND, pages=needed)
         if grant is None:
             return False
         holding.append_pages(grant.pages)
@@ -215,7 +207,7 @@ class StateCache:
         return self._checkpoint_slot(holding, evict=True)
 
     def _checkpoint_slot(self, holding: Holding, *, evict: bool) -> int:
-        grant = self._allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
+        grant = self.room.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
         return grant.slots[0] if grant is not None else 0
 
     def tracks_decode(self, depth: int, outputs: int) -> bool:
@@ -235,7 +227,7 @@ class StateCache:
             slot = holding.spare.pop()
         elif self.strategy.borrows:
             # L2: outside the boundary window a lazy sequence holds one tracking slot.
-            grant = self._allocate(AllocationSite.BORROW, tracking=1)
+            grant = self.room.allocate(AllocationSite.BORROW, tracking=1)
             slot = grant.slots[0] if grant is not None else 0
         elif holding.ready:
             slot = holding.ready.pop(0).slot
@@ -432,79 +424,6 @@ class StateCache:
         if whole:
             self._insert(holding, tokens[:whole], 0, holding.last_step)
 
-    # --- memory --------------------------------------------------------------------------------------
-
-    def _allocate(
-        self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, evict: bool = True
-    ) -> Grant | None:
-        slots = live + tracking
-        if evict and not self.arena.fits(slots, pages) and self._can_make_room(slots, pages):
-            self._make_room(slots, pages)
-        return self.arena.allocate(site, live=live, tracking=tracking, pages=pages)
-
-    def _can_make_room(self, slots: int, pages: int) -> bool:
-        """Whether evicting all that is evictable would be enough: else nothing is evicted in vain (W6)."""
-        room = self._room_without_pages(slots)
-        if room >= 0:
-            return not self.arena.pages_per_slab or pages <= room + self.tree.evictable_pages
-        emptied = self.arena.slabs_without(self._pinned_pages()) + self.tree.evictable_slots - slots
-        return emptied >= 0 and pages <= emptied * self.arena.pages_per_slab
-
-    def _room_without_pages(self, slots: int) -> int:
-        """Pages there would be with every evictable checkpoint gone and `slots` taken; < 0: too few slots."""
-        spare = self.arena.free_slots + self.tree.evictable_slots - slots
-        return spare if spare < 0 else self.arena.partial_pages + spare * self.arena.pages_per_slab
-
-    def _pinned_pages(self) -> Pages:
-        """Pages of the tree that a running sequence uses."""
-        locked = [node.pages for node in self.tree.walk() if node.kv_lock]
-        return np.concatenate(locked) if locked else NO_PAGES
-
-    def _make_room(self, slots: int, pages: int) -> None:
-        # Leaves without a checkpoint only show where prompts part. They are spared while slots alone are
-        # short, and go before all that can be resumed when pages are.
-        spare_leaves = pages <= self.arena.partial_pages
-        with self.tree.eviction.victims() as queue:
-            while not self.arena.fits(slots, pages):
-                node = None if spare_leaves else queue.bare()
-                if node is not None:
-                    if not node.children and not node.kv_lock:
-                        self._drop_leaf(node)
-                    continue
-                node = queue.checkpoint()
-                if node is not None:
-                    if not node.state_lock:
-                        self._evict_checkpoint(node)
-                elif spare_leaves:
-                    spare_leaves = False
-                else:
-                    return
-
-    def _evict_checkpoint(self, node: Node) -> None:
-        self.tree.eviction.evicted(node)
-        self.arena.free_slot(self.tree.drop_state(node))
-        self.counters.evicted += 1
-        if self.arena.pages_per_slab:
-            self._drop_bare(node)
-        elif not node.children and not node.kv_lock:
-            self._drop_leaf(node)
-
-    def _drop_bare(self, node: Node) -> None:
-        """Drop the pages that no checkpoint needs any more: below `node`, its own and those above it."""
-        below = self.tree.bare_below(node)
-        if below is None:
-            return
-        for each in reversed(below):
-            self._drop_leaf(each)
-        at: Node | None = node
-        while at is not None and at.parent is not None and not (at.slot or at.kv_lock or at.children):
-            above = at.parent
-            self._drop_leaf(at)
-            at = above
-
-    def _drop_leaf(self, node: Node) -> None:
-        self.arena.free_pages_of(self.tree.remove_leaf(node), 0, PageOwner.TREE)
-
     # --- change of strategy --------------------------------------------------------------------------
 
     def change_strategy(self, strategy: Reservation) -> str:
@@ -517,7 +436,7 @@ class StateCache:
         for holding in self.holdings.values():
             missing = strategy.tracking_slots - holding.reserved
             wanting.extend([holding] * max(0, missing))
-        grant = self._allocate(AllocationSite.STRATEGY, tracking=len(wanting))
+        grant = self.room.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
             return (
                 f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.holdings)} running "
@@ -539,13 +458,3 @@ class StateCache:
         while extra > 0 and len(holding.ready) > 1:
             self.arena.free_slot(holding.ready.pop(0).slot)
             extra -= 1
-
-    def flush(self) -> int:
-        """Evict everything that no running sequence uses; the number of checkpoints lost."""
-        before = self.tree.checkpoints
-        for node in sorted(self.tree.walk(), key=lambda each: -each.depth):
-            if node.slot and not node.state_lock:
-                self.arena.free_slot(self.tree.drop_state(node))
-            if not node.slot and not node.children and not node.kv_lock:
-                self._drop_leaf(node)
-        return before - self.tree.checkpoints

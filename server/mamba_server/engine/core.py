@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from mamba_server.cache.strategy import reservation
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
-from mamba_server.engine.scheduler import Schedule, Scheduler
+from mamba_server.engine.schedule import Schedule
+from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.wire import (
     AbortRequest,

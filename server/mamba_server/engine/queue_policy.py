@@ -78,14 +78,18 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """It starts, or its client is gone."""
-        held = self._held.get(sequence.awaited, []) if sequence.awaited is not None else []
-        (held if sequence in held else self._flow(sequence).items).remove(sequence)
         self._count -= 1
+        if sequence.put_off:
+            for held in self._held.values():
+                if sequence in held:
+                    held.remove(sequence)
+                    return
+        self._flow(sequence).items.remove(sequence)
 
     def hold(self, sequence: Sequence, awaited: Awaited) -> None:
         """Put `sequence` off until the checkpoint `awaited` is there, or will never be."""
         self.remove(sequence)
-        sequence.awaited = awaited
+        sequence.put_off = True
         self._held.setdefault(awaited, []).append(sequence)
         self._count += 1
 

@@ -15,7 +15,7 @@ from mamba_server.engine.core import StepResult
 from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, score_tokens
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow
-from mamba_server.engine.scheduler import Schedule
+from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch

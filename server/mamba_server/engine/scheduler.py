@@ -10,45 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
-from mamba_server.cache.holding import Checkpoint, Holding
+from mamba_server.cache.holding import Holding
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
 from mamba_server.engine.rows import Ints, Rows
+from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import common_depth, deepest, pending_depths
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillPiece:
-    """Tokens [start, stop) of one sequence. `slot_in`: where its state comes from; `final`: it samples."""
-
-    sequence: Sequence
-    start: int
-    stop: int
-    slot_in: int
-    slot_out: int
-    checkpoints: list[Checkpoint]
-    final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One step. `decode_rows[i]` also writes its state to `decode_track[i]` (0 = nowhere)."""
-
-    step: int
-    decode_rows: Ints
-    decode_track: Ints
-    decodes: list[Sequence]
-    pieces: list[PrefillPiece]
-
-    @property
-    def empty(self) -> bool:
-        return not self.decodes and not self.pieces
-
-    @property
-    def tokens(self) -> int:
-        return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
 
 
 @dataclass(slots=True)
@@ -276,11 +245,7 @@ class Scheduler:
 
     def _waits_for_another(self, sequence: Sequence, match: Match) -> bool:
         """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
-        if (
-            sequence.awaited is not None
-            or not self.cache.prefix_caching
-            or self._needs_whole_prompt(sequence)
-        ):
+        if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
         self.leading = [each for each in self.leading if each.holding is not None and _leads(each.holding)]
         awaited = deepest(

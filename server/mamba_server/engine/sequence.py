@@ -1,16 +1,13 @@
 """One sequence in the engine: its tokens, what it may still generate, and where it stands."""
 
 from enum import Enum
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import numpy as np
 import numpy.typing as npt
 
 from mamba_server.cache.holding import Holding
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
-
-if TYPE_CHECKING:
-    from mamba_server.engine.shared_prefix import Awaited
 
 Tokens = npt.NDArray[np.int32]
 
@@ -33,7 +30,6 @@ class Sequence:
 
     __slots__ = (
         "arrival",
-        "awaited",
         "cached_tokens",
         "finish_reason",
         "holding",
@@ -50,6 +46,7 @@ class Sequence:
         "prompt_done",
         "prompt_len",
         "prompt_logprobs",
+        "put_off",
         "recomputed_tokens",
         "reported",
         "request_id",
@@ -92,8 +89,8 @@ class Sequence:
         """All ids that end it: the model's end tokens (unless ignored) and the request's own."""
         self.leader = leader
         """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
-        self.awaited: Awaited | None = None
-        """The checkpoint of another prompt that it waited for, or still does."""
+        self.put_off = False
+        """It waited for the checkpoint of another prompt, or still does: once is enough."""
         self.prompt_len = len(prompt)
         self.tokens: Tokens = np.empty(len(prompt) + params.max_tokens, np.int32)
         self.tokens[: len(prompt)] = prompt

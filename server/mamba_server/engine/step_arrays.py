@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mamba_server.cache.chunk_plan import chunk_ends
 from mamba_server.engine.rows import Ints, Rows
-from mamba_server.engine.scheduler import Schedule
+from mamba_server.engine.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

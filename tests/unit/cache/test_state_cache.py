@@ -256,7 +256,7 @@ def test_pages_without_a_checkpoint_stay_while_only_slots_are_wanted() -> None:
     bench.arena.refuse = lambda _: False
     other = ids(range(100, 117))
     bench.serve(other)
-    bench.cache._make_room(bench.arena.free_slots + 1, 0)
+    bench.cache.room.make(bench.arena.free_slots + 1, 0)
     bench.check()
     assert bench.checkpoints(other) == []
     assert bench.cache.match(PROMPT, "", 99).kv_depth == 16
@@ -289,7 +289,7 @@ def test_with_a_checkpoint_go_the_pages_that_only_it_could_resume() -> None:
         bench.commit(holding, tokens)
     bench.cache.retire(holding, lambda: tokens)
     assert (bench.checkpoints(tokens), bench.cache.tree.pages) == ([28], 8)
-    bench.cache._make_room(bench.arena.free_slots + 1, 0)
+    bench.cache.room.make(bench.arena.free_slots + 1, 0)
     bench.check()
     assert bench.cache.tree.pages == 0
 
@@ -301,7 +301,7 @@ def test_pages_above_a_deeper_checkpoint_or_a_running_sequence_outlive_their_own
     running = bench.prefill(deeper)
     for depth in (16, 24):
         (node,) = (each for each in bench.cache.tree.walk() if each.depth == depth)
-        bench.cache._evict_checkpoint(node)
+        bench.cache.room.evict(node)
         bench.check()
         assert bench.cache.match(ids(range(16), 97), "", 99).kv_depth == 16
     bench.cache.retire(running, lambda: deeper)
@@ -315,7 +315,7 @@ def test_flush_takes_what_nobody_uses_and_nothing_else() -> None:
     holding = bench.admit(ids(range(40)))
     assert holding is not None
     bench.launch(holding, 40)
-    lost = bench.cache.flush()
+    lost = bench.cache.room.flush()
     bench.check()
     assert lost
     assert bench.checkpoints(ids(range(500, 530))) == []

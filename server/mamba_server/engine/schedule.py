@@ -1,0 +1,39 @@
+"""What one step does: the scheduler's decision, from which the step's arrays are made. Pure data."""
+
+from dataclasses import dataclass
+
+from mamba_server.cache.holding import Checkpoint
+from mamba_server.engine.rows import Ints
+from mamba_server.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPiece:
+    """Tokens [start, stop) of one sequence. `slot_in`: where its state comes from; `final`: it samples."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    slot_in: int
+    slot_out: int
+    checkpoints: list[Checkpoint]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step. `decode_rows[i]` also writes its state to `decode_track[i]` (0 = nowhere)."""
+
+    step: int
+    decode_rows: Ints
+    decode_track: Ints
+    decodes: list[Sequence]
+    pieces: list[PrefillPiece]
+
+    @property
+    def empty(self) -> bool:
+        return not self.decodes and not self.pieces
+
+    @property
+    def tokens(self) -> int:
+        return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
