@@ -1,4 +1,4 @@
-"""Rows of a step grouped by what they ask for: each group names its rows, and nobody pays for another's wish."""
+"""Rows of a step grouped by what they ask for: each group names its rows, nobody pays for another."""
 
 from __future__ import annotations
 
