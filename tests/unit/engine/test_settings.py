@@ -89,7 +89,8 @@ def test_a_unit_nobody_knows_is_named() -> None:
 def test_what_one_process_hands_over_the_other_takes_whole() -> None:
     settings = EngineSettings(
         model="hf://owner/name", arena_bytes="2Gi", device_memory="80Gi", max_model_len=99,
-        utilization=0.1 + 0.2, prefix_caching=False, drain_timeout=0.5, seed=-(2**40), served_model_name="na \"m' e",
+        utilization=0.1 + 0.2, prefix_caching=False, drain_timeout=0.5, seed=-(2**40),
+        served_model_name="na \"m' e",
     )  # fmt: skip
     assert EngineSettings.model_validate_json(settings.model_dump_json()) == settings
 
