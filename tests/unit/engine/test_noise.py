@@ -109,3 +109,10 @@ def test_the_inputs_are_left_as_they_were() -> None:
     gumbel(words, positions, scattered)
     for given_in, copy in zip((words, positions, scattered), copies, strict=True):
         assert torch.equal(given_in, copy)
+
+
+def test_both_words_of_a_seed_count_and_neither_stands_in_for_the_position() -> None:
+    words = torch.tensor([[7, 3], [7, 4], [8, 3], [7, 3]], dtype=torch.int32)
+    made = gumbel(words, torch.tensor([5, 5, 5, 6], dtype=torch.int32), scatter_tokens(20_000, CPU))
+    correlation = torch.corrcoef(made)
+    assert (correlation - torch.eye(4)).abs().max().item() < 0.03

@@ -83,13 +83,13 @@ def test_looking_without_waiting_returns_at_once(port: Port) -> None:
     began = time.monotonic()
     for _ in range(100):
         assert port.receive(0.0) == []
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 2
 
 
 def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: Port) -> None:
     began = time.monotonic()
     assert port.receive(0.05) == []
-    assert 0.04 < time.monotonic() - began < 1
+    assert 0.04 < time.monotonic() - began < 5
     threading.Timer(0.05, lambda: parent.send(Shutdown())).start()
     began = time.monotonic()
     assert port.receive(10.0) == [Shutdown()]
@@ -97,12 +97,14 @@ def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, po
 
 
 def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(parent: Parent) -> None:
+    """More than fits the buffers of the operating system, so that it matters who waits for whom."""
     port = Port(parent.to_engine, parent.from_engine)
-    port.send(Fatal("needs more memory" * 10_000, 3))
+    for number in range(40):
+        port.send(Fatal("needs more memory" * 30_000, number))
     port.close()
-    message = parent.receive()
-    assert isinstance(message, Fatal)
-    assert (len(message.message), message.exit_code) == (170_000, 3)
+    last = [parent.receive() for _ in range(40)][-1]
+    assert isinstance(last, Fatal)
+    assert (len(last.message), last.exit_code) == (510_000, 39)
 
 
 @pytest.mark.parametrize(
