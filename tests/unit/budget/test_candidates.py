@@ -127,7 +127,9 @@ def test_what_is_planned_and_what_is_cached_fit_the_arena_together() -> None:
 
 
 def test_without_prefix_caching_nothing_is_set_aside_for_it() -> None:
-    found = candidate(200, "ExtraBuffer", prefix_caching=False)
+    few = Workload(64, 64, 0.3, 2, declared=True)
+    assert candidate(200, "ExtraBuffer", workload=few).cached_paths > 0
+    found = candidate(200, "ExtraBuffer", workload=few, prefix_caching=False)
     assert (found.cached_paths, found.saved) == (0, 0.0)
 
 
