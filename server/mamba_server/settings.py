@@ -4,17 +4,28 @@ One frozen model for both processes; the API process hands it to the engine proc
 an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Strategy = Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
+_SIZE = re.compile(r"[0-9]*\.?[0-9]+\s*[A-Za-z]*")
+"""All of a size: ByteSize reads the 1 of 1,5Gi and passes over the rest."""
 
 
 def _binary(size: Any) -> Any:
-    """2Gi, as Kubernetes writes it, is what ByteSize calls 2GiB."""
-    return f"{size}B" if isinstance(size, str) and size.strip().endswith("i") else size
+    """2Gi, as Kubernetes writes it, is what ByteSize calls 2GiB; what ByteSize would cut off is refused."""
+    if not isinstance(size, str):
+        return size
+    text = size.strip()
+    if not _SIZE.fullmatch(text):
+        raise PydanticCustomError(
+            "byte_size", "'{size}' is no number of bytes: write it like 1536Mi, 1.5Gi or 2G", {"size": size}
+        )
+    return f"{text}B" if text.endswith("i") else text
 
 
 Bytes = Annotated[ByteSize, BeforeValidator(_binary)]

@@ -53,7 +53,7 @@ constraint_sets = st.builds(
     state_dtype=st.sampled_from([None, "float32", "float16"]),
     page_size=st.sampled_from([1, 16, 64]),
     track_interval=st.just(256),
-    max_model_len=st.none() | st.integers(1, 10_000),
+    max_model_len=st.none() | st.integers(2, 10_000),
     max_running_requests=st.none() | st.integers(1, 300),
     prefix_caching=st.booleans(),
     overlap=st.booleans(),
@@ -105,7 +105,7 @@ def test_a_chosen_plan_fits_at_its_largest_concurrency_and_for_its_longest_seque
     assert slabs(result.max_running_requests, result.workload.tokens) <= free
     assert slabs(1, result.max_model_len) <= free
     assert 1 <= result.planned_running <= result.max_running_requests
-    assert result.workload.tokens <= max(result.max_model_len, 2)
+    assert result.workload.tokens <= result.max_model_len
     assert result.slots * result.slab_bytes <= result.arena_bytes
     if constraints.max_running_requests is not None:
         assert result.max_running_requests <= constraints.max_running_requests

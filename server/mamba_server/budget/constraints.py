@@ -62,6 +62,11 @@ class Constraints:
                 f"track_interval {self.track_interval} must be a multiple of the page size {self.page_size}, "
                 f"for example {max(self.track_interval // self.page_size, 1) * self.page_size}"
             )
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise UnusableInput(
+                f"max_model_len {self.max_model_len} leaves no room: one token of a prompt and one of an "
+                "answer take 2"
+            )
         if not 0 < self.utilization <= 1:
             raise UnusableInput(f"utilization {self.utilization} must be above 0 and at most 1")
 

@@ -27,7 +27,7 @@ class Admin:
         }
 
     def answer(self, call: AdminCall) -> AdminReply:
-        """Never raises: an unknown verb or a bad body is a 4xx."""
+        """An unknown verb or a bad body is a 4xx. Raises LedgerViolation alone: where the books are wrong."""
         handler = self._verbs.get(call.verb)
         if handler is None:
             return AdminReply(call.call_id, 404, {"message": f"no admin call {call.verb!r}"})

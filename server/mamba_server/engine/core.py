@@ -228,9 +228,11 @@ class EngineCore:
 
     @staticmethod
     def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
-        # A piece of before a preemption comes too late: the list has begun anew.
-        if sequence.prompt_logprobs is not None and len(sequence.prompt_logprobs) == start + 1:
-            sequence.prompt_logprobs.extend(logprobs)
+        # A preemption begins the list anew; a piece of before it may still come, and may end where no later
+        # piece does. So each adds what is missing, if it begins no later than that.
+        known = sequence.prompt_logprobs
+        if known is not None and start < len(known):
+            known.extend(logprobs[len(known) - start - 1 :])
 
     def _take_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, step: int) -> None:
         if sequence.phase is Phase.FINISHED:

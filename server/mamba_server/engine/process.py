@@ -98,6 +98,7 @@ class EngineProcess:
             self._after_step()
 
     def _take(self, message: ToEngine) -> None:
+        self._checked = False
         match message:
             case AddRequest():
                 rejected = self._core.add(message)
@@ -111,14 +112,11 @@ class EngineProcess:
                 self._port.send(self._admin.answer(message))
 
     def _after_step(self) -> None:
-        if self._core.idle:
-            if not self._checked:
-                # Idle time pays for the whole recount: a leak is found where it is made.
-                ledger.check(self._core.cache)
-                self._checked = True
-                self._send_stats()
-        else:
-            self._checked = False
+        if self._core.idle and not self._checked:
+            # Idle time pays for the whole recount: a leak is found where it is made.
+            ledger.check(self._core.cache)
+            self._checked = True
+            self._send_stats()
         if self._clock() >= self._next_stats:
             self._send_stats()
 

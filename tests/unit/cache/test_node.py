@@ -1,0 +1,70 @@
+"""A node of the tree: its path, the checkpoint above it, and how much of two keys is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_bench import ids
+from mamba_server.cache.node import Node, common_pages
+
+NO_PAGES = np.empty(0, np.int32)
+few_tokens = st.lists(st.integers(0, 2), max_size=24)
+
+
+def chain(*lengths: int) -> list[Node]:
+    """The root and one node below the other, with keys of these lengths."""
+    nodes = [Node(None, ids(), NO_PAGES, "salt")]
+    for length in lengths:
+        nodes.append(Node(nodes[-1], ids(range(length)), NO_PAGES, "salt"))
+    return nodes
+
+
+def test_the_depth_of_a_node_is_all_the_tokens_above_it_and_its_own() -> None:
+    assert [node.depth for node in chain(4, 8, 4)] == [0, 4, 12, 16]
+
+
+def test_a_path_goes_from_below_the_root_to_the_node_itself() -> None:
+    root, first, second, third = chain(4, 4, 4)
+    assert third.path() == [first, second, third]
+    assert first.path() == [first]
+    assert root.path() == []
+
+
+def test_the_checkpoint_above_is_the_nearest_and_never_the_own() -> None:
+    _, first, second, third = chain(4, 4, 4)
+    assert third.checkpoint_above() == 0
+    third.slot = 9
+    assert third.checkpoint_above() == 0
+    first.slot = 7
+    assert third.checkpoint_above() == 4
+    second.slot = 8
+    assert third.checkpoint_above() == 8
+    assert first.checkpoint_above() == 0
+
+
+@given(few_tokens, few_tokens, st.integers(1, 5))
+def test_common_pages_are_the_whole_pages_before_the_first_difference(
+    left: list[int], right: list[int], page_size: int
+) -> None:
+    same = 0
+    while same < min(len(left), len(right)) and left[same] == right[same]:
+        same += 1
+    found = common_pages(np.array(left, np.int32), np.array(right, np.int32), page_size)
+    assert found * page_size <= same < (found + 1) * page_size
+    assert common_pages(np.array(right, np.int32), np.array(left, np.int32), page_size) == found
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "pages"),
+    [
+        (ids(range(8)), ids(range(8)), 2), (ids(range(8)), ids(range(7)), 1), (ids(range(8)), ids(), 0),
+        (ids(range(8)), ids(99, range(1, 8)), 0), (ids(range(8)), ids(range(7), 99), 1),
+    ],
+)  # fmt: skip
+def test_a_page_that_differs_in_one_token_is_not_common(
+    left: np.ndarray, right: np.ndarray, pages: int
+) -> None:
+    assert common_pages(left, right, 4) == pages

@@ -1,0 +1,144 @@
+"""From settings to an engine: what is built is what was planned, and every failure is named and coded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mamba_server
+from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
+from mamba_server.engine.errors import NoDevice
+from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
+from mamba_server.settings import EngineSettings
+
+assert mamba_server.__file__ is not None
+TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
+CPU = torch.device("cpu")
+
+
+def start(report: Any = lambda *_: None, trial: Trial = NO_TRIAL, **settings: Any) -> Engine:
+    """An engine without overlap: no thread to end."""
+    given = {"model": str(TINY), "device": "cpu", "arena_bytes": 8 << 20, "overlap": False, **settings}
+    return boot(EngineSettings(**given), report, trial)
+
+
+# --- device and stream ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "device"),
+    [("cpu", True, "cpu"), ("cpu", False, "cpu"), ("auto", False, "cpu"), ("auto", True, "cuda"),
+     ("cuda", True, "cuda")],
+)  # fmt: skip
+def test_the_device_is_the_wanted_one_or_the_best_there_is(
+    wanted: Any, there: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert pick_device(wanted).type == device
+
+
+def test_a_device_that_is_not_here_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        NoDevice, match="sees no CUDA device here; use --device cpu or check the driver"
+    ) as caught:
+        start(device="cuda")
+    assert caught.value.exit_code == 2
+
+
+def test_overlap_on_a_cpu_needs_a_thread_and_no_overlap_none() -> None:
+    assert isinstance(make_stream(CPU, overlap=False), InlineStream)
+    threaded = make_stream(CPU, overlap=True)
+    assert isinstance(threaded, ThreadStream)
+    threaded.close()
+
+
+def test_a_trial_may_put_another_stream_in_its_place() -> None:
+    other = SimulatedStream(lambda _: 0)
+    assert start(trial=Trial(stream=lambda _: other)).stream is other
+
+
+# --- what is built -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["NoBuffer", "ExtraBufferLazy", "ExtraBuffer"])
+def test_what_runs_is_what_the_plan_says(strategy: Any) -> None:
+    engine = start(
+        strategy=strategy, max_running_requests=3, max_model_len=512, page_size=32, track_interval=64
+    )
+    plan, core = engine.plan, engine.core
+    assert (plan.strategy, core.cache.strategy.name) == (strategy, strategy)
+    assert core.cache.strategy.slots_per_sequence == plan.slots_per_sequence
+    assert (core.cache.arena.slabs, core.cache.arena.pages_per_slab) == (plan.slabs, plan.pages_per_slab)
+    assert core.scheduler.rows.capacity == core.scheduler.limits.max_running == plan.max_running_requests == 3
+    assert core.scheduler.limits.max_model_len == plan.max_model_len == 512
+    assert core.scheduler.rows.pages.shape == (3, 512 // 32)
+    assert (core.cache.page_size, core.cache.track_interval) == (32, 64)
+    assert plan.arena_bytes <= 8 << 20
+
+
+def test_a_cache_that_is_switched_off_is_off() -> None:
+    engine = start(prefix_caching=False)
+    assert not engine.core.cache.prefix_caching
+    assert engine.plan.checkpoints == 0
+
+
+def test_the_memory_that_was_named_is_what_is_planned_with() -> None:
+    engine = start(arena_bytes=None, device_memory="320Mi", utilization=0.5)
+    assert engine.plan.budget_bytes == ready_plan(engine)["budgetBytes"] == 160 << 20
+
+
+def test_half_as_wide_weights_are_counted_and_held_as_such() -> None:
+    wide, narrow = start(dtype="float32"), start(dtype="bfloat16")
+    assert wide.plan.weights_bytes == 2 * narrow.plan.weights_bytes
+
+
+def test_states_of_another_type_or_model_are_never_taken_for_each_other() -> None:
+    engines = [
+        start(), start(dtype="bfloat16"), start(state_dtype="float16"),
+        start(dtype="bfloat16", state_dtype="float16"),
+    ]  # fmt: skip
+    prints = [engine.core.cache.tree.fingerprint for engine in engines]
+    assert len(set(prints)) == 4
+    assert all(str(TINY) in each for each in prints)
+    assert start().core.cache.tree.fingerprint == prints[0]
+
+
+def test_progress_goes_from_the_weights_to_the_arena_and_every_stage_ends() -> None:
+    told: list[tuple[str, int, int]] = []
+    engine = start(report=lambda *each: told.append(each))
+    stages = list(dict.fromkeys(stage for stage, _, _ in told))
+    assert stages[-1] == "allocating the arena"
+    assert len(stages) >= 2
+    for stage in stages:
+        done = [(at, total) for name, at, total in told if name == stage]
+        assert done[-1][0] == done[-1][1] > 0
+        assert done == sorted(done)
+    assert told[-1][2] == engine.plan.arena_bytes
+
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "says"),
+    [
+        ({"model": "/no/such/place"}, 2, "/no/such/place"),
+        ({"track_interval": 100}, 2, "track_interval 100 must be a multiple of the page size 16"),
+        ({"max_model_len": 1}, 2, "max_model_len 1 leaves no room"),
+        ({"arena_bytes": 1}, 3, "the arena has 1"),
+        ({"arena_bytes": 1 << 20, "max_model_len": 10**6}, 3, "one sequence of 1000000 tokens"),
+        ({"arena_bytes": None, "device_memory": "100Mi"}, 3, "use more or larger devices"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_memory_is_taken(
+    settings: dict[str, Any], code: int, says: str
+) -> None:
+    told: list[str] = []
+    with pytest.raises(Exception, match=says) as caught:
+        start(report=lambda stage, *_: told.append(stage), **settings)
+    assert getattr(caught.value, "exit_code", None) == code
+    assert "allocating the arena" not in told

@@ -1,0 +1,124 @@
+"""The engine process from start to exit code: what its parent is told, and that it never outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mamba_server.budget import DoesNotFit, UnusableInput
+from mamba_server.engine import __main__ as command
+from mamba_server.settings import EngineSettings
+from mamba_server.wire import Fatal, FromEngine
+
+Serve = Callable[..., int]
+
+
+class Port:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.sent: list[FromEngine] = []
+        self.closed = False
+
+    def send(self, message: FromEngine) -> None:
+        assert not self.closed, "words after the end"
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
+    """The command with its arguments, tied to nobody; signals are put back afterwards."""
+    made = Port()
+    settings = EngineSettings(model="m", page_size=32).model_dump_json()
+    monkeypatch.setattr(
+        sys, "argv", ["engine", "--settings", settings, "--to-engine", "ipc://a", "--from-engine", "ipc://b"]
+    )
+    monkeypatch.setattr(command, "Port", lambda *_: made)
+    monkeypatch.setattr(command, "_die_with_parent", lambda: None)
+    before = signal.getsignal(signal.SIGINT)
+    yield made
+    signal.signal(signal.SIGINT, before)
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    monkeypatch.setattr(command, "_serve", serve)
+
+
+def raising(error: BaseException) -> Serve:
+    def serve(*_: object) -> int:
+        raise error
+
+    return serve
+
+
+def test_it_serves_with_the_settings_it_was_handed(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[EngineSettings] = []
+
+    def serve(settings: EngineSettings, *_: object) -> int:
+        seen.append(settings)
+        return 0
+
+    serving(monkeypatch, serve)
+    assert command.main() == 0
+    assert (seen[0].model, seen[0].page_size) == ("m", 32)
+    assert port.closed
+    assert port.sent == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UnusableInput("track_interval 5 must be"), 2), (DoesNotFit("needs 9Gi, has 8Gi", 9, 8), 3)],
+)
+def test_a_failure_with_a_code_is_told_in_its_own_words_and_is_the_exit_code(
+    port: Port, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    serving(monkeypatch, raising(error))
+    assert command.main() == code
+    assert port.sent == [Fatal(str(error), code)]
+    assert port.closed
+
+
+def test_a_failure_nobody_foresaw_is_told_and_leaves_its_traceback(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving(monkeypatch, raising(KeyError("weights")))
+    with pytest.raises(KeyError, match="weights"):
+        command.main()
+    assert port.sent == [Fatal("the engine failed: KeyError: 'weights'", 1)]
+    assert port.closed
+
+
+def test_a_ctrl_c_in_the_terminal_is_left_to_the_api_process(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    serving(monkeypatch, serve)
+    assert command.main() == 0
+
+
+def test_an_engine_whose_parent_is_gone_already_does_not_begin(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent may die between the start of this process and the wish to die with it."""
+    parents = iter([4242, 1])
+    monkeypatch.setattr(command.os, "getppid", lambda: next(parents))
+    serving(monkeypatch, raising(AssertionError("it began")))
+    assert command.main() == 1
+    assert port.sent == []
+
+
+def test_missing_addresses_are_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["engine", "--settings", "{}"])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    assert caught.value.code == 2

@@ -1,0 +1,127 @@
+"""The engine's two sockets: order, waiting, last words, and what does not belong on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from mamba_server.engine.process import Port
+from mamba_server.wire import AbortRequest, AdminCall, Fatal, FromEngine, Progress, Shutdown, ToEngine
+
+
+class Parent:
+    """The other end, as the API process binds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.to_engine, self.from_engine = f"ipc://{folder}/to", f"ipc://{folder}/from"
+        self._context = zmq.Context()
+        self._push = self._context.socket(zmq.PUSH)
+        self._pull = self._context.socket(zmq.PULL)
+        for socket, address in ((self._push, self.to_engine), (self._pull, self.from_engine)):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(address)
+
+    def send(self, message: ToEngine) -> None:
+        self.send_raw(msgspec.msgpack.encode(message))
+
+    def send_raw(self, frame: bytes) -> None:
+        self._push.send(frame)
+
+    def receive(self) -> FromEngine:
+        assert self._pull.poll(5000), "nothing came"
+        return msgspec.msgpack.decode(self._pull.recv(), type=FromEngine)
+
+    def close(self) -> None:
+        self._push.close()
+        self._pull.close()
+        self._context.term()
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[Parent]:
+    made = Parent(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def port(parent: Parent) -> Iterator[Port]:
+    made = Port(parent.to_engine, parent.from_engine)
+    yield made
+    made.close()
+
+
+def receive(port: Port, count: int) -> list[ToEngine]:
+    out: list[ToEngine] = []
+    deadline = time.monotonic() + 5
+    while len(out) < count and time.monotonic() < deadline:
+        out.extend(port.receive(1.0))
+    return out
+
+
+def test_messages_arrive_whole_and_in_order(parent: Parent, port: Port) -> None:
+    sent = [AdminCall(number, "strategy", {"strategy": "NoBuffer"}) for number in range(500)]
+    for message in sent:
+        parent.send(message)
+    assert receive(port, 500) == sent
+
+
+def test_what_the_engine_says_arrives_in_order(parent: Parent, port: Port) -> None:
+    for done in range(500):
+        port.send(Progress("weights", done, 500))
+    assert [parent.receive().done for _ in range(500)] == list(range(500))  # type: ignore[union-attr]
+
+
+def test_looking_without_waiting_returns_at_once(port: Port) -> None:
+    began = time.monotonic()
+    for _ in range(100):
+        assert port.receive(0.0) == []
+    assert time.monotonic() - began < 2
+
+
+def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: Port) -> None:
+    began = time.monotonic()
+    assert port.receive(0.05) == []
+    assert 0.04 < time.monotonic() - began < 5
+    threading.Timer(0.05, lambda: parent.send(Shutdown())).start()
+    began = time.monotonic()
+    assert port.receive(10.0) == [Shutdown()]
+    assert time.monotonic() - began < 5
+
+
+def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(parent: Parent) -> None:
+    """More than fits the buffers of the operating system, so that it matters who waits for whom."""
+    port = Port(parent.to_engine, parent.from_engine)
+    for number in range(40):
+        port.send(Fatal("needs more memory" * 30_000, number))
+    port.close()
+    last = [parent.receive() for _ in range(40)][-1]
+    assert isinstance(last, Fatal)
+    assert (len(last.message), last.exit_code) == (510_000, 39)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xc1 not msgpack",
+        msgspec.msgpack.encode({"type": "dance"}),
+        msgspec.msgpack.encode({"type": "abort"}),
+        msgspec.msgpack.encode({"type": "abort", "request_id": 7}),
+        msgspec.msgpack.encode(Progress("weights", 1, 2)),
+    ],
+)
+def test_a_frame_of_another_protocol_is_an_error_and_no_message(
+    parent: Parent, port: Port, frame: bytes
+) -> None:
+    parent.send_raw(frame)
+    with pytest.raises(msgspec.DecodeError):
+        receive(port, 1)
+    parent.send(AbortRequest("r"))
+    assert receive(port, 1) == [AbortRequest("r")]

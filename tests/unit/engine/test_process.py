@@ -1,0 +1,239 @@
+"""The loop around the core: what goes out for what comes in, in which order, and how long it waits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from depth_coded import oracle
+from engine_trial import EngineTrial, TrialSetup
+from mamba_server.cache.errors import LedgerViolation
+from mamba_server.engine.admin import Admin
+from mamba_server.engine.process import STATS_SECONDS, EngineProcess, report_progress, say_fatal
+from mamba_server.wire import (
+    AbortRequest,
+    AddRequest,
+    AdminCall,
+    AdminReply,
+    EngineStats,
+    Fatal,
+    FromEngine,
+    Outputs,
+    Progress,
+    Ready,
+    RequestRejected,
+    SamplingParams,
+    SequenceDelta,
+    Shutdown,
+    StopSequence,
+    ToEngine,
+)
+
+READY = Ready(97, 1024, (0,), {"strategy": "ExtraBuffer"})
+
+
+class ScriptedPort:
+    """Hands out one batch of messages a call, then `Shutdown`; time passes as the loop waits and works."""
+
+    def __init__(self, *batches: list[ToEngine], step_seconds: float = 0.01) -> None:
+        self.batches = list(batches)
+        self.sent: list[FromEngine] = []
+        self.sent_at: list[float] = []
+        self.timeouts: list[float] = []
+        self.now = 100.0
+        self.step_seconds = step_seconds
+
+    def clock(self) -> float:
+        return self.now
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+        self.sent_at.append(self.now)
+
+    def receive(self, timeout: float) -> list[ToEngine]:
+        self.timeouts.append(timeout)
+        messages = self.batches.pop(0) if self.batches else [Shutdown()]
+        self.now += self.step_seconds if messages else max(timeout, self.step_seconds)
+        return messages
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def deltas(self) -> list[SequenceDelta]:
+        return [delta for message in self.of(Outputs) for delta in message.deltas]
+
+
+def trial(**changes: object) -> EngineTrial:
+    return EngineTrial(TrialSetup(**{"slabs": 40, **changes}), random.Random(0))
+
+
+def serve(port: ScriptedPort, engine: EngineTrial | None = None) -> ScriptedPort:
+    engine = engine or trial()
+    process = EngineProcess(engine.core, Admin(engine.core, {}), port, port.clock)
+    process.run(READY)
+    return port
+
+
+def add(name: str, prompt: list[int], outputs: int) -> AddRequest:
+    return AddRequest(name, prompt, SamplingParams(max_tokens=outputs, ignore_eos=True))
+
+
+def idle(turns: int) -> list[list[ToEngine]]:
+    return [[] for _ in range(turns)]
+
+
+def test_ready_is_the_first_word_and_shutdown_the_last() -> None:
+    port = serve(ScriptedPort())
+    assert port.sent == [READY]
+
+
+def test_what_comes_with_a_shutdown_before_it_is_done_and_after_it_is_not() -> None:
+    calls = [AdminCall(1, "plan"), Shutdown(), AdminCall(2, "plan")]
+    port = serve(ScriptedPort(calls))
+    assert [reply.call_id for reply in port.of(AdminReply)] == [1]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_is_answered_token_by_token_to_its_end(overlap: bool) -> None:
+    port = serve(ScriptedPort([add("r", [5, 6, 7], 4)], *idle(8)), trial(overlap=overlap))
+    deltas = port.deltas()
+    assert [token for delta in deltas for token in delta.token_ids] == oracle([5, 6, 7], 4)
+    assert [delta.finish_reason for delta in deltas] == [None, None, None, "length"]
+
+
+def test_a_step_without_a_token_sends_no_empty_output() -> None:
+    engine = trial(step_tokens=16, chunk=16)
+    port = serve(ScriptedPort([add("r", list(range(1, 65)), 1)], *idle(8)), engine)
+    assert len(port.of(Outputs)) == len(port.deltas()) == 1
+    assert engine.core.step_number == 4
+
+
+def test_a_refusal_goes_back_under_the_id_of_its_request_and_the_others_are_served() -> None:
+    long = AddRequest("long", [1] * 2000, SamplingParams(max_tokens=1))
+    port = serve(ScriptedPort([long, add("short", [3, 4], 1)], *idle(4)))
+    (rejected,) = port.of(RequestRejected)
+    assert (rejected.request_id, rejected.code) == ("long", "context_length_exceeded")
+    assert [delta.request_id for delta in port.deltas()] == ["short"]
+
+
+def test_messages_of_one_turn_are_taken_in_order() -> None:
+    together = [add("r", [5, 6, 7], 4), AbortRequest("r"), add("r", [8, 9], 2)]
+    port = serve(ScriptedPort(together, *idle(8)))
+    assert not port.of(RequestRejected)
+    assert [token for delta in port.deltas() for token in delta.token_ids] == oracle([8, 9], 2)
+
+
+def test_an_abort_is_followed_by_silence() -> None:
+    port = ScriptedPort([add("r", [5, 6, 7], 50)], *idle(3), [AbortRequest("r")], *idle(4))
+    engine = trial()
+    serve(port, engine)
+    assert 1 <= len(port.deltas()) <= 4
+    assert all(delta.finish_reason is None for delta in port.deltas())
+    assert engine.core.idle
+
+
+def test_a_stop_string_ends_a_sequence_without_another_word() -> None:
+    port = ScriptedPort([add("r", [5, 6, 7], 50)], *idle(4), [StopSequence("r", 0, 2)], *idle(4))
+    engine = trial()
+    serve(port, engine)
+    assert all(delta.finish_reason is None for delta in port.deltas())
+    assert engine.core.finished == {"stop": 1}
+
+
+def test_a_failed_step_is_told_and_the_loop_goes_on() -> None:
+    engine = trial(overlap=False)
+    engine.runner.fail_steps[1] = "before"
+    port = serve(ScriptedPort([add("bad", [5, 6], 3)], [], [add("good", [7, 8], 2)], *idle(4)), engine)
+    assert [(d.request_id, d.finish_reason) for d in port.deltas() if d.finish_reason] == [
+        ("bad", "error"),
+        ("good", "length"),
+    ]
+
+
+# --- how long it waits ---------------------------------------------------------------------------------
+
+
+def test_an_idle_engine_sleeps_between_statistics_and_a_busy_one_does_not_wait_at_all() -> None:
+    engine = trial(overlap=False)
+    port = serve(ScriptedPort([], [add("r", [5, 6, 7], 3)], *idle(4)), engine)
+    assert port.timeouts == [STATS_SECONDS, STATS_SECONDS, 0.0, 0.0, STATS_SECONDS, STATS_SECONDS, 0.5]
+
+
+def test_an_engine_that_cannot_go_on_waits_a_little_instead_of_spinning() -> None:
+    engine = trial()
+    engine.arena.refuse = lambda _: True
+    port = serve(ScriptedPort([add("r", [5, 6, 7], 3)], *idle(5)), engine)
+    assert port.timeouts[1:] == [0.001] * 6
+
+
+# --- statistics ----------------------------------------------------------------------------------------
+
+
+def test_statistics_come_at_their_pace_however_many_steps_are_made() -> None:
+    port = ScriptedPort([add("r", [5, 6, 7], 900)], *idle(300), step_seconds=STATS_SECONDS / 50)
+    serve(port, trial(overlap=False, slabs=400))
+    assert len(port.of(EngineStats)) == 301 // 50 + 1
+
+
+def test_an_idle_engine_still_sends_a_sign_of_life() -> None:
+    port = serve(ScriptedPort(*idle(6)))
+    assert len(port.of(EngineStats)) == 6
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_the_end_of_all_work_is_told_at_once(overlap: bool, outputs: int) -> None:
+    port = ScriptedPort([], [add("r", [5, 6, 7], outputs)], *idle(outputs + 2), step_seconds=0.001)
+    serve(port, trial(overlap=overlap))
+    told = [(at, each) for at, each in zip(port.sent_at, port.sent, strict=True) if type(each) is EngineStats]
+    at, stats = next(each for each in told if each[1].counters["generation_tokens_total"] == outputs)
+    assert at < 100.0 + STATS_SECONDS + 0.1
+    assert stats.gauges["requests_running"] == 0
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_leak_ends_the_process_as_soon_as_it_is_idle(overlap: bool, outputs: int) -> None:
+    engine = trial(overlap=overlap)
+    port = ScriptedPort([add("r", [5, 6, 7], outputs)], *idle(12))
+    engine.arena.free_slot = lambda slot: None  # type: ignore[method-assign]
+    with pytest.raises(LedgerViolation, match="W1"):
+        serve(port, engine)
+    assert len(port.deltas()) == outputs
+
+
+# --- before it serves ----------------------------------------------------------------------------------
+
+
+def test_progress_is_told_at_most_ten_times_a_second_but_always_at_its_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 50.0
+    monkeypatch.setattr("mamba_server.engine.process.time.monotonic", lambda: now)
+    port = ScriptedPort()
+    report = report_progress(port)
+    for done in range(1001):
+        report("weights", done, 1000)
+        now += 0.001
+    told = [message.done for message in port.of(Progress)]
+    assert (told[0], told[-1]) == (0, 1000)
+    assert 10 <= len(told) <= 12
+    assert told == sorted(told)
+
+
+def test_each_stage_begins_and_ends_however_fast_it_is() -> None:
+    port = ScriptedPort()
+    report = report_progress(port)
+    for stage in ("importing torch", "weights"):
+        for done in (0, 1, 2):
+            report(stage, done, 2)
+    assert [(each.stage, each.done) for each in port.sent if each.done != 1] == [
+        ("importing torch", 0), ("importing torch", 2), ("weights", 0), ("weights", 2),
+    ]  # fmt: skip
+
+
+def test_last_words_carry_the_exit_code() -> None:
+    port = ScriptedPort()
+    say_fatal(port, "needs 12Gi, has 8Gi", 3)
+    assert port.sent == [Fatal("needs 12Gi, has 8Gi", 3)]
