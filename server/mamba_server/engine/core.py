@@ -228,8 +228,7 @@ class EngineCore:
 
     @staticmethod
     def _take_prompt_logprobs(sequence: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
-        # A preemption begins the list anew; a piece of before it may still come, and may end where no later
-        # piece does. So each adds what is missing, if it begins no later than that.
+        # After a preemption the prompt is computed anew, perhaps in other pieces: each adds what is missing.
         known = sequence.prompt_logprobs
         if known is not None and start < len(known):
             known.extend(logprobs[len(known) - start - 1 :])

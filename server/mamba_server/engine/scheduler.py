@@ -336,8 +336,6 @@ class Scheduler:
         self.counters.preemptions += 1
         sequence.preemptions += 1
         self._release(sequence)
-        if sequence.prompt_logprobs is not None and not sequence.prompt_done:
-            sequence.prompt_logprobs = [None]
         sequence.phase = Phase.WAITING
         self.waiting.push(sequence)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_bench import ids
-from mamba_server.cache.node import Node, common_pages
+from mamba_server.cache.node import Node
 
 NO_PAGES = np.empty(0, np.int32)
 few_tokens = st.lists(st.integers(0, 2), max_size=24)
@@ -45,26 +45,27 @@ def test_the_checkpoint_above_is_the_nearest_and_never_the_own() -> None:
     assert first.checkpoint_above() == 0
 
 
-@given(few_tokens, few_tokens, st.integers(1, 5))
-def test_common_pages_are_the_whole_pages_before_the_first_difference(
-    left: list[int], right: list[int], page_size: int
+@given(few_tokens, few_tokens, few_tokens, st.integers(1, 5))
+def test_shared_pages_are_the_whole_pages_before_the_first_difference(
+    before: list[int], edge: list[int], text: list[int], page_size: int
 ) -> None:
+    edge = (edge + [1] * page_size)[: max(1, len(edge) // page_size) * page_size]
+    pages = np.zeros(len(edge) // page_size, np.int32)
+    node = Node(None, ids(*edge), pages, "salt")
     same = 0
-    while same < min(len(left), len(right)) and left[same] == right[same]:
+    while same < min(len(edge), len(text)) and edge[same] == text[same]:
         same += 1
-    found = common_pages(np.array(left, np.int32), np.array(right, np.int32), page_size)
-    assert found * page_size <= same < (found + 1) * page_size
-    assert common_pages(np.array(right, np.int32), np.array(left, np.int32), page_size) == found
+    raw = np.array(before + text, np.int32).tobytes()
+    assert node.shared_pages(raw, 4 * len(before)) == same // page_size
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "pages"),
+    ("text", "pages"),
     [
-        (ids(range(8)), ids(range(8)), 2), (ids(range(8)), ids(range(7)), 1), (ids(range(8)), ids(), 0),
-        (ids(range(8)), ids(99, range(1, 8)), 0), (ids(range(8)), ids(range(7), 99), 1),
+        (ids(range(8)), 2), (ids(range(12)), 2), (ids(range(7)), 1), (ids(), 0),
+        (ids(99, range(1, 8)), 0), (ids(range(7), 99), 1),
     ],
 )  # fmt: skip
-def test_a_page_that_differs_in_one_token_is_not_common(
-    left: np.ndarray, right: np.ndarray, pages: int
-) -> None:
-    assert common_pages(left, right, 4) == pages
+def test_a_page_that_differs_in_one_token_is_not_shared(text: np.ndarray, pages: int) -> None:
+    node = Node(None, ids(range(8)), np.zeros(2, np.int32), "salt")
+    assert node.shared_pages(text.tobytes(), 0) == pages

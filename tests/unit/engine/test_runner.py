@@ -291,7 +291,7 @@ def test_a_prompt_in_several_pieces_has_a_logprob_for_every_token_but_the_first(
 
 
 @pytest.mark.parametrize("company", [1, 2, 3, 20])
-@pytest.mark.parametrize("moment", range(1, 4))
+@pytest.mark.parametrize("moment", range(1, 8))
 def test_a_prompt_preempted_half_way_is_scored_once_and_whole(
     bench: Bench, moment: int, company: int
 ) -> None:
