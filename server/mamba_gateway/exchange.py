@@ -16,7 +16,7 @@ import structlog
 from mamba_gateway.admission import Admission
 from mamba_gateway.auth import KeyFile
 from mamba_gateway.body import ClientGone, Peek, Receive, peek, read_body
-from mamba_gateway.errors import Draining, GatewayError
+from mamba_gateway.errors import Draining, GatewayError, WrongMethod
 from mamba_gateway.headers import request_id, to_engine, traceparent
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay, Send, Truncated
@@ -54,6 +54,8 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     if error.status in (408, 413) or isinstance(error, Draining):
         # What is left of the body must not be taken for the next request; and a drain wants no idle clients.
         headers.append((b"connection", b"close"))
+    if isinstance(error, WrongMethod) and error.allow:
+        headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
@@ -97,6 +99,9 @@ class Exchange:
                 headers = error_headers(error)
                 await answer({"type": "http.response.start", "status": error.status, "headers": headers})
                 await answer({"type": "http.response.body", "body": error.envelope()})
+        except Exception:
+            answer.status = answer.status or 500  # what the application makes of it
+            raise
         finally:
             self._record(scope["path"], asked, answer, begin)
 
