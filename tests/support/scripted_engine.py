@@ -61,6 +61,10 @@ class Engine:
     def requests(self) -> list[wire.AddRequest]:
         return self.told(wire.AddRequest)
 
+    def has(self, count: int) -> bool:
+        """Whether it got so many requests."""
+        return len(self.requests) >= count
+
     @property
     def aborted(self) -> list[str]:
         return [message.request_id for message in self.told(wire.AbortRequest)]
