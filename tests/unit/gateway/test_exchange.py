@@ -368,3 +368,29 @@ async def test_many_requests_at_once_with_every_end_leave_nothing_and_are_each_c
     assert counted["m", "503"] == 12
     assert counted.get(("m", "499"), 0) == house.count("mambaserve_gateway_cancelled_total")
     assert house.is_empty()
+
+
+async def test_a_cut_reaches_a_client_that_is_still_sending_its_body() -> None:
+    house = House()
+    asked = house.asked().part(b'{"model": ')
+    await until(lambda: house.admission.inside == 1)
+    await asyncio.sleep(0)
+    assert house.exchange.cut() == 1
+    await asked.done()
+    assert (asked.status, asked.error["code"]) == (503, "draining")
+    assert house.relay.calls == []
+    assert house.answered() == {("unknown", "503"): 1}
+    assert house.is_empty()
+
+
+async def test_a_server_that_cancels_a_request_in_its_body_leaves_nothing() -> None:
+    house = House()
+    asked = house.asked().part(b'{"model": ')
+    await until(lambda: house.admission.inside == 1)
+    asked.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked.done()
+    assert asked.messages == []
+    assert house.is_empty()
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
