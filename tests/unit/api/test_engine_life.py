@@ -193,6 +193,31 @@ async def test_stopping_while_it_pauses_between_starts_ends_at_once(monkeypatch:
     await asyncio.wait_for(run, 1)
 
 
+async def test_stopping_while_the_process_is_being_started_ends_it(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = EngineProcess.start
+    starting, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(*given: Any) -> EngineProcess:
+        starting.set()
+        await go.wait()
+        return await start(*given)
+
+    monkeypatch.setattr(EngineProcess, "start", slow)
+    client = EngineClient(command=shell("exec sleep 60"))
+    run = asyncio.create_task(client.run("{}"))
+    await starting.wait()
+    await client.stop()
+    go.set()
+    try:
+        await asyncio.wait_for(asyncio.shield(run), 2)
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+    assert names_in(folders) == []
+
+
 async def test_an_engine_that_does_not_hear_the_end_is_killed(life: Any, folders: Path) -> None:
     one = life(shell("trap '' TERM INT; sleep 60 & wait; sleep 60"))
     await until(lambda: names_in(folders))

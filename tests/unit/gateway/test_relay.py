@@ -12,6 +12,7 @@ import pytest
 from eventually import until
 from mamba_gateway.endpoints import Report
 from mamba_gateway.errors import GatewayError, NoEndpoint, UpstreamDied, UpstreamSilent
+from mamba_gateway.headers import to_engine
 from mamba_gateway.relay import Truncated
 from mamba_gateway.upstream import LARGE, Call
 from raw_engine import KEPT, OK, SSE, RawEngine, says
@@ -299,3 +300,13 @@ async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(street: S
             await asyncio.gather(*(visit() for _ in range(25)))
         assert made.in_flight == [0, 0]
         assert made.count("held") == 0
+
+
+@pytest.mark.parametrize("value", ["caf\u00e9 \u4e16".encode(), b"plain", b'"quoted", a;b=c'])
+async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, street: Streets) -> None:
+    async with RawEngine(says(OK)) as engine:
+        made = street()
+        made.engines(engine.url)
+        headers = to_engine([(b"x-user", value)], b"id-1", b"trace")
+        await made.run(Call("/v1/completions", "", headers, b"{}"))
+        assert b"x-user: " + value + b"\r\n" in engine.requests[0][0]
