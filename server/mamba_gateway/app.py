@@ -141,7 +141,9 @@ def build(surface: Surface, exchange: Exchange, rng: Random) -> Asgi:
         Route("/openapi.json", surface.openapi, methods=get),
     ]
     handlers: dict[Any, Any] = {GatewayError: _refuse, HTTPException: _http, Exception: _broken}
-    return Identified(Starlette(routes=routes, exception_handlers=handlers), rng)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # as at an engine: such a path is unknown
+    return Identified(app, rng)
 
 
 def _json(body: object, status: int = 200) -> Response:
@@ -156,7 +158,9 @@ async def _refuse(_request: Request, error: GatewayError) -> Response:
 async def _http(request: Request, error: HTTPException) -> Response:
     where = f"{request.method} {request.url.path}"
     if error.status_code == 405:
-        return await _refuse(request, WrongMethod(f"{where}: the method is not allowed here"))
+        wrong = WrongMethod(f"{where}: the method is not allowed here")
+        wrong.allow = (error.headers or {}).get("Allow", "")
+        return await _refuse(request, wrong)
     return await _refuse(request, UnknownRoute(f"{where}: nothing is served here"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import yaml
 from kubernetes.aio import client, config
 
 from mamba_api import names
@@ -20,6 +21,8 @@ from mamba_gateway.watch import Objects, Watch
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 SERVICE_LABEL = "kubernetes.io/service-name"
+# The loader lets out what a file that is no kubeconfig makes it trip over.
+_UNUSABLE = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
 Sink = Callable[[Iterable[Target]], None]
 
 
@@ -85,8 +88,9 @@ async def configure(kubeconfig: str | None, namespace: str | None) -> tuple[Any,
             config_file=kubeconfig, client_configuration=configuration, persist_config=False
         )
         _, active = loader.list_kube_config_contexts(config_file=kubeconfig)
-    except (config.ConfigException, OSError) as error:
-        raise ValueError(f"no usable Kubernetes configuration: {error}; give --kubeconfig FILE") from error
+    except _UNUSABLE as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"no usable Kubernetes configuration: {said}; give --kubeconfig FILE") from error
     return configuration, namespace or (active.get("context") or {}).get("namespace") or "default"
 
 

@@ -65,9 +65,10 @@ class UnknownModel(GatewayError):
 
 
 class WrongMethod(GatewayError):
-    """The path exists, the method does not."""
+    """The path exists, the method does not; `allow` lists those that do."""
 
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
+    allow = ""
 
 
 class BodyTooSlow(GatewayError):

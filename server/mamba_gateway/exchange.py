@@ -16,13 +16,14 @@ import structlog
 from mamba_gateway.admission import Admission
 from mamba_gateway.auth import KeyFile
 from mamba_gateway.body import ClientGone, Peek, Receive, peek, read_body
-from mamba_gateway.errors import Draining, GatewayError
-from mamba_gateway.headers import request_id, to_engine, traceparent
+from mamba_gateway.errors import Draining, GatewayError, WrongMethod
+from mamba_gateway.headers import RawHeaders, request_id, to_engine, traceparent
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay, Send, Truncated
 from mamba_gateway.upstream import Call
 
 log = structlog.get_logger("mambaserve.gateway")
+STOPPING = "the gateway is shutting down; send the request again"
 Message = MutableMapping[str, Any]
 
 
@@ -54,6 +55,8 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     if error.status in (408, 413) or isinstance(error, Draining):
         # What is left of the body must not be taken for the next request; and a drain wants no idle clients.
         headers.append((b"connection", b"close"))
+    if isinstance(error, WrongMethod) and error.allow:
+        headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
@@ -75,7 +78,7 @@ class Exchange:
     ) -> None:
         self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
         self._rng, self._max_body_bytes, self._body_timeout = rng, max_body_bytes, body_timeout
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -84,7 +87,7 @@ class Exchange:
             if self._keys:
                 self._keys.check(scope["headers"])
             with self._admission.door():
-                body = await read_body(scope["headers"], receive, self._max_body_bytes, self._body_timeout)
+                body = await self._body(scope["headers"], receive)
                 asked = peek(body)
                 await self._relayed(self._call(scope, body, asked), receive, answer)
         except ClientGone:
@@ -97,6 +100,9 @@ class Exchange:
                 headers = error_headers(error)
                 await answer({"type": "http.response.start", "status": error.status, "headers": headers})
                 await answer({"type": "http.response.body", "body": error.envelope()})
+        except Exception:
+            answer.status = answer.status or 500  # what the application makes of it
+            raise
         finally:
             self._record(scope["path"], asked, answer, begin)
 
@@ -106,6 +112,19 @@ class Exchange:
         for task in self._running:
             task.cancel()
         return len(self._running)
+
+    async def _body(self, headers: RawHeaders, receive: Receive) -> bytes:
+        # A task of its own, so that `cut` ends a client that is still sending, too.
+        reading = asyncio.create_task(read_body(headers, receive, self._max_body_bytes, self._body_timeout))
+        self._running.add(reading)
+        try:
+            await asyncio.wait((reading,))
+            if reading.cancelled():
+                raise Draining(STOPPING, retry_after=1)
+            return reading.result()
+        finally:
+            self._running.discard(reading)
+            reading.cancel()
 
     def _call(self, scope: MutableMapping[str, Any], body: bytes, asked: Peek) -> Call:
         headers = scope["headers"]
@@ -159,7 +178,7 @@ async def _result(work: asyncio.Task[None], answer: Answer) -> None:
             return
         if answer.status:
             raise Truncated from None
-        raise Draining("the gateway is shutting down; send the request again", retry_after=1) from None
+        raise Draining(STOPPING, retry_after=1) from None
 
 
 async def _disconnected(receive: Receive) -> None:

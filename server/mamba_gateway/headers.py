@@ -58,7 +58,15 @@ def to_engine(headers: RawHeaders, identifier: bytes, trace: bytes) -> list[tupl
     """Request headers for the engine: end-to-end ones, with the two identifiers."""
     passed = _end_to_end(headers, _OWN_REQUEST)
     passed += [(b"x-request-id", identifier), (b"traceparent", trace)]
-    return [(key.decode("latin-1"), value.decode("latin-1")) for key, value in passed]
+    return [(key.decode("latin-1"), _text(value)) for key, value in passed]
+
+
+def _text(value: bytes) -> str:
+    # The client that sends it on encodes as UTF-8, so only from UTF-8 do the bytes stay what they are.
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:

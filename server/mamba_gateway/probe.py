@@ -4,6 +4,7 @@ One task for each target; a slow or dead engine delays no other. Reads, never de
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
@@ -19,6 +20,8 @@ log = structlog.get_logger("mambaserve.gateway")
 RUNNING = ("mambaserve_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("mambaserve_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 KV_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding foreign bytes can raise."""
 MODELS_EVERY = 30
 """Good probes between two looks at `/v1/models`, which hardly ever changes."""
 FAILURES = 3
@@ -26,7 +29,8 @@ FAILURES = 3
 
 
 def read_gauges(text: str) -> dict[str, float]:
-    """Sum over the label sets of each series of a Prometheus exposition; lines without sense are skipped.
+    """Sum over the label sets of each series of a Prometheus exposition; lines without sense are skipped,
+    NaN and infinities with them.
 
     A tenth of the cost of a full parser, which matters at one scrape a second and engine.
     """
@@ -41,9 +45,11 @@ def read_gauges(text: str) -> dict[str, float]:
             name, _, value = line.partition(" ")
         fields = value.split()
         try:
-            sums[name] = sums.get(name, 0.0) + float(fields[0])
+            number = float(fields[0])
         except (ValueError, IndexError):
             continue
+        if math.isfinite(number):
+            sums[name] = sums.get(name, 0.0) + number
     return sums
 
 
@@ -56,7 +62,7 @@ def reason_of(body: bytes) -> tuple[str, bool]:
     """Why an engine is not ready, and whether it drains, from the body of its 503: any JSON, or text."""
     try:
         found: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except NO_JSON:
         found = body.decode("utf-8", "replace")
     if isinstance(found, dict):
         inner = found.get("error")
@@ -138,7 +144,7 @@ class Prober:
                 return None
             try:
                 listed = msgspec.json.decode(await answer.read(), type=dict[str, Any]).get("data")
-            except msgspec.DecodeError:
+            except NO_JSON:
                 return None
         return tuple(e for e in listed if isinstance(e, dict)) if isinstance(listed, list) else None
 

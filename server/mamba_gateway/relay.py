@@ -138,9 +138,11 @@ class Relay:
         life: asyncio.Timeout,
     ) -> None:
         headers = to_client(response.raw_headers)
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         events = response.content_type == "text/event-stream" and "Content-Encoding" not in response.headers
         aligner = EventAligner() if events else None
+        if events:  # a declared length would leave no room for an error event
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         try:
             chunk = first
             while chunk:

@@ -169,8 +169,8 @@ async def _until_drained(
         # A client that asks for the models right after the ready line should find them.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                while not pool.synced and not stop.is_set():
-                    await pool.changed()
+                while not (pool.synced or stop.is_set() or serving.done()):
+                    await _first(serving, stop.wait(), pool.changed())
         ready(url_of(bound))
         await _first(serving, stop.wait())
         admission.draining = True

@@ -71,8 +71,12 @@ class GatewaySettings(BaseSettings):
     @classmethod
     def _check_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for url in value:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            try:
+                parts = urlsplit(url)
+                usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError as error:  # a port beyond its range, half of an IPv6 address
+                raise ValueError(f"{url!r} is not a URL: {error}") from None
+            if not usable or any(character.isspace() for character in url):
                 raise ValueError(f"{url!r} is not an http:// or https:// URL")
             if parts.query or parts.fragment:
                 raise ValueError(f"{url!r}: a base URL has neither query nor fragment")

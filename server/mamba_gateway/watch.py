@@ -21,6 +21,8 @@ WATCH_SECONDS = 240
 """The server ends each watch after this; bookmarks keep the version fresh in between."""
 LONGEST_WATCH = WATCH_SECONDS + 30.0
 """A server that is still silent then is not there any more."""
+SHORTEST_WATCH = 1.0
+"""A server that ends each watch at once is asked no more often than this."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 Objects = Mapping[str, Mapping[str, Any]]
 
@@ -48,15 +50,19 @@ class Watch:
 
     async def follow(self, rng: Random) -> None:
         """Keep up to date for ever; ends only by cancellation."""
+        now = asyncio.get_running_loop().time
         backoff = FIRST_BACKOFF
         while True:
             try:
                 version = await self.list()
                 backoff = FIRST_BACKOFF
                 while True:
+                    begin = now()
                     version = await self.watch(version)
+                    await asyncio.sleep(max(0.0, begin + SHORTEST_WATCH - now()))
             except Stale as why:
                 log.info("listing again", what=self._path, why=str(why))
+                await asyncio.sleep(FIRST_BACKOFF * rng.uniform(0.5, 1.0))
             except Exception as error:
                 # Whatever it is: without this loop the gateway would route by a picture of the past for ever.
                 wait = backoff * rng.uniform(0.5, 1.0)
@@ -69,9 +75,11 @@ class Watch:
         answer = await self._server.request("GET", self._path, query=self._where, accept=self._accept[0])
         with contextlib.closing(answer):
             body = msgspec.json.decode(await checked(answer), type=dict[str, Any])
+        # Read first: an answer that is no list must not pass for an empty one.
+        version = str(body["metadata"]["resourceVersion"])
         self._objects = {item["metadata"]["name"]: item for item in body.get("items") or ()}
         self._changed(self._objects)
-        return str(body["metadata"]["resourceVersion"])
+        return version
 
     async def watch(self, version: str) -> str:
         """Follow until the server ends the watch; returns the version to go on from. Raises `Stale`."""

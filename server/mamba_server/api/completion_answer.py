@@ -52,7 +52,9 @@ class CompletionAnswer:
         choice = self._choices[update.choice]
         body = self._choice_body(update.choice, choice, first=update.first, finish=update.finish_reason)
         choice.text, choice.token_ids, choice.logprobs = [], [], []
-        if not body.text and body.finish_reason is None and not (update.token_ids and self._says_more):
+        about_tokens = bool(update.token_ids) and self._says_more
+        about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
+        if not (body.text or body.finish_reason or about_tokens or about_prompt):
             return None
         return answers.event(self._body([body], usage if with_usage else UNSET))
 

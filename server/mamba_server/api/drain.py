@@ -4,6 +4,7 @@ The generation endpoints enter it, SIGTERM and the admin server turn it. Pure bu
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,8 +36,7 @@ class Drain:
 
     async def finished(self, deadline: float) -> bool:
         """Wait until nothing is under way, `deadline` seconds at most; whether it came to that."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), deadline)
-        except TimeoutError:
-            return False
-        return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                await self._idle.wait()
+        return self._idle.is_set()

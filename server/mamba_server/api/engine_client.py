@@ -154,6 +154,8 @@ class EngineClient:
         except OSError as failure:
             raise EngineStartFailed(f"the engine process cannot be started: {failure}", 1) from failure
         self._process = process
+        if self._stopping.is_set():  # `stop` came while it was being started, and found nobody to ask
+            process.kill()
         log.info("engine_started", engine_pid=process.pid)
         reader = asyncio.create_task(self._read(process))
         waiter = asyncio.create_task(process.wait())

@@ -23,7 +23,9 @@ from mamba_server.text.tokenizer import Tokenizer, read_json
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 # What a template's own code can raise for values it did not expect.
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+_FAILURES = (
+    jinja2.TemplateError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 
 class _Raised(jinja2.TemplateError):
@@ -74,14 +76,18 @@ class ChatTemplate:
         path = directory / "chat_template.jinja"
         source: Any = None
         if path.is_file():
-            source = path.read_text("utf-8")
+            try:
+                source = path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadTemplate(f"{path}: not readable as text: {error}") from error
         else:
             path = directory / "chat_template.json"
             source = read_json(path).get("chat_template")
             if source is None:
                 path = directory / "tokenizer_config.json"
                 source = tokenizer.config.get("chat_template")
-        if isinstance(source, list):  # several by name: the default one
+        # Several by name: the default one.
+        if isinstance(source, list) and all(isinstance(item, dict) for item in source):
             source = {item.get("name"): item.get("template") for item in source}.get("default")
         if source is None:
             return None
@@ -112,14 +118,7 @@ class ChatTemplate:
             )
         except _Raised as error:
             raise TemplateRefused(f"the chat template refused these messages: {error}") from error
-        except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+        except _FAILURES as error:
             raise TemplateRefused(f"the chat template failed for these messages: {error}") from error
 
     def prompt(

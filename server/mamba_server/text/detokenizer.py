@@ -56,7 +56,10 @@ class Detokenizer:
         return self._tokenizer.decode(self._held)
 
     def _restart(self, text: str) -> str:
-        self._context = self._held[-CONTEXT:]
+        # Broken bytes are no context: then what was whole before them stays it.
+        seen = self._tokenizer.decode(self._held[-CONTEXT:])
+        if seen and not seen.endswith(REPLACEMENT):
+            self._context = self._held[-CONTEXT:]
         self._held.clear()
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=True)
         return text

@@ -37,7 +37,7 @@ class GenerationDefaults:
 
         eos = raw.get("eos_token_id")
         ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        if not all(isinstance(item, int) and item >= 0 for item in ids):
+        if not all(type(item) is int and item >= 0 for item in ids):
             raise BadTokenizer(f"{path}: eos_token_id must be token ids, is {eos!r}")
         top_k = number("top_k", 0, 2**31 - 1)
         # `do_sample: false` means greedy whatever the temperature says.

@@ -46,3 +46,34 @@ async def test_a_request_that_fails_is_no_longer_under_way() -> None:
         raise ValueError("x")
     assert drain.under_way == 0
     assert await drain.finished(0.01)
+
+
+async def test_with_no_time_at_all_an_idle_drain_is_still_over() -> None:
+    assert await Drain().finished(0)
+
+
+async def test_with_no_time_at_all_a_running_request_is_not_waited_for() -> None:
+    drain = Drain()
+    with drain.request():
+        assert not await drain.finished(0)
+    assert await drain.finished(0)
+
+
+async def test_several_may_wait_for_the_same_end() -> None:
+    drain = Drain()
+    with drain.request():
+        waiting = [asyncio.create_task(drain.finished(5)) for _ in range(3)]
+        await asyncio.sleep(0)
+    assert await asyncio.gather(*waiting) == [True] * 3
+
+
+async def test_a_drain_that_was_called_off_takes_requests_again_and_ends_later() -> None:
+    drain = Drain()
+    drain.draining = True
+    drain.draining = False
+    with drain.request():
+        assert drain.under_way == 1
+        with drain.request():
+            assert drain.under_way == 2
+        assert not await drain.finished(0.001)
+    assert await drain.finished(0.001)

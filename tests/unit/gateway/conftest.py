@@ -1,11 +1,15 @@
-"""Frozen endpoints for the pure parts."""
+"""Frozen endpoints for the pure parts, and a relay with its pool for the others."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from random import Random
 from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.relay import Relay
+from mamba_gateway.upstream import Call, make_session
 
 
 @pytest.fixture
@@ -28,3 +32,59 @@ def endpoint() -> Callable[..., Endpoint]:
         return Endpoint(**{**fields, **changes})
 
     return make
+
+
+CALL = Call("/v1/completions", "", [("content-type", "application/json")], b'{"model": "m"}', "m")
+
+
+class Street:
+    """A relay, its pool and what the client got."""
+
+    def __init__(self, session: Any, **limits: Any) -> None:
+        self.pool = Pool()
+        self.metrics = GatewayMetrics(self.pool.snapshot)
+        self.wanted = 0
+        self.sent: list[dict[str, Any]] = []
+        options = {"hold_timeout": 0.2, "max_attempts": 3, "request_timeout": 5.0, **limits}
+        self.relay = Relay(session, self.pool, self.metrics, Random(3), wanted=self._want, **options)
+
+    def _want(self) -> None:
+        self.wanted += 1
+
+    def engines(self, *urls: str, **report: Any) -> None:
+        """Make these the ready engines; the earlier ones are preferred."""
+        self.pool.set_targets(Target(url, url.removeprefix("http://")) for url in urls)
+        for place, url in enumerate(urls):
+            self.pool.report(url, Report(**{"ready": True, "running": 10 * place, **report}))
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(dict(message))
+
+    async def run(self, call: Call | None = None) -> None:
+        await self.relay.run(call or CALL, self.send)
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"] if self.sent else 0
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def in_flight(self) -> list[int]:
+        return [endpoint.in_flight for endpoint in self.pool.snapshot()]
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"mambaserve_gateway_{name}", labels) or 0.0
+
+
+@pytest.fixture
+async def street() -> AsyncIterator[Callable[..., Street]]:
+    """`street(hold_timeout=1)`."""
+    async with make_session(connect_timeout=0.5, idle_timeout=0.3) as session:
+        yield lambda **limits: Street(session, **limits)

@@ -1,12 +1,15 @@
 """Admission bounds the house and the places, first come first served."""
 
 import asyncio
+import contextlib
 import time
+from random import Random
 
 import pytest
 
 from mamba_gateway.admission import Admission, retry_after
 from mamba_gateway.errors import Draining, Overloaded
+from virtual_time import in_virtual_time
 
 
 def house(places: int = 1, queue: int = 1, timeout: float = 5.0) -> Admission:
@@ -94,3 +97,74 @@ async def test_a_failure_inside_frees_the_place() -> None:
 )
 def test_retry_after_is_the_queue_at_the_mean_service_time(queued, places, service, seconds) -> None:
     assert retry_after(queued, places, service) == seconds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_mix_of_visits_breaks_a_bound_or_leaves_anything_behind(seed: int) -> None:
+    places, queue = 3, 5
+    ends = {"full": 0, "waited": 0, "left": 0, "served": 0}
+    told: list[float] = []
+
+    @in_virtual_time
+    async def run() -> None:
+        rng = Random(seed)
+        admission = Admission(places, queue, 0.8, asyncio.get_running_loop().time)
+
+        async def visit() -> None:
+            try:
+                with admission.door():
+                    await asyncio.sleep(rng.choice((0, 0, 0.5)))
+                    async with admission.place():
+                        assert admission.in_flight <= places
+                        assert admission.inside <= places + queue
+                        await asyncio.sleep(rng.choice((0.1, 1.0, 3.0)))
+                        ends["served"] += 1
+            except Overloaded as error:
+                ends["waited" if "waited" in error.message else "full"] += 1
+                told.append(error.retry_after or 0)
+
+        async def impatient() -> None:
+            try:
+                async with asyncio.timeout(rng.uniform(0, 2)):
+                    await visit()
+            except TimeoutError:
+                ends["left"] += 1
+
+        crowd = []
+        for _ in range(120):
+            crowd.append(asyncio.create_task(rng.choice((visit, impatient))()))
+            await asyncio.sleep(rng.choice((0, 0.05, 0.5)))
+        await asyncio.gather(*crowd)
+        assert (admission.inside, admission.in_flight, admission.queued) == (0, 0, 0)
+        async with asyncio.timeout(0.1), contextlib.AsyncExitStack() as everywhere:
+            for _ in range(places):
+                await everywhere.enter_async_context(admission.place())
+        await admission.empty()
+
+    run()
+    assert sum(ends.values()) == 120
+    assert all(ends.values())
+    assert all(1 <= seconds <= 60 for seconds in told)
+
+
+async def test_the_house_is_empty_only_when_the_last_one_left() -> None:
+    admission = house(places=2, queue=2)
+    with admission.door():
+        waiting = asyncio.create_task(admission.empty())
+        with admission.door():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 1)
+
+
+@in_virtual_time
+async def test_retry_after_follows_how_long_requests_really_take() -> None:
+    admission = Admission(1, 0, 5.0, asyncio.get_running_loop().time)
+    for _ in range(40):
+        with admission.door():
+            async with admission.place():
+                await asyncio.sleep(20)
+    with admission.door(), pytest.raises(Overloaded) as full, admission.door():
+        pass
+    assert full.value.retry_after == pytest.approx(40, abs=2)

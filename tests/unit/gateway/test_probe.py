@@ -43,9 +43,24 @@ def test_other_engines_names_are_understood_and_absence_is_zero() -> None:
         (b"[1]", "[1]", False),
         (b'{"error": "odd"}', "", False),
         (b"\xff\xff", "\ufffd\ufffd", False),
+        (b'{"reason": "\xff drain"}', '{"reason": "\ufffd drain"}', True),
+        (b"[" * 60_000, "[" * 200, False),
+        (b'{"error": {"message": "' + b"x" * 500 + b'"}}', "x" * 200, False),
+        (b'{"reason": 5, "code": 0}', "5", False),
+        (b"null", "None", False),
     ],
 )
 def test_the_reason_of_a_503_is_read_from_json_or_text(body, reason, draining) -> None:
     said, drains = reason_of(body)
     assert drains is draining
     assert said == reason or not reason
+
+
+def test_gauges_that_are_no_numbers_are_left_out_of_the_sum() -> None:
+    text = 'mambaserve_requests_running{model="a"} NaN\nmambaserve_requests_running{model="b"} 2\n'
+    assert read_gauges(text + "mambaserve_requests_waiting +Inf\n") == {"mambaserve_requests_running": 2}
+
+
+def test_a_name_of_ours_wins_over_that_of_another_engine_even_at_zero() -> None:
+    gauges = read_gauges("vllm:num_requests_running 9\nmambaserve_requests_running 0\n")
+    assert first_known(gauges, RUNNING) == 0

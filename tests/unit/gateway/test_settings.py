@@ -33,3 +33,56 @@ def test_exactly_one_source_is_needed(given) -> None:
 
 def test_every_field_is_described() -> None:
     assert all(field.description for field in GatewaySettings.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://h:99999", "Port out of range"),
+        ("http://h:eight", "Port could not be cast"),
+        ("http://h:0", "is not an http:// or https:// URL"),
+        ("http://[::1", "Invalid IPv6 URL"),
+        ("http:// h", "is not an http:// or https:// URL"),
+        ("http://h\n", "is not an http:// or https:// URL"),
+        ("unix:///run/x.sock", "is not an http:// or https:// URL"),
+        ("http://:8000", "is not an http:// or https:// URL"),
+    ],
+)
+def test_a_url_nobody_could_call_is_refused_at_the_start(url: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        GatewaySettings(backend=("http://good:1", url))
+    assert repr(url) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1]:8000", "https://h", "http://h:65535/engine", "http://10.0.0.1"]
+)
+def test_a_url_of_any_usual_form_is_kept(url: str) -> None:
+    assert GatewaySettings(backend=(url,)).backend == (url,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 65536), ("port", -1), ("max_in_flight", 0), ("max_queue", -1), ("queue_timeout", 0),
+        ("hold_timeout", -0.1), ("max_body_bytes", 0), ("body_timeout", 0), ("connect_timeout", 0),
+        ("idle_timeout", 0), ("request_timeout", 0), ("max_attempts", 0), ("max_attempts", 11),
+        ("probe_interval", 0), ("probe_timeout", 0), ("drain_timeout", -1), ("log_level", "loud"),
+        ("max_body_bytes", "many"),
+    ],
+)  # fmt: skip
+def test_a_limit_out_of_its_range_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        GatewaySettings(backend=("http://h",), **{name: value})
+
+
+def test_limits_that_mean_at_once_are_taken() -> None:
+    made = GatewaySettings(backend=("http://h",), max_queue=0, hold_timeout=0, drain_timeout=0, port=0)
+    assert (made.max_queue, made.hold_timeout, made.drain_timeout) == (0, 0, 0)
+
+
+def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAMBASERVE_MAX_IN_FLIGHT", "7")
+    monkeypatch.setenv("MAMBASERVE_MAX_QUEUE", "8")
+    made = GatewaySettings(backend=("http://h",), max_queue=9)
+    assert (made.max_in_flight, made.max_queue) == (7, 9)

@@ -1,9 +1,11 @@
 """Log lines: one JSON object each when nobody looks, with the context of the request."""
 
+import asyncio
 import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -81,3 +83,67 @@ def test_setting_up_twice_does_not_double_lines(stream: io.StringIO) -> None:
     set_up_logs(process="api", stream=stream)
     get_logger("x").info("once")
     assert len(lines(stream)) == 1
+
+
+async def test_tasks_side_by_side_keep_their_own_context(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+
+    async def request(number: int) -> None:
+        with log_context(request_id=f"r{number}"):
+            await asyncio.sleep(0)
+            get_logger("x").info("done", number=number)
+
+    await asyncio.gather(*(request(number) for number in range(5)))
+    assert [line["request_id"] == f"r{line['number']}" for line in lines(stream)] == [True] * 5
+
+
+def test_after_a_failure_the_outer_context_is_back(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    log = get_logger("x")
+
+    def fail() -> None:
+        with log_context(request_id="inner", more=1):
+            log.info("inside")
+            raise RuntimeError
+
+    with log_context(request_id="outer"):
+        with pytest.raises(RuntimeError):
+            fail()
+        log.info("outside")
+    log.info("after")
+    assert [line.get("request_id") for line in lines(stream)] == ["inner", "outer", None]
+    assert "more" not in lines(stream)[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["two\nlines", "\u2028 \x00 \x1b[31m red", '"quoted" {json}', "\u4e16\U0001f389"]
+)
+def test_nothing_a_client_sends_breaks_a_line(stream: io.StringIO, text: str) -> None:
+    set_up_logs(process="api", stream=stream)
+    get_logger("x").info("request", path=text)
+    logging.getLogger("library").warning("said %s", text)
+    first, second = lines(stream)
+    assert first["path"] == text
+    assert second["event"] == f"said {text}"
+
+
+def test_values_that_are_no_json_are_told_as_text(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    get_logger("x").info("odd", where=Path("/a/b"), raw=b"\xff", kinds={1})
+    [line] = lines(stream)
+    assert (line["where"], line["kinds"]) == ("/a/b", "{1}")
+
+
+def test_a_name_for_the_process_that_a_line_brings_itself_stays(stream: io.StringIO) -> None:
+    set_up_logs(process="api", stream=stream)
+    get_logger("x").info("from afar", process="engine")
+    assert lines(stream)[0]["process"] == "engine"
+
+
+@pytest.mark.parametrize(("level", "shown"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_each_level_shows_itself_and_what_is_worse(stream: io.StringIO, level: str, shown: int) -> None:
+    set_up_logs(level=level, process="api", stream=stream)
+    log = get_logger("x")
+    for say in (log.debug, log.info, log.warning, log.error):
+        say("said")
+    assert len(lines(stream)) == shown

@@ -72,6 +72,31 @@ def test_the_sandbox_shows_no_internals() -> None:
     assert "class" not in template("{{ messages.__class__ }}").render(USER)
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ messages[0].content | dictsort }}", "no attribute 'items'"),
+        ("{{ '{0} {1}'.format('only one') }}", "out of range"),
+        ("{{ messages[0].content.encode('ascii') }}", "ascii"),
+        ("{{ 1 // (messages | length - 1) }}", "zero"),
+        ("{{ messages[7].content }}", "no element 7"),
+        ("{{ range(10 ** 9) | list }}", "Range too big"),
+        ("{{ messages | tojson(bogus=1) }}", "bogus"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
+    ],
+)
+def test_whatever_a_template_fails_with_is_a_refusal_that_says_it(source: str, said: str) -> None:
+    with pytest.raises(TemplateRefused, match=said):
+        template(source).render([{"role": "user", "content": "h\u00e9"}])
+
+
+def test_a_template_that_failed_once_renders_the_next_conversation() -> None:
+    made = template("{% if messages[0].content == 'x' %}{{ raise_exception('no') }}{% endif %}fine")
+    with pytest.raises(TemplateRefused):
+        made.render([{"role": "user", "content": "x"}])
+    assert made.render(USER) == "fine"
+
+
 def test_a_template_that_does_not_compile_is_told_with_its_file(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "tiny", template="{% if %}")
     with pytest.raises(BadTemplate, match=r"chat_template\.jinja.*does not compile"):
@@ -135,6 +160,16 @@ class TestTurnBoundary:
     def test_a_template_without_a_generation_prompt_has_none(self, tokenizer: Tokenizer, source: str) -> None:
         assert template(source).prompt(tokenizer, USER).turn_boundary == 0
 
+    def test_a_template_that_refuses_the_closed_conversation_has_none(self, tokenizer: Tokenizer) -> None:
+        source = "{% if not add_generation_prompt %}{{ raise_exception('open ended') }}{% endif %}x: "
+        prompt = template(source).prompt(tokenizer, USER)
+        assert prompt.turn_boundary == 0
+        assert tokenizer.decode(prompt.token_ids) == "x: "
+
+    def test_a_template_that_rewrites_the_end_has_none(self, tokenizer: Tokenizer) -> None:
+        source = "hello {% if add_generation_prompt %}there, assistant:{% else %}(the end){% endif %}"
+        assert template(source).prompt(tokenizer, USER).turn_boundary == 0
+
     def test_the_tokenizer_adds_no_second_bos(self, tokenizer: Tokenizer) -> None:
         prompt = template(TEMPLATE).prompt(tokenizer, USER)
         assert prompt.token_ids.count(tokenizer.bos_id or 0) == 1
@@ -177,4 +212,27 @@ class TestWhereItComesFrom:
     def test_a_template_that_is_no_text_is_refused(self, tmp_path: Path) -> None:
         directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": 5})
         with pytest.raises(BadTemplate, match="must be a string"):
+            self.load(directory)
+
+    @pytest.mark.parametrize("several", [["plain"], [{"name": "default", "template": "x"}, 5]])
+    def test_a_list_of_anything_but_named_templates_is_refused(self, tmp_path: Path, several: Any) -> None:
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": several})
+        with pytest.raises(BadTemplate, match=r"tokenizer_config\.json: .*list of named templates"):
+            self.load(directory)
+
+    def test_several_without_a_default_are_no_template(self, tmp_path: Path) -> None:
+        several = [{"name": "tool_use", "template": "tools"}]
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": several})
+        assert self.load(directory) is None
+
+    def test_a_file_that_is_not_utf_8_is_named(self, tmp_path: Path) -> None:
+        directory = write_model(tmp_path)
+        (directory / "chat_template.jinja").write_bytes(b"\xff\xfe{{ messages }}")
+        with pytest.raises(BadTemplate, match=r"chat_template\.jinja: not readable as text") as caught:
+            self.load(directory)
+        assert caught.value.exit_code == 2
+
+    def test_a_template_that_does_not_compile_is_named_wherever_it_is(self, tmp_path: Path) -> None:
+        directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": "{% if %}"})
+        with pytest.raises(BadTemplate, match=r"tokenizer_config\.json: the chat template does not compile"):
             self.load(directory)

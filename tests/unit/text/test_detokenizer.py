@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from mamba_server.text.detokenizer import MOST_HELD, REPLACEMENT, Detokenizer
 from mamba_server.text.tokenizer import Tokenizer
@@ -98,6 +98,51 @@ def test_many_special_tokens_in_a_row_are_no_trouble() -> None:
     assert "".join(stream([end] * (3 * MOST_HELD) + ids_of("done"))) == "done"
 
 
+def test_ids_that_the_tokenizer_does_not_know_are_no_text_and_hold_nothing_back() -> None:
+    beyond = TOKENIZER.rust.get_vocab_size() + 7
+    first, *rest = ids_of("one two")
+    detokenizer = Detokenizer(TOKENIZER, [beyond, 2])
+    assert detokenizer.feed(first) == "o"
+    assert detokenizer.feed(beyond) == ""
+    assert "".join(detokenizer.feed(item) for item in rest) == "ne two"
+    assert detokenizer.flush() == ""
+
+
+BYTES = [TOKENIZER.rust.token_to_id(token) for token in pre_tokenizers.ByteLevel.alphabet()]
+LEADS = [item for item in BYTES if TOKENIZER.piece(item).raw[0] >= 0xC2]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(LEADS), max_size=MOST_HELD // 2),
+            st.text(alphabet="a \u00e9\u4e16\U0001f389\u0e2a", min_size=1, max_size=5),
+        ),
+        max_size=6,
+    )
+)
+def test_no_whole_character_is_lost_between_broken_ones(parts: list[tuple[list[int], str]]) -> None:
+    ids = [item for broken, text in parts for item in (*broken, *ids_of(text))]
+    shown = "".join(stream(ids)).replace(REPLACEMENT, "")
+    assert shown == "".join(text for _, text in parts)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, TOKENIZER.rust.get_vocab_size() + 10), max_size=60))
+def test_any_ids_at_all_give_text_after_a_bounded_wait(ids: list[int]) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    waited: list[int] = []
+    for item in ids:
+        if detokenizer.feed(item):
+            waited = []
+        else:
+            waited.append(item)
+        ordinary = [one for one in waited if TOKENIZER.piece(one).raw and not TOKENIZER.piece(one).special]
+        assert len(ordinary) < MOST_HELD
+    assert REPLACEMENT not in detokenizer.flush()[-1:]
+
+
 def test_flush_of_nothing_is_nothing() -> None:
     assert Detokenizer(TOKENIZER, ids_of("prompt")).flush() == ""
 
@@ -140,3 +185,21 @@ def test_pieces_of_a_metaspace_tokenizer_are_their_bytes() -> None:
     assert tokenizer.piece(2).raw == b" world"
     assert tokenizer.piece(5 + 0xC3).raw == b"\xc3"
     assert tokenizer.piece(5 + 0xC3).text == REPLACEMENT
+
+
+def test_a_stream_that_restarts_after_broken_bytes_keeps_the_space_of_the_next_word() -> None:
+    tokenizer = metaspace_tokenizer()
+    detokenizer = Detokenizer(tokenizer, [1])
+    lead = 5 + 0xE4
+    pieces = [detokenizer.feed(lead) for _ in range(MOST_HELD)]
+    pieces += [detokenizer.feed(item) for item in (2, 3, 2)]
+    assert "".join(pieces).replace(REPLACEMENT, "") == " world! world"
+
+
+def test_a_stream_that_restarts_after_many_special_tokens_keeps_the_space_of_the_next_word() -> None:
+    tokenizer = metaspace_tokenizer()
+    tokenizer.rust.add_special_tokens([AddedToken("<|call|>", special=True)])
+    call = tokenizer.rust.token_to_id("<|call|>")
+    detokenizer = Detokenizer(tokenizer, [1])
+    pieces = [detokenizer.feed(item) for item in (*[call] * (MOST_HELD + 1), 2)]
+    assert "".join(pieces) == " world"

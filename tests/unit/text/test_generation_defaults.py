@@ -44,9 +44,28 @@ def test_a_temperature_wins_over_do_sample(tmp_path: Path) -> None:
         ("temperature", -1),
         ("top_p", 1.5),
         ("top_k", True),
+        ("top_k", -1),
+        ("repetition_penalty", [1.0]),
+        ("temperature", float("nan")),
         ("eos_token_id", ["</s>"]),
+        ("eos_token_id", -1),
+        ("eos_token_id", True),
+        ("eos_token_id", [2, None]),
+        ("eos_token_id", 2.0),
     ],
 )
 def test_a_wrong_value_is_refused_with_file_and_field(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(BadTokenizer, match=rf"generation_config\.json: {name}"):
         load(tmp_path, **{name: value})
+
+
+def test_zero_means_that_the_file_says_nothing_where_zero_makes_no_sense(tmp_path: Path) -> None:
+    defaults = load(tmp_path, top_p=0, repetition_penalty=0, top_k=0, temperature=0)
+    assert (defaults.top_p, defaults.repetition_penalty) == (None, None)
+    assert (defaults.top_k, defaults.temperature) == (0, 0.0)
+
+
+def test_a_file_that_is_no_object_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(BadTokenizer, match=r"generation_config\.json: must hold a JSON object, holds list"):
+        GenerationDefaults.load(tmp_path)

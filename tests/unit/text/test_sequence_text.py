@@ -1,5 +1,7 @@
 """One sequence's tokens to text, with stop strings and the number of tokens that count."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,3 +91,64 @@ def test_only_tokens_up_to_the_stop_string_are_used() -> None:
     assert step.stopped
     assert step.used == text.tokens == len(ids_of("one."))
     assert step.text == "one"
+
+
+@settings(deadline=None)
+@given(
+    st.text(alphabet="ab .\u00e9\u4e16\U0001f389", max_size=16),
+    st.lists(st.text(alphabet="ab .\u00e9\u4e16\U0001f389", min_size=1, max_size=3), max_size=3),
+    st.integers(0, 6),
+    st.lists(st.integers(0, 40), max_size=6),
+)
+def test_where_deltas_are_cut_changes_neither_text_nor_count(
+    text: str, stops: list[str], min_tokens: int, cuts: list[int]
+) -> None:
+    ids = ids_of(text)
+    expected = run(sequence(*stops, min_tokens=min_tokens), ids, 1)
+    parts = sequence(*stops, min_tokens=min_tokens)
+    places = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    shown, kept = "", None
+    for begin, end in itertools.pairwise(places):
+        step = parts.feed(ids[begin:end])
+        shown += step.text
+        if step.stopped:
+            kept = parts.tokens
+            assert step.used == kept - begin
+            break
+    else:
+        step = parts.feed([], last=True)
+        shown += step.text
+        kept = parts.tokens if step.stopped else None
+    assert (shown, kept) == (expected if ids else ("", None))
+
+
+def test_a_stop_string_across_the_prompt_and_the_output_does_not_stop() -> None:
+    text = SequenceText(TOKENIZER, ids_of("say stop"), ("stop here",))
+    assert text.feed(ids_of(" here"), last=True).text == " here"
+
+
+def test_a_stop_string_that_a_broken_character_interrupts_does_not_stop() -> None:
+    text = sequence("ab")
+    broken = ids_of("\u4e16")[0]
+    step = text.feed([*ids_of("a"), broken, *ids_of("b")], last=True)
+    assert (step.text, step.stopped) == ("a\ufffdb", False)
+
+
+def test_a_stop_string_in_the_text_that_the_last_token_let_go_still_stops() -> None:
+    whole, half = ids_of("\u4e16"), ids_of("\u754c")[:2]
+    text = sequence("\u4e16")
+    step = text.feed([*ids_of("x"), *whole, *half], last=True)
+    assert (step.text, step.stopped) == ("x", True)
+
+
+def test_a_stop_token_drops_an_unfinished_character_before_it() -> None:
+    text = sequence()
+    step = text.feed([*ids_of("ok"), *ids_of("\u4e16")[:2], END], stop_token=True, last=True)
+    assert step.text == "ok"
+    assert step.used == text.tokens
+
+
+def test_at_the_end_held_text_comes_out_and_half_a_character_does_not() -> None:
+    text = sequence("xyz")
+    assert text.feed([*ids_of("ax"), *ids_of("\u4e16")[:1]]).text == "a"
+    assert text.feed([], last=True).text == "x"

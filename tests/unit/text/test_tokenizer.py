@@ -125,6 +125,9 @@ def test_the_vocabulary_size_may_be_in_text_config(tmp_path: Path) -> None:
         ("tokenizer_config.json", "[]", "must hold a JSON object"),
         ("tokenizer_config.json", "{", "not readable as JSON"),
         ("config.json", "{}", "vocab_size is missing"),
+        ("config.json", '{"vocab_size": "400"}', "vocab_size is missing"),
+        ("config.json", '{"text_config": null}', "vocab_size is missing"),
+        ("tokenizer.json", "{}", "tokenizer.json"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None, complaint: str) -> None:
@@ -144,3 +147,23 @@ def test_a_tokenizer_that_truncates_or_pads_is_told_not_to(tmp_path: Path) -> No
     rust.enable_padding(length=64)
     tokenizer = load(tmp_path, tokenizer=rust)
     assert 4 < len(tokenizer.encode("hello world, hello world")) < 64
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "tiny")
+    (directory / "tokenizer_config.json").write_bytes(b'{"bos_token": "\xff"}')
+    with pytest.raises(BadTokenizer, match=r"tokenizer_config\.json: not readable as JSON"):
+        Tokenizer.load(directory)
+
+
+@pytest.mark.parametrize("given", [5, None, ["<s>"], {"text": "<s>"}])
+def test_a_special_token_of_a_foreign_form_is_none(tmp_path: Path, given: object) -> None:
+    tokenizer = load(tmp_path, tokenizer_config={"bos_token": given, "add_bos_token": True})
+    assert tokenizer.bos_id is None
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+async def test_texts_encoded_together_keep_their_order_in_either_way(tokenizer: Tokenizer) -> None:
+    for length in (1, 2000):
+        texts = [f"{number} " * length for number in range(4)]
+        assert await tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]

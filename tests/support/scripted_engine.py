@@ -1,0 +1,139 @@
+"""The API process without an engine process: the test reads what the engine is told and answers for it."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from mamba_server import wire
+from mamba_server.api.admin import make_admin
+from mamba_server.api.api_keys import KeyFile
+from mamba_server.api.app import make_app
+from mamba_server.api.drain import Drain
+from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.api.serving import Serving, TextSide
+from mamba_server.settings import EngineSettings
+from mamba_server.text.chat_template import ChatTemplate
+from mamba_server.text.generation_defaults import GenerationDefaults
+from mamba_server.text.tokenizer import Tokenizer
+from tiny_model import TEMPLATE, byte_level_tokenizer
+
+TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})
+READY = wire.Ready(TOKENIZER.rust.get_vocab_size(), 128, (2,), {"strategy": "NoBuffer"})
+
+
+def ids_of(text: str) -> list[int]:
+    """Token ids of a text, without special ones."""
+    ids: list[int] = TOKENIZER.encoding(text).ids
+    return ids
+
+
+class ScriptedProcess:
+    """In the place of the engine process: keeps what is sent to it."""
+
+    def __init__(self) -> None:
+        self.sent: list[wire.ToEngine] = []
+        self.react: Callable[[wire.ToEngine], None] = lambda _: None
+
+    def send(self, message: wire.ToEngine) -> None:
+        self.sent.append(message)
+        self.react(message)
+
+
+class Engine:
+    """A ready `EngineClient` over a scripted process, and the words of the engine."""
+
+    def __init__(self, *, ready: bool = True) -> None:
+        self.process = ScriptedProcess()
+        self.client = EngineClient()
+        self.client._process = self.process  # type: ignore[assignment]
+        if ready:
+            self.client._route(READY)
+
+    def told(self, kind: type) -> list[Any]:
+        """The messages of one kind that the engine got."""
+        return [message for message in self.process.sent if isinstance(message, kind)]
+
+    @property
+    def requests(self) -> list[wire.AddRequest]:
+        return self.told(wire.AddRequest)
+
+    def has(self, count: int) -> bool:
+        """Whether it got so many requests."""
+        return len(self.requests) >= count
+
+    @property
+    def aborted(self) -> list[str]:
+        return [message.request_id for message in self.told(wire.AbortRequest)]
+
+    def says(self, *messages: wire.FromEngine) -> None:
+        """The engine sends."""
+        for message in messages:
+            self.client._route(message)
+
+    def delta(self, token_ids: Sequence[int] | str, *, of: int = 0, index: int = 0, **more: Any) -> None:
+        """New tokens for the `of`-th request the engine got."""
+        ids = ids_of(token_ids) if isinstance(token_ids, str) else list(token_ids)
+        delta = wire.SequenceDelta(self.requests[of].request_id, index, ids, **more)
+        self.says(wire.Outputs([delta]))
+
+    def rejects(self, status: int, code: str, *, of: int = 0, retry_after: float | None = None) -> None:
+        """The engine refuses the `of`-th request."""
+        request_id = self.requests[of].request_id
+        self.says(
+            wire.RequestRejected(request_id, status, "server_error", code, "the engine's words", retry_after)
+        )
+
+    def dies(self) -> None:
+        """The engine process ends."""
+        self.client._lose("the engine process was killed by signal 9")
+
+
+class Api:
+    """Both applications of a server over a scripted engine."""
+
+    def __init__(self, *, keys: KeyFile | None = None, token: KeyFile | None = None, **options: Any) -> None:
+        self.engine = Engine(ready=options.pop("ready", True))
+        template = options.pop("template", TEMPLATE)
+        self.registry = CollectorRegistry()
+        metrics = RequestMetrics(self.registry, "tiny")
+        settings = EngineSettings(model="tiny", max_waiting_requests=options.pop("waiting", 8), **options)
+        self.serving = Serving(settings, "tiny", self.engine.client, metrics, Drain())
+        made = None if template is None else ChatTemplate(template, TOKENIZER.special_tokens)
+        self.serving.text = TextSide(TOKENIZER, made, GenerationDefaults())
+        self._keys, self._token = keys, token
+
+    @cached_property
+    def app(self) -> ASGIApp:
+        """The public application."""
+        return make_app(self.serving, self.registry, self._keys)
+
+    @cached_property
+    def admin(self) -> ASGIApp:
+        """The admin application."""
+        return make_admin(self.serving, self._token)
+
+    def count(self, name: str, **labels: str) -> float:
+        """One sample; 0 when it is not there."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def answered(self) -> dict[tuple[str, str], float]:
+        """How many answers were counted, by route and status."""
+        return {
+            (sample.labels["route"], sample.labels["status"]): sample.value
+            for family in self.registry.collect()
+            for sample in family.samples
+            if sample.name == "mambaserve_http_requests_total"
+        }
+
+    def finished(self) -> dict[str, float]:
+        """Sequences that ended, by reason; reasons without any left out."""
+        reasons = ("stop", "length", "abort", "error")
+        counts = {
+            reason: self.count("mambaserve_requests_finished_total", model="tiny", reason=reason)
+            for reason in reasons
+        }
+        return {reason: count for reason, count in counts.items() if count}

@@ -1,0 +1,158 @@
+"""The endpoints that only tell, and the admin application, in every state of the engine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asgi import ask
+from eventually import until
+from mamba_server import wire
+from mamba_server.api.api_keys import KeyFile
+from mamba_server.api.engine_state import EngineState
+from mamba_server.api.errors import AdminTimeout, EngineLost
+from scripted_engine import READY, Api, Engine
+
+JSON = [("Content-Type", "application/json")]
+STATES = [
+    EngineState("loading", "loading: weights", "weights", 3, 10),
+    EngineState("restarting", "the engine process was killed by signal 9"),
+    EngineState("failed", "needs 12 GiB, has 8"),
+]
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.phase)
+@pytest.mark.parametrize("path", ["/readyz", "/health"])
+async def test_an_engine_that_is_not_ready_is_503_with_the_reason_and_how_far(
+    path: str, state: EngineState
+) -> None:
+    api = Api()
+    api.engine.client.state = state
+    asked = await ask(api.app, "GET", path).done()
+    assert asked.status == 503
+    assert (asked.json["status"], asked.json["reason"]) == (state.phase, state.reason)
+    assert (asked.json["stage"], asked.json["done"], asked.json["total"]) == (
+        state.stage,
+        state.done,
+        state.total,
+    )
+    assert int(asked.headers["retry-after"]) >= 1
+    assert (await ask(api.app, "GET", "/livez").done()).status == 200
+
+
+async def test_a_drain_hides_every_other_state() -> None:
+    api = Api(ready=False)
+    api.serving.drain.draining = True
+    asked = await ask(api.app, "GET", "/readyz").done()
+    assert (asked.status, asked.json["status"]) == (503, "draining")
+    assert asked.json["reason"] == "draining: 0 requests are finishing"
+
+
+async def test_the_model_is_listed_before_it_is_loaded_and_its_length_after() -> None:
+    api = Api(ready=False)
+    [card] = (await ask(api.app, "GET", "/v1/models").done()).json["data"]
+    assert (card["id"], card["max_model_len"]) == ("tiny", None)
+    api.engine.says(READY)
+    assert (await ask(api.app, "GET", "/v1/models/tiny").done()).json["max_model_len"] == 128
+
+
+@pytest.mark.parametrize("name", ["other", "tiny/", "TINY", "x" * 5000])
+async def test_a_model_that_is_not_served_is_not_found_and_not_echoed_at_length(name: str) -> None:
+    asked = await ask(Api().app, "GET", f"/v1/models/{name}").done()
+    assert (asked.status, asked.error["code"], asked.error["param"]) == (404, "model_not_found", "model")
+    assert len(asked.body) < 500
+
+
+async def test_keys_guard_what_is_below_v1_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("key-1\n")
+    api = Api(keys=KeyFile(str(tmp_path / "keys"), "api_key_file"))
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/v1/made/up")):
+        assert (await ask(api.app, method, path).done()).status == 401
+    for path in ("/livez", "/readyz", "/metrics", "/version", "/openapi.json"):
+        assert (await ask(api.app, "GET", path).done()).status == 200
+    allowed = await ask(api.app, "GET", "/v1/models", headers=[("AUTHORIZATION", "BEARER key-1")]).done()
+    assert allowed.status == 200
+
+
+async def admin(api: Api, method: str, path: str, body: Any = b"", **more: Any) -> Any:
+    return await ask(api.admin, method, f"/admin/{path}", body, **{"headers": JSON, **more}).done()
+
+
+async def test_draining_twice_is_draining_once_and_undraining_ends_it() -> None:
+    api = Api()
+    for _ in range(2):
+        assert (await admin(api, "POST", "drain")).json == {"draining": True, "underWay": 0}
+    for _ in range(2):
+        assert (await admin(api, "POST", "undrain")).json == {"draining": False, "underWay": 0}
+    assert (await ask(api.app, "GET", "/readyz").done()).status == 200
+
+
+async def test_a_drain_needs_no_engine_and_an_operation_on_it_does() -> None:
+    api = Api(ready=False)
+    assert (await admin(api, "POST", "drain")).status == 200
+    refused = await admin(api, "GET", "plan")
+    assert (refused.status, refused.error["code"]) == (503, "not_ready")
+    assert "retry-after" in refused.headers
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, ["NoBuffer"]), (400, []), (409, [])])
+async def test_a_strategy_is_in_force_only_when_the_engine_agreed(status: int, told: list[str]) -> None:
+    api = Api()
+    heard: list[str] = []
+    api.serving.on_strategy = heard.append
+    api.engine.process.react = lambda message: api.engine.says(
+        wire.AdminReply(message.call_id, status, {"said": message.body})  # type: ignore[union-attr]
+    )
+    answer = await admin(api, "PUT", "strategy", {"strategy": "NoBuffer"})
+    assert (answer.status, answer.json) == (status, {"said": {"strategy": "NoBuffer"}})
+    assert heard == told
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 401),
+        ([("Authorization", "Bearer wrong")], 401),
+        ([("Authorization", "Bearer t-1"), ("Origin", "http://evil.example")], 200),
+        ([("authorization", "bearer t-1")], 200),
+    ],
+)
+async def test_with_a_token_it_alone_decides(
+    headers: list[tuple[str, str]], status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("t-1\n")
+    api = Api(token=KeyFile(str(tmp_path / "token"), "admin_token_file"))
+    assert (await admin(api, "POST", "drain", headers=headers)).status == status
+    assert api.serving.drain.draining == (status == 200)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", ""])
+async def test_without_a_token_no_page_in_a_browser_may_drain(origin: str) -> None:
+    api = Api()
+    refused = await admin(api, "POST", "drain", headers=[("ORIGIN", origin)])
+    assert (refused.status, refused.error["code"]) == (403, "forbidden")
+    assert not api.serving.drain.draining
+
+
+async def test_an_operation_the_engine_does_not_answer_is_given_up_and_its_late_reply_dropped() -> None:
+    engine = Engine()
+    with pytest.raises(AdminTimeout, match=r"'plan' within 0\.02 s") as caught:
+        await engine.client.admin("plan", {}, timeout=0.02)
+    assert (caught.value.status, caught.value.code) == (504, "engine_timeout")
+    [call] = engine.told(wire.AdminCall)
+    engine.says(wire.AdminReply(call.call_id, 200, {"late": True}))
+    engine.process.react = lambda message: engine.says(
+        wire.AdminReply(message.call_id, 200, {"of": message.call_id})  # type: ignore[union-attr]
+    )
+    reply = await engine.client.admin("ledger", {})
+    assert reply.body == {"of": call.call_id + 1}
+
+
+async def test_the_end_of_the_engine_ends_an_operation_under_way() -> None:
+    api = Api()
+    asked = ask(api.admin, "GET", "/admin/ledger")
+    await until(lambda: api.engine.told(wire.AdminCall))
+    api.engine.dies()
+    await asked.done()
+    assert (asked.status, asked.error["code"]) == (503, EngineLost.code)
+    assert "signal 9" in asked.error["message"]

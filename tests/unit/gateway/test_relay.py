@@ -1,0 +1,312 @@
+"""The relay before engines that speak raw bytes: broken, late, odd and vanishing ones."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import pytest
+
+from eventually import until
+from mamba_gateway.endpoints import Report
+from mamba_gateway.errors import GatewayError, NoEndpoint, UpstreamDied, UpstreamSilent
+from mamba_gateway.headers import to_engine
+from mamba_gateway.relay import Truncated
+from mamba_gateway.upstream import LARGE, Call
+from raw_engine import KEPT, OK, SSE, RawEngine, says
+
+Streets = Callable[..., Any]
+
+
+async def refusing_port() -> str:
+    """The URL of a port where nobody listens."""
+    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await server.wait_closed()
+    return url
+
+
+BROKEN_BEFORE_THE_FIRST_BYTE = {
+    "nothing at all": says(),
+    "half a status line": says(b"HTTP/1.1 20"),
+    "half of the headers": says(b"HTTP/1.1 200 OK\r\nContent-Type: text/ev"),
+    "no HTTP": says(b"SSH-2.0-OpenSSH_9.9\r\n"),
+    "a foreign version": says(b"HTTP/9.9 200 Fine\r\n\r\n"),
+    "a status that is no number": says(b"HTTP/1.1 OK 200\r\n\r\n"),
+    "headers beyond every limit": says(b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 70_000 + b"\r\n\r\n"),
+    "headers and no body": says(SSE + b"Content-Length: 10\r\n\r\n"),
+    "headers and no chunk": says(SSE + b"Transfer-Encoding: chunked\r\n\r\n"),
+    "a chunk that is no chunk": says(SSE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_BEFORE_THE_FIRST_BYTE)
+async def test_an_answer_that_breaks_before_its_first_byte_is_asked_for_elsewhere(
+    how: str, street: Streets
+) -> None:
+    async with RawEngine(BROKEN_BEFORE_THE_FIRST_BYTE[how]) as bad, RawEngine(says(OK)) as good:
+        made = street()
+        made.engines(bad.url, good.url)
+        await made.run()
+        assert (made.status, made.body) == (200, b"{}")
+        assert [len(bad.requests), len(good.requests)] == [1, 1]
+        assert good.requests[0][1] == b'{"model": "m"}'
+        assert made.in_flight == [0, 0]
+        assert made.count("retries_total", reason="died") == 1
+
+
+@pytest.mark.parametrize("how", BROKEN_BEFORE_THE_FIRST_BYTE)
+async def test_with_no_other_engine_it_is_502_at_once_and_nothing_was_sent(how: str, street: Streets) -> None:
+    async with RawEngine(BROKEN_BEFORE_THE_FIRST_BYTE[how]) as bad:
+        made = street(hold_timeout=30, max_attempts=1)
+        made.engines(bad.url)
+        with pytest.raises(UpstreamDied, match="before it answered"):
+            await made.run()
+        assert made.sent == []
+        assert made.in_flight == [0]
+
+
+async def test_the_only_engine_that_died_is_not_tried_again_though_it_came_back(street: Streets) -> None:
+    async with RawEngine(says()) as bad:
+        made = street(hold_timeout=30)
+        made.engines(bad.url)
+        asking = asyncio.create_task(made.run())
+        await until(lambda: made.count("retries_total", reason="died"))
+        made.pool.report(bad.url, Report(ready=True))
+        with pytest.raises(UpstreamDied):
+            await asyncio.wait_for(asking, 2)
+        assert len(bad.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/event-stream", "TEXT/Event-Stream", "text/event-stream; charset=utf-8"]
+)
+@pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 900\r\n\r\n"])
+async def test_a_stream_that_breaks_after_its_first_byte_ends_in_an_error_event_and_is_not_repeated(
+    content_type: str, framing: bytes, street: Streets
+) -> None:
+    data = b'data: {"n": 1}\n\ndata: {"ha'
+    chunk = b"%x\r\n%s\r\n" % (len(data), data) if b"chunked" in framing else data
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: " + content_type.encode() + b"\r\n" + framing
+    async with RawEngine(says(head + chunk)) as bad, RawEngine(says(OK)) as good:
+        made = street()
+        made.engines(bad.url, good.url)
+        await made.run()
+        first, error, rest = made.body.split(b"\n\n")
+        assert (first, rest) == (b'data: {"n": 1}', b"")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_died"
+        assert made.sent[-1]["more_body"] is False
+        assert b"content-length" not in made.headers
+        assert good.requests == []
+        assert made.count("broken_streams_total") == 1
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json", "text/plain", "text/event-streams"])
+async def test_any_other_answer_that_breaks_is_left_unfinished(
+    content_type: str | None, street: Streets
+) -> None:
+    typed = f"Content-Type: {content_type}\r\n".encode() if content_type else b""
+    async with RawEngine(says(b"HTTP/1.1 200 OK\r\n" + typed + b"Content-Length: 99\r\n\r\n{")) as bad:
+        made = street()
+        made.engines(bad.url)
+        with pytest.raises(Truncated):
+            await made.run()
+        assert made.body == b"{"
+        assert all(message.get("more_body", True) for message in made.sent)
+        assert made.in_flight == [0]
+
+
+async def test_a_silent_engine_is_given_up_without_asking_another(street: Streets) -> None:
+    async with RawEngine(says(hold=True)) as mute, RawEngine(says(OK)) as good:
+        made = street()
+        made.engines(mute.url, good.url)
+        with pytest.raises(UpstreamSilent):
+            await made.run()
+        assert good.requests == []
+        assert made.in_flight == [0, 0]
+        await asyncio.wait_for(mute.left.wait(), 2)
+
+
+async def test_a_stream_that_falls_silent_says_so_in_its_last_event(street: Streets) -> None:
+    async with RawEngine(says(SSE + b"\r\n", b"data: 1\n\n", hold=True)) as mute:
+        made = street()
+        made.engines(mute.url)
+        await made.run()
+        assert made.body.startswith(b"data: 1\n\n")
+        assert b'"upstream_silent"' in made.body
+        await asyncio.wait_for(mute.left.wait(), 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 307 Go\r\nLocation: /admin/drain\r\nContent-Length: 2\r\n\r\nno", 307, b"no"),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\noops", 500, b"oops"),
+        (b"HTTP/1.1 429 Later\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n", 429, b""),
+        (b"HTTP/1.0 200 OK\r\n\r\nuntil the end", 200, b"until the end"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x=y\r\na\r\n0\r\nT: 1\r\n\r\n", 200, b"a"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK, 200, b"{}"),
+    ],
+)
+async def test_unusual_answers_are_passed_on_as_they_are(
+    answer: bytes, status: int, body: bytes, street: Streets
+) -> None:
+    async with RawEngine(says(answer)) as engine:
+        made = street()
+        made.engines(engine.url)
+        await made.run()
+        assert (made.status, made.body) == (status, body)
+        assert made.sent[-1]["more_body"] is False
+        assert len(engine.requests) == 1
+
+
+async def test_path_and_query_reach_the_engine_byte_for_byte(street: Streets) -> None:
+    async with RawEngine(says(OK)) as engine:
+        made = street()
+        made.engines(engine.url)
+        await made.run(Call("/v1/completions", "a=%2F%20&b=+&c=%C3%A9&&d", [], b"{}"))
+        assert engine.requests[0][0].startswith(b"POST /v1/completions?a=%2F%20&b=+&c=%C3%A9&&d HTTP/1.1\r\n")
+
+
+async def test_a_large_body_is_sent_whole_again_after_an_engine_died_on_it(street: Streets) -> None:
+    body = bytes(range(256)) * (LARGE // 128)
+
+    async with RawEngine(says()) as bad, RawEngine(says(OK)) as good:
+        made = street()
+        made.engines(bad.url, good.url)
+        await made.run(Call("/v1/completions", "", [], body))
+        assert made.status == 200
+        assert [request[1] == body for request in (*bad.requests, *good.requests)] == [True, True]
+
+
+async def test_unreachable_engines_are_passed_over_as_often_as_allowed(street: Streets) -> None:
+    nowhere = [await refusing_port() for _ in range(3)]
+    async with RawEngine(says(OK)) as good:
+        made = street(max_attempts=4)
+        made.engines(*nowhere, good.url)
+        await made.run()
+        assert made.status == 200
+        assert made.count("retries_total", reason="unreachable") == 3
+        made = street(max_attempts=3)
+        made.engines(*nowhere, good.url)
+        with pytest.raises(NoEndpoint, match="could be reached") as caught:
+            await made.run()
+        assert caught.value.retry_after == 2
+        assert made.in_flight == [0, 0, 0, 0]
+
+
+async def test_an_engine_that_did_not_answer_the_call_is_not_chosen_before_its_next_good_report(
+    street: Streets,
+) -> None:
+    nowhere = await refusing_port()
+    async with RawEngine(says(OK)) as good:
+        made = street()
+        made.engines(nowhere, good.url)
+        await made.run()
+        await made.run()
+        assert made.count("retries_total", reason="unreachable") == 1
+        assert "Connect" in made.pool.reasons()[nowhere.removeprefix("http://")]
+
+
+async def test_a_connection_that_the_engine_closed_while_it_was_idle_is_not_used_again(
+    street: Streets,
+) -> None:
+    async with RawEngine(says(KEPT)) as engine:
+        made = street()
+        made.engines(engine.url)
+        for _ in range(3):
+            await made.run()
+            await asyncio.sleep(0.05)
+        assert len(engine.requests) == 3
+        assert made.count("retries_total", reason="died") == 0
+
+
+async def test_an_endpoint_that_is_removed_in_the_middle_of_a_stream_finishes_it(street: Streets) -> None:
+    gate = asyncio.Event()
+
+    async def speech(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE + b"\r\ndata: 1\n\n")
+        await gate.wait()
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+
+    async with RawEngine(speech) as engine:
+        made = street()
+        made.engines(engine.url)
+        asking = asyncio.create_task(made.run())
+        await until(lambda: made.body)
+        assert made.in_flight == [1]
+        made.pool.set_targets(())
+        made.engines(engine.url)
+        gate.set()
+        await asyncio.wait_for(asking, 2)
+        assert made.body == b"data: 1\n\ndata: [DONE]\n\n"
+        assert made.in_flight == [0]
+
+
+@pytest.mark.parametrize("said", [(), (SSE + b"\r\n",), (SSE + b"\r\ndata: 1\n\n",)], ids=len)
+async def test_a_cancelled_request_closes_the_engine_s_connection_whatever_had_come(
+    said: Iterable[bytes], street: Streets
+) -> None:
+    async with RawEngine(says(*said, hold=True)) as engine:
+        made = street()
+        made.engines(engine.url)
+        asking = asyncio.create_task(made.run())
+        await until(lambda: engine.requests)
+        await asyncio.sleep(0.03)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.wait_for(engine.left.wait(), 1)
+        assert made.in_flight == [0]
+        assert b"error" not in made.body
+
+
+async def test_a_stream_cut_at_the_end_of_a_drain_ends_in_an_event_that_says_so(street: Streets) -> None:
+    async with RawEngine(says(SSE + b"\r\ndata: 1\n\ndata: 2", hold=True)) as engine:
+        made = street()
+        made.engines(engine.url)
+        asking = asyncio.create_task(made.run())
+        await until(lambda: made.body)
+        made.relay.cutting = True
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        first, error, _ = made.body.split(b"\n\n")
+        assert first == b"data: 1"
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "draining"
+
+
+async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(street: Streets) -> None:
+    rng = Random(8)
+
+    async def any_speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kinds = [*BROKEN_BEFORE_THE_FIRST_BYTE.values(), says(OK), says(SSE + b"\r\ndata: 1\n\n")]
+        await rng.choice(kinds)(reader, writer)
+
+    async with RawEngine(any_speech) as one, RawEngine(any_speech) as two:
+        made = street(hold_timeout=0.05)
+        made.engines(one.url, two.url)
+
+        async def visit() -> None:
+            with contextlib.suppress(GatewayError, Truncated, TimeoutError):
+                async with asyncio.timeout(rng.uniform(0.001, 0.2)):
+                    await made.run()
+
+        for _ in range(4):
+            made.engines(one.url, two.url)
+            await asyncio.gather(*(visit() for _ in range(25)))
+        assert made.in_flight == [0, 0]
+        assert made.count("held") == 0
+
+
+@pytest.mark.parametrize("value", ["caf\u00e9 \u4e16".encode(), b"plain", b'"quoted", a;b=c'])
+async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, street: Streets) -> None:
+    async with RawEngine(says(OK)) as engine:
+        made = street()
+        made.engines(engine.url)
+        headers = to_engine([(b"x-user", value)], b"id-1", b"trace")
+        await made.run(Call("/v1/completions", "", headers, b"{}"))
+        assert b"x-user: " + value + b"\r\n" in engine.requests[0][0]

@@ -1,0 +1,164 @@
+"""The serving process in one loop: sockets, the ready line's URL, and how a drain ends."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from eventually import until
+from mamba_gateway.server import listen, serve, url_of
+from mamba_gateway.settings import GatewaySettings
+from raw_engine import OK, RawEngine, says
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n"
+BODY = b'{"model":"m"}'
+LOADING = b"HTTP/1.1 503 Loading\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Running:
+    """A gateway under way."""
+
+    def __init__(self, url: str, stop: asyncio.Event, task: "asyncio.Task[int]") -> None:
+        self.url, self.stop, self.task = url, stop, task
+
+    async def connect(self, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
+        writer.writelines(parts)
+        await writer.drain()
+        return reader, writer
+
+    async def ended(self, seconds: float = 8.0) -> int:
+        """Stop it; its exit code."""
+        self.stop.set()
+        async with asyncio.timeout(seconds):
+            return await self.task
+
+
+Start = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Start]:
+    """`await gateway(drain_timeout=0.1)`: before an engine that is never ready unless `backend` is given."""
+    made: list[Running] = []
+
+    async def start(**options: Any) -> Running:
+        defaults = {"backend": ("http://127.0.0.1:9",), "port": 0, "hold_timeout": 30, "probe_interval": 0.05}
+        where: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        settings = GatewaySettings(**{**defaults, **options})
+        task = asyncio.create_task(serve(settings, where.set_result, stop=stop, rng=Random(7)))
+        made.append(Running(await asyncio.wait_for(where, 5), stop, task))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop.set()
+        await asyncio.gather(one.task, return_exceptions=True)
+
+
+async def status_of(reader: asyncio.StreamReader) -> int:
+    async with asyncio.timeout(5):
+        return int((await reader.readline()).split()[1])
+
+
+async def test_a_drain_of_an_idle_gateway_ends_at_once_with_0(gateway: Start) -> None:
+    one = await gateway(drain_timeout=60)
+    begin = time.monotonic()
+    assert await one.ended() == 0
+    assert time.monotonic() - begin < 2
+
+
+async def test_an_idle_connection_does_not_hold_up_a_drain(gateway: Start) -> None:
+    one = await gateway(drain_timeout=60)
+    reader, writer = await one.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await status_of(reader) == 200
+    silent_reader, silent = await one.connect()
+    assert await one.ended(3) == 0
+    assert await asyncio.wait_for(silent_reader.read(), 2) == b""
+    for each in (writer, silent):
+        each.close()
+
+
+async def test_a_held_request_is_told_when_the_drain_is_over_and_so_is_the_caller(
+    gateway: Start,
+) -> None:
+    one = await gateway(drain_timeout=0.1)
+    reader, writer = await one.connect(HEAD, BODY)
+    await asyncio.sleep(0.1)
+    assert await one.ended() == 1
+    assert await status_of(reader) == 503
+    assert b'"draining"' in await reader.read()
+    writer.close()
+
+
+async def test_a_client_that_still_sends_at_the_end_of_the_drain_is_told_and_counts_as_cut(
+    gateway: Start,
+) -> None:
+    one = await gateway(drain_timeout=0.1)
+    reader, writer = await one.connect(HEAD, BODY[:5])
+    await asyncio.sleep(0.05)
+    begin = time.monotonic()
+    assert await one.ended() == 1
+    assert time.monotonic() - begin < 3
+    assert await status_of(reader) == 503
+    assert b'"draining"' in await reader.read()
+    writer.close()
+
+
+async def test_a_held_request_that_finds_its_engine_while_draining_is_answered(gateway: Start) -> None:
+    loaded = asyncio.Event()
+
+    async def speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await says(OK if loaded.is_set() else LOADING)(reader, writer)
+
+    async with RawEngine(speech) as engine:
+        one = await gateway(backend=(engine.url,), drain_timeout=20)
+        reader, writer = await one.connect(HEAD, BODY)
+        await asyncio.sleep(0.05)
+        one.stop.set()
+        await asyncio.sleep(0.05)
+        refused, other = await one.connect(HEAD, BODY)
+        assert await status_of(refused) == 503
+        loaded.set()
+        assert await status_of(reader) == 200
+        assert await one.ended() == 0
+        for each in (writer, other):
+            each.close()
+
+
+async def test_a_stop_before_the_engines_were_looked_at_does_not_wait_for_them() -> None:
+    async with RawEngine(says(hold=True)) as mute:
+        settings = GatewaySettings(backend=(mute.url,), port=0, probe_timeout=60)
+        stop = asyncio.Event()
+        told: list[str] = []
+        task = asyncio.create_task(serve(settings, told.append, stop=stop))
+        await until(lambda: mute.requests)
+        assert told == []
+        begin = time.monotonic()
+        stop.set()
+        assert await asyncio.wait_for(task, 8) == 0
+        assert time.monotonic() - begin < 2
+
+
+async def test_an_address_that_is_taken_is_an_error_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = GatewaySettings(backend=("http://127.0.0.1:9",), port=taken.getsockname()[1])
+        with pytest.raises(OSError, match="in use"):
+            await serve(settings, lambda _: None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_url_of_a_socket_can_be_opened(host: str) -> None:
+    try:
+        bound = listen(host, 0)
+    except OSError:
+        pytest.skip(f"{host} is not an address of this machine")
+    with bound:
+        shown = f"[{host}]" if ":" in host else host
+        assert url_of(bound) == f"http://{shown}:{bound.getsockname()[1]}"
+        socket.create_connection(bound.getsockname()[:2], timeout=1).close()
