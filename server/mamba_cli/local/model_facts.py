@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from mamba_api.model_uri import ModelUri, parse_model_uri
 from mamba_cli.errors import InvalidInput, RunFailed
@@ -65,7 +66,7 @@ def local_uri(uri: str, where: Path) -> str:
     """The URI as this machine reads it: `file://./x` and `file://../x` start at the file `where`."""
     parsed = parse_model_uri(uri)
     if parsed.scheme == "file" and parsed.path.startswith((".", "..")):
-        return str((where.resolve().parent / parsed.path).resolve())
+        return str((where.resolve().parent / unquote(parsed.path)).resolve())
     return uri
 
 
@@ -75,7 +76,9 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
     try:
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
         total = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]) if index else 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(config, dict):
+            raise TypeError("config.json must hold a JSON object")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFailed(f"{text}: what the Hub sent cannot be read: {error!r}") from error
     size = None
     try:
