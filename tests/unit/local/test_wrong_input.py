@@ -2,7 +2,6 @@
 
 import io
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mamba_cli.local.devices import gpu_memory
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.model_facts import facts_of_model, local_uri
 from mamba_cli.local.planning import PlanFlags, plan_directory
-from mamba_cli.local.ports import free_ports, front_ports
+from mamba_cli.local.ports import front_ports
 from mamba_cli.local.sizes import size_option
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
@@ -148,16 +147,9 @@ def test_an_empty_host_does_not_open_the_endpoint_to_everybody(file: Path, port:
         up(file, host="", port=port)
 
 
-def test_the_first_of_several_ports_that_is_taken_is_named() -> None:
-    with socket.socket() as taken:
-        [port] = free_ports(1)
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        with pytest.raises(RunFailed, match=rf"port {port} of 127\.0\.0\.1 is taken: .* another --port"):
-            front_ports("127.0.0.1", port - 1, 3)
-
-
-@pytest.mark.parametrize("text", ["", " ", "80 Gi", "-5Gi", "1e400", "٣Gi", "80GiB", "0x10", "nan", "Gi"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "80 Gi", "-5Gi", "1e400", "\u0663Gi", "80GiB", "0x10", "nan", "Gi"]
+)
 def test_a_size_that_is_none_names_its_option(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"^--device-memory: "):
         size_option("--device-memory", text)
