@@ -96,7 +96,7 @@ def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path 
         import logging
 
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise RunFailed(
             f"{text}: reading from the Hub needs the package huggingface-hub: install mambaserve[server] or "
@@ -108,11 +108,13 @@ def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path 
         return Path(cached)
     try:
         return Path(hf_hub_download(uri.name, name, revision=uri.revision))
-    except EntryNotFoundError as error:
-        if not needed:
-            return None
-        raise RunFailed(f"{text}: the Hub has no {name} there") from error
     except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        # The local kind means that the Hub was not reached, and is one of the others by inheritance.
+        absent = isinstance(error, EntryNotFoundError)
+        if absent and not needed:
+            return None
+        if absent and not isinstance(error, LocalEntryNotFoundError):
+            raise RunFailed(f"{text}: the Hub has no {name} there") from error
         raise RunFailed(
             f"{text}: {name} cannot be had from the Hub ({type(error).__name__}): check the name and the "
             "network, or give spec.model.config in the file"

@@ -1,102 +1,22 @@
-"""Models from a Hub, here a small HTTP server that speaks its API: what is fetched, shown and refused."""
+"""Models from a Hub: what is fetched, shown, kept and refused."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from mamba_server.model.errors import DownloadFailed, InvalidSource, SourceNotFound
 from mamba_server.model.source import resolve
+from small_hub import Hub, point_at, small_hub
 
-COMMIT = "0" * 39 + "1"
 WEIGHTS = bytes(300_000)
-
-
-@dataclass
-class Hub:
-    """One model, `owner/name`, with its files. `refuse`: status and error code of every answer instead."""
-
-    url: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    refuse: tuple[int, str] | None = None
-    cut: str = ""
-    """A file whose body ends half way."""
-    served: list[str] = field(default_factory=list)
-    """Files whose content was sent."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    hub: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.reply()
-
-    def do_GET(self) -> None:
-        self.reply()
-
-    def reply(self) -> None:
-        hub = self.hub
-        if hub.refuse is not None:
-            status, code = hub.refuse
-            self.send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "told so"})
-        elif self.path.startswith("/api/models/owner/name"):
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in hub.files.items()]
-            tree = [{"type": "file", "path": name, "size": len(data), "oid": digest(data)}
-                    for name, data in hub.files.items()]  # fmt: skip
-            about = {"id": "owner/name", "sha": COMMIT, "siblings": siblings}
-            self.send(200, json.dumps(tree if "/tree/" in self.path else about).encode())
-        else:
-            name = self.path.rpartition(f"/{COMMIT}/")[2]
-            data = hub.files[name]
-            if self.command == "GET":
-                hub.served.append(name)
-            self.send(200, data, {"ETag": f'"{digest(data)}"', "X-Repo-Commit": COMMIT}, cut=name == hub.cut)
-
-    def send(self, status: int, data: bytes, more: dict[str, str] | None = None, cut: bool = False) -> None:
-        self.send_response(status)
-        for key, value in {"Content-Length": str(len(data)), **(more or {})}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data[: len(data) // 2] if cut else data)
-            self.close_connection = cut
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    found = Hub(files={"config.json": b"{}", "model.safetensors": WEIGHTS})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": found}))
-    server.daemon_threads = True
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    found.url = f"http://127.0.0.1:{server.server_address[1]}"
-    point_at(monkeypatch, found.url)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """What HF_ENDPOINT sets, which the client reads once per process."""
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    files = {"config.json": b"{}", "model.safetensors": WEIGHTS}
+    with small_hub(monkeypatch, str(tmp_path / "cache"), files) as found:
+        yield found
 
 
 Call = tuple[str, int, int]
