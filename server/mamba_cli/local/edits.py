@@ -27,8 +27,15 @@ class Edits:
         self._reload = reload
         self._replan = replan
 
-    async def take_over(self, http: aiohttp.ClientSession) -> list[str]:
-        """Lines that say what changed and what became of it. An invalid file changes nothing."""
+    async def take_over(self, http: aiohttp.ClientSession) -> tuple[list[str], list[Unit]]:
+        """Lines that say what changed and what became of it, and the units as they start from now on.
+
+        An invalid file changes nothing.
+        """
+        lines = await self._take_over(http)
+        return lines, list(self._units.values())
+
+    async def _take_over(self, http: aiohttp.ClientSession) -> list[str]:
         try:
             loaded = self._reload()
         except CliError as error:
@@ -67,6 +74,8 @@ class Edits:
         problem = await put_strategy(http, unit.admin_url, strategy, interval)
         if problem:
             return f"{unit.name}: strategy {strategy} was not taken over: {problem}", False
+        # An engine that dies comes back with what it was told, not with what it was started with.
+        self._units[unit.name] = unit.with_strategy(strategy, interval)
         return (
             f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, without a restart",
             True,

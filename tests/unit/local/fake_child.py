@@ -79,6 +79,7 @@ def end(*_: object) -> None:
 
 
 journal("started")
+journal(f"runs={options.get('--strategy')}")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else end)
 if "exit" in words:
     print(f"fake {kind}: cannot go on", flush=True)

@@ -71,8 +71,8 @@ class File:
 
     def __init__(self, engine: Engine, *objects: LoadedDeployment, replan: Replan = replan) -> None:
         self.objects: list[LoadedDeployment] | InvalidInput = list(objects)
-        units = [self._unit(each, engine) for each in objects if each.deployment.spec.mode == "Active"]
-        self._edits = Edits(units, list(objects), self._read, replan)
+        self.units = [self._unit(each, engine) for each in objects if each.deployment.spec.mode == "Active"]
+        self._edits = Edits(self.units, list(objects), self._read, replan)
 
     @staticmethod
     def _unit(each: LoadedDeployment, engine: Engine) -> Unit:
@@ -95,7 +95,12 @@ class File:
 
     async def look(self) -> list[str]:
         async with aiohttp.ClientSession() as http:
-            return await self._edits.take_over(http)
+            lines, self.units = await self._edits.take_over(http)
+        return lines
+
+    def starts_with(self, option: str) -> list[str]:
+        """What each engine would be given for `option` if it were started now."""
+        return [unit.engine_argv[unit.engine_argv.index(option) + 1] for unit in self.units]
 
 
 def cached(**fields: Any) -> LoadedDeployment:
@@ -107,6 +112,24 @@ async def test_strategy_and_interval_go_to_the_engine_at_once(engine: Engine) ->
     lines = await file.edit(cached(strategy="NoBuffer", trackInterval=512))
     assert engine.taken == [{"strategy": "NoBuffer", "trackInterval": 512}]
     assert lines == ["one: now runs NoBuffer with a checkpoint every 512 tokens, without a restart"]
+
+
+async def test_an_engine_that_is_started_again_begins_with_what_it_was_told(engine: Engine) -> None:
+    file = File(engine, loaded(), loaded("two"))
+    before = [file.starts_with("--strategy")[1], file.starts_with("--track-interval")[1]]
+    await file.edit(cached(strategy="ExtraBuffer", trackInterval=512), loaded("two"))
+    assert file.starts_with("--strategy") == ["ExtraBuffer", before[0]]
+    assert file.starts_with("--track-interval") == ["512", before[1]]
+    engine.refusals = [(409, "no")]
+    await file.edit(cached(strategy="NoBuffer"), loaded("two"))
+    assert file.starts_with("--strategy")[0] == "ExtraBuffer"
+
+
+async def test_extra_arguments_keep_the_last_word_after_an_edit(engine: Engine) -> None:
+    extra = {"extraArgs": ["--strategy", "ExtraBuffer"]}
+    file = File(engine, loaded(engine=extra))
+    await file.edit(loaded(engine=extra, stateCache={"strategy": "NoBuffer"}))
+    assert file.units[0].engine_argv[-2:] == ("--strategy", "ExtraBuffer")
 
 
 async def test_auto_is_sent_as_the_strategy_that_the_planner_chose(engine: Engine) -> None:

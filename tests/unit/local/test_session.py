@@ -78,6 +78,9 @@ class Bench:
 
         Thread(target=wait, daemon=True).start()
 
+    def pid(self, kind: str) -> int:
+        return next(int(line.split()[-1]) for line in self.journal if line.startswith(f"{kind} started"))
+
     def events(self, kind: str, what: str) -> int:
         return sum(line.startswith(f"{kind} {what}") for line in self.journal)
 
@@ -283,6 +286,17 @@ def test_an_engine_that_dies_after_it_was_ready_comes_back_behind_the_same_gatew
     assert "one-engine ended with code 17: restart in 0.5 s" in bench.text
     assert f"all of it: {bench.logs / 'one-engine.log'}" in bench.text
     assert bench.events("gateway", "started") == 1
+
+
+def test_a_strategy_taken_over_while_it_ran_outlives_the_engine(bench: Bench) -> None:
+    edited = deployment(stateCache={"strategy": "ExtraBuffer"})
+    bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text(edited) and None)
+    bench.when(
+        lambda: "now runs ExtraBuffer" in bench.text, lambda: os.kill(bench.pid("serve"), signal.SIGKILL)
+    )
+    bench.when(lambda: bench.events("serve", "runs=") == 2, interrupt)
+    assert bench.up() == 0
+    assert bench.events("serve", "runs=NoBuffer") == bench.events("serve", "runs=ExtraBuffer") == 1
 
 
 def test_a_demo_that_gets_no_answer_drains_and_ends_with_1(
