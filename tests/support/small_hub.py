@@ -86,6 +86,7 @@ def small_hub(monkeypatch: pytest.MonkeyPatch, cache: str, files: dict[str, byte
     point_at(monkeypatch, found.url)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", cache)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     try:
         yield found
     finally:

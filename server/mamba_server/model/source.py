@@ -57,6 +57,8 @@ def display_name(uri: str) -> str:
     """Last part of the URI, without a revision: the model's name in the API unless told otherwise."""
     scheme, rest = _split(uri)
     name = rest.rstrip("/").rsplit("/", 1)[-1]
+    if name in (".", ".."):
+        return Path(rest).resolve().name
     return name.split("@", 1)[0] if scheme == "hf" else name
 
 

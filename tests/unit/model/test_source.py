@@ -114,6 +114,23 @@ def test_names_shown_in_the_api_are_the_last_part_of_the_uri() -> None:
     assert display_name("builtin://tiny") == "tiny"
 
 
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [(".", "some model"), ("./", "some model"), ("../some model/.", "some model"), ("..", "parent")],
+)
+def test_the_directory_one_stands_in_has_its_own_name(
+    model: Path, monkeypatch: pytest.MonkeyPatch, uri: str, name: str
+) -> None:
+    monkeypatch.chdir(model)
+    assert display_name(uri) == (model.parent.name if name == "parent" else name)
+
+
+@pytest.mark.parametrize("uri", ["", "  ", "s3://a/b", "file://host/m"])
+def test_a_name_is_not_made_of_what_is_no_uri(uri: str) -> None:
+    with pytest.raises(InvalidSource):
+        display_name(uri)
+
+
 def test_finding_a_model_loads_neither_torch_nor_the_hub_client(model: Path) -> None:
     code = (
         "import sys; from mamba_server.model.source import resolve; resolve(sys.argv[1]);"
