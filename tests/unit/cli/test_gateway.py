@@ -110,8 +110,8 @@ def test_all_wrong_options_are_named_at_once(gateway: Run) -> None:
     [
         (OSError(errno.EADDRINUSE, "Address already in use"), 1, "cannot serve at 127.0.0.1:8000: "),
         (ValueError("keys: no key in it"), 2, "keys: no key in it"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "keys"), 2, "--api-key-file: keys: No such file"),
-        (PermissionError(errno.EACCES, "Permission denied", "keys"), 2, "--api-key-file: keys: Permission"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "keys"), 1, "--api-key-file: keys: No such file"),
+        (PermissionError(errno.EACCES, "Permission denied", "keys"), 1, "--api-key-file: keys: Permission"),
         (FileNotFoundError(errno.ENOENT, "No such file", "other"), 1, "cannot serve at "),
     ],
 )
