@@ -15,6 +15,8 @@ from mamba_cli.errors import InvalidInput
 
 Source = Literal["flag", "environment", "default"]
 
+HIDDEN = "***"
+_SECRET = ("api_key",)
 _PASSWORD = re.compile(r"(?<=://)([^/@\s]*):([^/@\s]+)@")
 
 
@@ -33,12 +35,19 @@ def effective_settings(
 ) -> list[Setting]:
     """Settings of `name ARGUMENTS…`. `defaults` fill options whose default lives in a settings model.
 
+    The first argument of a command that has commands of its own, such as bench, is one of them.
+
     Raises `InvalidInput` for an unknown command or option.
     """
     group: Any = typer.main.get_command(app)
     command = group.commands.get(name)
     if command is None:
         raise InvalidInput(f"{name!r} is no command; there are: {', '.join(group.commands)}")
+    if inner := getattr(command, "commands", None):
+        chosen = arguments[0] if arguments else ""
+        if chosen not in inner:
+            raise InvalidInput(f"{name} needs one of its commands, as in: config {name} {next(iter(inner))}")
+        command, name, arguments = inner[chosen], f"{name} {chosen}", arguments[1:]
     context = _parse(command, name, arguments)
     found = []
     for parameter in command.params:
@@ -54,7 +63,8 @@ def effective_settings(
             kind, value = "environment", environment[variable]
         elif kind == "default" and value in (None, []):
             value = defaults.get(parameter.name)
-        found.append(Setting(_longest(parameter.opts), masked(value), kind, variable))
+        shown = HIDDEN if value and parameter.name in _SECRET else masked(value)
+        found.append(Setting(_longest(parameter.opts), shown, kind, variable))
     return found
 
 

@@ -5,6 +5,7 @@ typer and rich at most, and everything heavy inside the function, so that `--hel
 """
 
 import importlib
+import io
 import sys
 
 import typer
@@ -54,6 +55,9 @@ def _collect() -> None:
 def run() -> None:
     """Entry point of `mambaserve`; exits with the codes of `mamba_cli.errors`."""
     obey_from_the_start()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Where the locale has no block characters a plan is shown with question marks in their place.
+        sys.stdout.reconfigure(errors="replace")
     _collect()
     try:
         app()

@@ -52,10 +52,12 @@ class _Reading:
     error: str | None = None
 
     def take(self, line: bytes, now: float) -> None:
-        if line == b"data: [DONE]":
+        if not line.startswith(b"data:"):
+            return
+        if (data := line[5:].strip()) == b"[DONE]":
             self.done = True
-        elif line.startswith(b"data:"):
-            event = _decoder.decode(line[5:])
+        else:
+            event = _decoder.decode(data)
             if event.error is not None:
                 self.error = f"stream: {event.error.get('code') or event.error.get('message')}"
             self.usage = event.usage or self.usage

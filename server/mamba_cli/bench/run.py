@@ -51,7 +51,7 @@ async def execute(plan: Plan, console: Console) -> dict[str, Any]:
     """Run the plan; SIGINT ends it early with what there is (`interrupted` is true then).
 
     Raises `RunFailed` if the server does not answer at all or no request ended well, `InvalidInput` for an
-    unknown model.
+    unknown model or what is no URL.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -98,6 +98,8 @@ async def _model(session: aiohttp.ClientSession, plan: Plan) -> str:
             if response.status != 200:
                 raise RunFailed(f"{url} answers {response.status}: {(await response.text())[:200]}")
             known = [str(entry["id"]) for entry in (await response.json())["data"]]
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        raise InvalidInput(f"URL: {plan.url!r} is no http:// or https:// URL") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise RunFailed(f"{url} does not answer: {error or type(error).__name__}") from error
     except (KeyError, TypeError, ValueError) as error:

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 LATENCIES = {
     "ttft": "time to first token",
@@ -51,5 +52,5 @@ def _errors(report: dict[str, Any]) -> Table:
     table.add_column("kind")
     table.add_column("requests", justify="right")
     for kind, count in report["requests"]["errors"].items():
-        table.add_row(kind, str(count))
+        table.add_row(Text(kind), str(count))
     return table

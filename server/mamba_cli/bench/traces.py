@@ -6,7 +6,7 @@ traces (Qin et al., FAST 2025) are JSON lines with times in milliseconds and an 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -41,10 +41,12 @@ def parse(lines: Iterable[str]) -> list[Arrival]:
 
     Raises `TraceError`.
     """
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    # Editors and spreadsheets put a byte order mark before the first line.
+    stripped = (line.removeprefix("\ufeff").strip() for line in lines)
+    numbered = [(number, line) for number, line in enumerate(stripped, 1) if line]
     if not numbered:
         raise TraceError("line 1: the file is empty")
-    first = numbered[0][1].lstrip("\ufeff")
+    first = numbered[0][1]
     if first.replace(" ", "") == AZURE_HEADER:
         found = [_azure(number, line) for number, line in numbered[1:]]
     elif first.startswith("{"):
@@ -88,10 +90,10 @@ def replay(
 def _azure(number: int, line: str) -> Arrival:
     try:
         stamp, context, generated = line.split(",")
-        # Seven digits of fractions; Python reads six.
-        whole, _, fraction = stamp.partition(".")
-        at = datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
-        return Arrival(at, int(context), int(generated))
+        # Seven digits of fractions in 2023, of which Python reads six; an offset from UTC since 2024.
+        at = datetime.fromisoformat(stamp)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return Arrival(at.timestamp(), int(context), int(generated))
     except ValueError as error:
         raise TraceError(f"line {number}: {error}") from None
 

@@ -238,11 +238,12 @@ def _run(
     errors = Console(stderr=True)
     found = asyncio.run(execute(plan, errors))
     path = options["result"] or Path(f"mambaserve-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
-    write(found, path)
+    # Shown first: a file that cannot be written must not cost the numbers of a long run.
     if options["output"] == "json":
-        print(json.dumps(found), file=sys.stdout)  # noqa: T201
+        print(json.dumps(found), file=sys.stdout, flush=True)  # noqa: T201
     else:
         Console().print(render(found))
-    errors.print(f"written to {path}", highlight=False)
+    write(found, path)
+    errors.print(f"written to {path}", highlight=False, markup=False)
     if found["interrupted"]:
         raise typer.Exit(1)

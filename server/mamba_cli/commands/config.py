@@ -31,6 +31,7 @@ def command(
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from mamba_cli.effective_settings import effective_settings
     from mamba_cli.main import app
@@ -58,7 +59,7 @@ def command(
     colour = {"flag": "green", "environment": "cyan", "default": "dim"}
     for each in settings:
         shown = "-" if each.value is None else str(each.value)
-        table.add_row(each.option, shown, each.source, each.variable, style=colour[each.source])
+        table.add_row(each.option, Text(shown), each.source, each.variable, style=colour[each.source])
     Console().print(table)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mamba_cli.errors import InvalidInput
+from mamba_cli.errors import InvalidInput, RunFailed
 
 CRD_FILE = Path("crds/mambadeployments.serving.mambaserve.io.yaml")
 CHART_FILE = Path("charts/mambaserve/templates/crd-mambadeployments.yaml")
@@ -37,8 +37,11 @@ def command(
         raise InvalidInput(f"--directory: {directory.resolve()} is not the root of the source tree")
     for path, text in ((CRD_FILE, crd_yaml()), (CHART_FILE, chart_template())):
         target = directory / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_file() and target.read_text() == text:
-            continue
-        target.write_text(text)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_file() and target.read_text() == text:
+                continue
+            target.write_text(text)
+        except OSError as error:
+            raise RunFailed(f"{target} cannot be written: {error}") from error
         typer.echo(f"wrote {path}", err=True)

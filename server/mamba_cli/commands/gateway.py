@@ -84,6 +84,8 @@ def command(
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except OSError as error:
+        if error.filename is not None and str(error.filename) == settings.api_key_file:
+            raise RunFailed(f"--api-key-file: {settings.api_key_file}: {error.strerror}") from error
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
     raise typer.Exit(code)
 

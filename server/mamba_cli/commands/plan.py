@@ -41,6 +41,7 @@ def command(
 ) -> None:
     """Show strategy, concurrency and memory of an engine before it runs. Exit code 3: it does not fit."""
     import json
+    import os.path
 
     from rich.console import Console
 
@@ -53,7 +54,8 @@ def command(
     if utilization is not None and not 0 < utilization <= 1:
         raise InvalidInput(f"--utilization: {utilization} must be above 0 and at most 1")
     flags = PlanFlags(size_option("--device-memory", device_memory), utilization, gpus)
-    if source.is_dir():
+    # Not Path.is_dir, which raises for a path that the system cannot look at.
+    if os.path.isdir(source):
         outcomes = [plan_directory(source, flags)]
     else:
         outcomes = [plan_deployment(each, flags) for each in read_deployments([source])]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mamba_cli.errors import DoesNotFit, RunFailed
+from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
 from mamba_cli.local.devices import cpu_device, gpu_memory
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.plan_view import plan_view
@@ -31,6 +31,7 @@ def bring_up(
 ) -> int:
     """Run until drained; the exit code. Raises `InvalidInput` (2), `DoesNotFit` (3), `RunFailed` (1)."""
     loaded = read_deployments(files)
+    _check_names(loaded)
     gpu = gpu_memory() if any(each.deployment.spec.resources.gpus for each in loaded) else None
     outcomes = [_plan(each, gpu) for each in loaded]
     for each, outcome in zip(loaded, outcomes, strict=True):
@@ -50,11 +51,14 @@ def bring_up(
         console.print("mode: Plan: nothing is started")
         return 0
     units = _units(active, host, port, launcher)
-    return asyncio.run(_run(units, files, gpu, once=once, demo=demo, logs=_logs(logs), console=console))
+    return asyncio.run(
+        _run(units, loaded, files, gpu, once=once, demo=demo, logs=_logs(logs), console=console)
+    )
 
 
 async def _run(
     units: list[Unit],
+    loaded: list[LoadedDeployment],
     files: list[Path],
     gpu: int | None,
     *,
@@ -67,9 +71,19 @@ async def _run(
     from mamba_cli.local.session import Options, Session
 
     rules = Rules(drain_timeout=max(_drain_timeout(unit.loaded) for unit in units))
-    edits = Edits(units, lambda: read_deployments(files), lambda each: _plan(each, gpu))
+    edits = Edits(units, loaded, lambda: read_deployments(files), lambda each: _plan(each, gpu))
     options = Options(once=once, demo=demo, logs=logs, rules=rules)
     return await Session(units, options, console, edits.take_over).run()
+
+
+def _check_names(loaded: list[LoadedDeployment]) -> None:
+    names = [each.deployment.name for each in loaded]
+    for each in loaded:
+        if names.count(name := each.deployment.name) > 1:
+            raise InvalidInput(
+                f"{each.path}: {name} is given in several namespaces, which one machine does not have: "
+                "rename all but one"
+            )
 
 
 def _plan(loaded: LoadedDeployment, gpu: int | None) -> PlanOutcome:

@@ -38,11 +38,13 @@ def read_deployments(paths: list[Path]) -> list[LoadedDeployment]:
 
 
 def _twice(found: list[LoadedDeployment]) -> list[str]:
-    seen: dict[str, Path] = {}
+    seen: dict[str, LoadedDeployment] = {}
     problems = []
     for each in found:
-        name = each.deployment.name
-        if name in seen and seen[name] != each.path:
-            problems.append(f"{each.path}: {name} is already given in {seen[name]}")
-        seen.setdefault(name, each.path)
+        first = seen.setdefault(each.deployment.name, each)
+        if first is each:
+            continue
+        # One file may hold a name in two namespaces; that it holds none twice, its reading has checked.
+        if first.path != each.path or first.deployment.namespace == each.deployment.namespace:
+            problems.append(f"{each.path}: {each.deployment.name} is already given in {first.path}")
     return problems

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from mamba_api.model_uri import ModelUri, parse_model_uri
 from mamba_cli.errors import InvalidInput, RunFailed
@@ -65,7 +66,7 @@ def local_uri(uri: str, where: Path) -> str:
     """The URI as this machine reads it: `file://./x` and `file://../x` start at the file `where`."""
     parsed = parse_model_uri(uri)
     if parsed.scheme == "file" and parsed.path.startswith((".", "..")):
-        return str((where.resolve().parent / parsed.path).resolve())
+        return str((where.resolve().parent / unquote(parsed.path)).resolve())
     return uri
 
 
@@ -75,7 +76,9 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
     try:
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
         total = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]) if index else 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(config, dict):
+            raise TypeError("config.json must hold a JSON object")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFailed(f"{text}: what the Hub sent cannot be read: {error!r}") from error
     size = None
     try:
@@ -93,7 +96,7 @@ def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path 
         import logging
 
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise RunFailed(
             f"{text}: reading from the Hub needs the package huggingface-hub: install mambaserve[server] or "
@@ -105,11 +108,13 @@ def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path 
         return Path(cached)
     try:
         return Path(hf_hub_download(uri.name, name, revision=uri.revision))
-    except EntryNotFoundError as error:
-        if not needed:
-            return None
-        raise RunFailed(f"{text}: the Hub has no {name} there") from error
     except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
+        # The local kind means that the Hub was not reached, and is one of the others by inheritance.
+        absent = isinstance(error, EntryNotFoundError)
+        if absent and not needed:
+            return None
+        if absent and not isinstance(error, LocalEntryNotFoundError):
+            raise RunFailed(f"{text}: the Hub has no {name} there") from error
         raise RunFailed(
             f"{text}: {name} cannot be had from the Hub ({type(error).__name__}): check the name and the "
             "network, or give spec.model.config in the file"

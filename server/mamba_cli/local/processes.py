@@ -42,7 +42,8 @@ class Processes:
                     start_new_session=True,
                     preexec_fn=lambda: _die_with(parent),
                 )
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # ValueError: a null byte among the arguments or in the environment.
             self._on_exit(name, None, str(error))
             return
         self._running[name] = process

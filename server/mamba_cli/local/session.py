@@ -38,8 +38,8 @@ from mamba_cli.local.supervisor import (
 from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Unit
 from mamba_cli.local.watch import Stamp, changed, settled
 
-OnEdit = Callable[[aiohttp.ClientSession], Awaitable[list[str]]]
-"""Called when a watched file changed; gives lines to show."""
+OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
+"""Called when a watched file changed; gives lines to show, and the units as they start from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,7 @@ class Session:
         self._on_edit = on_edit
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes = Processes(options.logs, self._child_ended)
-        self._commands = {unit.engine: (unit.engine_argv, unit.environment) for unit in units}
-        self._commands |= {unit.gateway: (unit.gateway_argv, {}) for unit in units}
+        self._commands = _commands(units)
         children = [Child(unit.engine, ENGINE_RANK) for unit in units]
         children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
         self._state = State(tuple(children))
@@ -188,7 +187,9 @@ class Session:
             now = await asyncio.to_thread(look)
             if found := changed(stamps, now):
                 self._view.say(f"{', '.join(map(str, found))} changed", style="cyan")
-                for line in await on_edit(http):
+                lines, units = await on_edit(http)
+                self._commands = _commands(units)
+                for line in lines:
                     self._view.say(f"  {line}")
             stamps = settled(stamps, now)
 
@@ -217,3 +218,9 @@ class Session:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _commands(units: list[Unit]) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+    """Arguments and environment of every child, by its name."""
+    engines = {unit.engine: (unit.engine_argv, unit.environment) for unit in units}
+    return engines | {unit.gateway: (unit.gateway_argv, {}) for unit in units}

@@ -1,7 +1,7 @@
 """`Unit`: one deployment on this machine, as an engine and a gateway with their ports. Pure."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
@@ -40,6 +40,14 @@ class Unit:
     @property
     def gateway(self) -> str:
         return f"{self.name}-gateway"
+
+    def with_strategy(self, strategy: str, track_interval: int) -> "Unit":
+        """The unit as it is to be started from now on, after its engine took these over while running."""
+        argv = list(self.engine_argv)
+        for option, value in (("--strategy", strategy), ("--track-interval", str(track_interval))):
+            # The first of its name: the deployment's own extraArgs stand behind and keep the last word.
+            argv[argv.index(option) + 1] = value
+        return replace(self, engine_argv=tuple(argv))
 
     def curl(self) -> str:
         """A line to try it with."""

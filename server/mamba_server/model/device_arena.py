@@ -8,6 +8,7 @@ import torch
 from mamba_server.cache.layout import CacheLayout
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.config import ModelConfig
+from mamba_server.model.errors import UnsupportedModel
 
 DTYPES = {
     "float64": torch.float64,
@@ -27,7 +28,10 @@ class DeviceArena:
         self.memory.fill_(0)
 
     def views(self, model: ModelConfig, state_dtype: str, dtype: torch.dtype) -> CacheViews:
-        """Views of every layer's part of every slot and page."""
+        """Views of every layer's part of every slot and page.
+
+        Raises UnsupportedModel where the narrower states would leave the windows behind them misaligned.
+        """
         layout = self.layout
         conv, ssm = [], []
         for layer in range(layout.recurrent_layers):
@@ -38,6 +42,12 @@ class DeviceArena:
 
     def _slots(self, dtype: torch.dtype, offset: int, *shape: int) -> torch.Tensor:
         flat, size = self.memory.view(dtype), dtype.itemsize
+        if offset % size:
+            # An odd number of 16-bit elements; as_strided would round down, into the state before.
+            raise UnsupportedModel(
+                f"{self.layout.ssm_bytes} bytes of state a layer do not align with {dtype}: "
+                "use --state-dtype float32"
+            )
         strides = [self.layout.slab_bytes // size]
         inner = 1
         tail: list[int] = []

@@ -47,13 +47,18 @@ def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT)
         return _checked(_builtin(uri, rest), uri)
     if scheme == "pvc":
         return _checked(_below(pvc_root, rest, uri), uri)
-    return _checked(Path(rest).expanduser(), uri)
+    try:
+        return _checked(Path(rest).expanduser(), uri)
+    except RuntimeError as error:
+        raise SourceNotFound(f"{uri}: there is no such home directory") from error
 
 
 def display_name(uri: str) -> str:
     """Last part of the URI, without a revision: the model's name in the API unless told otherwise."""
     scheme, rest = _split(uri)
     name = rest.rstrip("/").rsplit("/", 1)[-1]
+    if name in (".", ".."):
+        return Path(rest).resolve().name
     return name.split("@", 1)[0] if scheme == "hf" else name
 
 
@@ -76,6 +81,13 @@ def _split(uri: str) -> tuple[str, str]:
 
 
 def _checked(path: Path, uri: str) -> Path:
+    try:
+        return _with_config(path, uri)
+    except OSError as error:
+        raise SourceNotFound(f"{uri}: cannot be read: {error.strerror}: {path}") from error
+
+
+def _with_config(path: Path, uri: str) -> Path:
     if path.is_file():
         raise SourceNotFound(f"{uri}: {path} is a file; give the directory that holds config.json")
     if not path.is_dir():

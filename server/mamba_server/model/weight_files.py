@@ -1,4 +1,4 @@
-"""How large the weights of a model directory are, from file headers alone. Torch-free.
+"""Which files hold the weights of a model directory, and how large they are by their headers. Torch-free.
 
 The planner asks before anything is loaded; checking and loading tensors is `weights`' task.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mamba_server.model.errors import WeightsError
 
+INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
 
 
@@ -22,12 +23,38 @@ class WeightsSize:
 
 
 def weights_size(directory: Path) -> WeightsSize | None:
-    """Size of all `*.safetensors` in `directory`; None when there are none. Raises `WeightsError`."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
+    """Size of what would be loaded from `directory`; None without `*.safetensors`. Raises `WeightsError`."""
+    if not any(directory.glob("*.safetensors")):
         return None
-    sizes = [_file_size(path) for path in files]
+    sizes = [_file_size(path) for path in shards(directory)]
     return WeightsSize(sum(each.bytes for each in sizes), sum(each.elements for each in sizes))
+
+
+def shards(directory: Path) -> dict[Path, set[str]]:
+    """The files to load, with the tensors the index promises in each (empty without an index).
+
+    Files beside those of the index are left alone: some models are published in two splittings at once.
+    Raises `WeightsError`.
+    """
+    index = directory / INDEX
+    if not index.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{directory}: there are no *.safetensors files")
+        return {path: set() for path in files}
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        found: dict[Path, set[str]] = {}
+        for name, file in weight_map.items():
+            found.setdefault(directory / file, set()).add(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{index}: not an index of safetensors files: {error!r}") from error
+    for path, names in found.items():
+        if not path.is_file():
+            raise WeightsError(f"{path}: shard is missing (it should hold {min(names)} and others)")
+    if not found:
+        raise WeightsError(f"{index}: not an index of safetensors files: it names none")
+    return found
 
 
 def _file_size(path: Path) -> WeightsSize:
@@ -41,10 +68,12 @@ def _file_size(path: Path) -> WeightsSize:
         for name, tensor in header.items():
             if name != "__metadata__":
                 begin, end = tensor["data_offsets"]
+                if not 0 <= begin <= end:
+                    raise ValueError(f"{name} lies from byte {begin} to {end}")
                 stored += end - begin
                 elements += prod(tensor["shape"])
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: its header is damaged: {error!r}") from error
     return WeightsSize(stored, elements)

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from mamba_server.model.errors import WeightsError
 from mamba_server.model.source import Progress, silent
+from mamba_server.model.weight_files import INDEX, shards
 
-INDEX = "model.safetensors.index.json"
 PREFIXES = ("model.", "backbone.")
 """The same model is saved under either name, depending on the version that wrote it."""
 
@@ -40,7 +40,7 @@ class Weights:
         self._files: dict[Path, Any] = {}
         self._taken: set[str] = set()
         self._progress = progress
-        for path, expected in _shards(directory).items():
+        for path, expected in shards(directory).items():
             for entry in _header(path):
                 short = _short(entry.name)
                 if (twin := self._entries.get(short)) is not None:
@@ -49,6 +49,8 @@ class Weights:
             missing = sorted(expected - {entry.name for entry in self._entries.values()})
             if missing:
                 raise WeightsError(f"{path}: tensor {missing[0]} is not in it, but {INDEX} says so")
+        if not self._entries:
+            raise WeightsError(f"{directory}: there is no tensor in its *.safetensors files")
         self.nbytes = sum(entry.nbytes for entry in self._entries.values())
         self._done = 0
 
@@ -95,7 +97,7 @@ class Weights:
 
 def weights_bytes(directory: Path) -> int:
     """Bytes of all tensors, from the headers alone. Raises WeightsError."""
-    return sum(entry.nbytes for path in _shards(directory) for entry in _header(path))
+    return sum(entry.nbytes for path in shards(directory) for entry in _header(path))
 
 
 def _short(name: str) -> str:
@@ -105,44 +107,27 @@ def _short(name: str) -> str:
     return name
 
 
-def _shards(directory: Path) -> dict[Path, set[str]]:
-    """Files, with the tensors the index promises in each (empty without an index)."""
-    index = directory / INDEX
-    if not index.is_file():
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise WeightsError(f"{directory}: there are no *.safetensors files")
-        return {path: set() for path in files}
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        shards: dict[Path, set[str]] = {}
-        for name, file in weight_map.items():
-            shards.setdefault(directory / file, set()).add(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index}: not an index of safetensors files: {error!r}") from error
-    for path, names in shards.items():
-        if not path.is_file():
-            raise WeightsError(f"{path}: shard is missing (it should hold {min(names)} and others)")
-    return shards
-
-
 def _header(path: Path) -> list[Entry]:
     """Tensors of one file; the header is compared with the file's length before anything is mapped."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise WeightsError(f"{path}: truncated or not a safetensors file ({size} bytes)")
-        try:
-            header = json.loads(file.read(length))
-            entries = [
-                (Entry(path, name, tuple(item["shape"]), end - begin), end)
-                for name, item in header.items()
-                if name != "__metadata__"
-                for begin, end in [item["data_offsets"]]
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(f"{path}: damaged header: {error!r}") from error
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise WeightsError(f"{path}: truncated or not a safetensors file ({size} bytes)")
+            text = file.read(length)
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error}") from error
+    try:
+        header = json.loads(text)
+        entries = [
+            (Entry(path, name, tuple(item["shape"]), end - begin), end)
+            for name, item in header.items()
+            if name != "__metadata__"
+            for begin, end in [item["data_offsets"]]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsError(f"{path}: damaged header: {error!r}") from error
     for entry, end in sorted(entries, key=lambda pair: pair[1]):
         if 8 + length + end > size:
             raise WeightsError(

@@ -62,6 +62,63 @@ def test_a_command_that_needs_a_file_is_shown_without_one(app: typer.Typer) -> N
     assert one(found, "--once").value is False
 
 
+def test_a_command_of_a_command_is_named_by_both(app: typer.Typer) -> None:
+    found = effective_settings(app, "bench", ["serve", "--requests", "7"], {}, {})
+    assert (one(found, "--requests").value, one(found, "--requests").source) == (7, "flag")
+    assert one(found, "--concurrency").variable == "MAMBASERVE_BENCH_CONCURRENCY"
+    assert one(effective_settings(app, "bench", ["trace"], {}, {}), "--time-scale").value == 1.0
+
+
+@pytest.mark.parametrize("arguments", [[], ["nope"], ["--requests", "7"]])
+def test_a_group_alone_is_answered_with_how_to_name_its_command(
+    app: typer.Typer, arguments: list[str]
+) -> None:
+    with pytest.raises(InvalidInput, match="bench needs one of its commands, as in: config bench serve"):
+        effective_settings(app, "bench", arguments, {}, {})
+
+
+@pytest.mark.parametrize("given", ["flag", "environment"])
+def test_an_api_key_is_never_shown(app: typer.Typer, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    arguments = ["--api-key", "s3cret"] if given == "flag" else []
+    if given == "environment":
+        monkeypatch.setenv("MAMBASERVE_API_KEY", "s3cret")
+    for output in ("table", "json", "yaml"):
+        done = CliRunner().invoke(app, ["config", "bench", "serve", *arguments, "-o", output])
+        assert done.exit_code == 0, done.output
+        assert "s3cret" not in done.output
+    found = one(effective_settings(app, "bench", ["serve", *arguments], {}, {}), "--api-key")
+    assert (found.value, found.source) == ("***", given)
+
+
+def test_an_api_key_that_nobody_gave_is_shown_as_unset(app: typer.Typer) -> None:
+    assert one(effective_settings(app, "bench", ["serve"], {}, {}), "--api-key").value is None
+
+
+def test_repeated_options_and_switches_are_shown_with_all_their_values(app: typer.Typer) -> None:
+    urls = ["--backend", "http://a:1", "--backend", "http://u:p@b:2"]
+    found = effective_settings(app, "gateway", urls, {}, {})
+    assert one(found, "--backend").value == ["http://a:1", "http://u:***@b:2"]
+    off = one(settings_of(app, "--no-overlap"), "--overlap")
+    assert (off.value, off.source) == (False, "flag")
+
+
+def test_a_value_that_looks_like_markup_is_shown_as_it_is(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = CliRunner().invoke(app, ["config", "serve", "--served-model-name", "[/x]"])
+    assert done.exit_code == 0, done.output
+    assert "[/x]" in done.stdout
+
+
+def test_a_wrong_value_in_the_environment_is_refused_by_its_option(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAMBASERVE_PORT", "many")
+    with pytest.raises(InvalidInput, match="--port"):
+        effective_settings(app, "gateway", [], {}, {})
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -10,7 +10,7 @@ import yaml
 
 from mamba_api.schema import crd_yaml
 from mamba_cli.commands.crd import CHART_FILE, CRD_FILE, command
-from mamba_cli.errors import InvalidInput
+from mamba_cli.errors import InvalidInput, RunFailed
 
 
 def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,3 +54,23 @@ def test_the_environment_can_name_the_directory(tmp_path: Path) -> None:
 def test_an_error_is_an_exception_for_callers_in_python(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="root of the source tree"):
         command(write=True, directory=tmp_path)
+
+
+@pytest.mark.parametrize("blocked", [CRD_FILE, CHART_FILE, CRD_FILE.parent], ids=["crd", "chart", "folder"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, blocked: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    if blocked.suffix:
+        (tmp_path / blocked).mkdir(parents=True)
+    else:
+        (tmp_path / blocked).touch()
+    with pytest.raises(RunFailed, match=r"\.yaml cannot be written: ") as caught:
+        command(write=True, directory=tmp_path)
+    assert str(tmp_path / blocked) in str(caught.value)
+
+
+def test_a_copy_that_was_edited_by_hand_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    command(write=True, directory=tmp_path)
+    (tmp_path / CRD_FILE).write_text("edited: true\n")
+    command(write=True, directory=tmp_path)
+    assert (tmp_path / CRD_FILE).read_text() == crd_yaml()

@@ -103,6 +103,22 @@ def test_a_plan_that_does_not_fit_ends_with_3_and_the_numbers(nano: Path) -> Non
     assert "missing" in table.stdout
 
 
+def test_one_misfit_among_several_ends_with_3_and_shows_them_all(nano: Path) -> None:
+    file = nano.parent / "two.yaml"
+    file.write_text(
+        document("wide", memory={"deviceMemory": "80Gi"})
+        + "---\n"
+        + document("tight", memory={"deviceMemory": "16Gi"})
+    )
+    done = mambaserve("plan", str(file), "--output", "json")
+    assert done.returncode == 3
+    assert [(each["name"], each["fits"]) for each in json.loads(done.stdout)] == [
+        ("wide", True), ("tight", False)
+    ]  # fmt: skip
+    assert done.stderr.startswith("error: tight: weights 16.6Gi")
+    assert "wide" not in done.stderr
+
+
 def test_flags_win_over_the_file_and_the_environment_stands_in_for_flags(nano: Path) -> None:
     file = nano.parent / "one.yaml"
     file.write_text(document("one", memory={"deviceMemory": "80Gi", "utilization": 0.5}))

@@ -1,7 +1,8 @@
 """A child for tests of local mode: speaks just enough HTTP to pass for an engine or a gateway.
 
 `FAKE_ENGINE` / `FAKE_GATEWAY` hold words: load=SECONDS exit=CODE crash=SECONDS deaf (ignores SIGTERM)
-finish=SECONDS (needs that long after SIGTERM). Every start and end is a line in the file `FAKE_JOURNAL`.
+finish=SECONDS (needs that long after SIGTERM) chat=STATUS (of every answer to a chat). Every start and end is
+a line in the file `FAKE_JOURNAL`.
 """
 
 import itertools
@@ -65,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         prompt = sum(len(message["content"].split()) for message in body["messages"])
         cached = 40 if seen["requests"] else 0
         seen["requests"] += 1
-        self.answer(200, {
+        self.answer(int(words.get("chat", 200)), {
             "choices": [{"message": {"content": "green"}}],
             "usage": {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}},
         })  # fmt: skip
@@ -78,6 +79,7 @@ def end(*_: object) -> None:
 
 
 journal("started")
+journal(f"runs={options.get('--strategy')}")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in words else end)
 if "exit" in words:
     print(f"fake {kind}: cannot go on", flush=True)

@@ -78,6 +78,9 @@ class Bench:
 
         Thread(target=wait, daemon=True).start()
 
+    def pid(self, kind: str) -> int:
+        return next(int(line.split()[-1]) for line in self.journal if line.startswith(f"{kind} started"))
+
     def events(self, kind: str, what: str) -> int:
         return sum(line.startswith(f"{kind} {what}") for line in self.journal)
 
@@ -85,6 +88,11 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01 * deaths)
 
 
 def interrupt() -> None:
@@ -163,9 +171,9 @@ def test_invalid_input_in_a_child_ends_everything_with_its_code_and_its_last_wor
     assert bench.events("serve", "started") == 1
 
 
+@pytest.mark.usefixtures("quick_restarts")
 def test_a_crash_loop_backs_off_and_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_ENGINE", "exit=9")
-    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01 * deaths)
     assert bench.up() == 1
     assert bench.events("serve", "started") == 5
     assert "restart in 0.01 s" in bench.text
@@ -184,6 +192,7 @@ def test_one_child_that_dies_while_the_other_starts_is_started_again(
     assert bench.events("serve", "started") == 1
 
 
+@pytest.mark.usefixtures("quick_restarts")
 def test_a_child_that_cannot_start_says_why(bench: Bench) -> None:
     console = Console(file=bench.output, width=200)
     code = bring_up(
@@ -241,6 +250,84 @@ def test_an_edit_that_needs_a_new_start_and_a_broken_one_are_said(bench: Bench) 
     assert bench.up() == 0
     assert "one: spec.engine.pageSize: takes effect at the next start" in bench.text
     assert "spec.engine.pageSise: unknown field; did you mean pageSize?" in bench.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_and_a_service_manager_drain_like_ctrl_c(
+    bench: Bench, number: signal.Signals
+) -> None:
+    bench.when(lambda: "is ready" in bench.text, lambda: os.kill(os.getpid(), number))
+    assert bench.up() == 0
+    assert bench.events("gateway", "drained") == bench.events("serve", "drained") == 1
+
+
+def test_ctrl_c_while_the_model_loads_does_not_wait_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "load=600")
+    bench.when(lambda: "one: weights" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert "is ready" not in bench.text
+    assert bench.events("serve", "drained") == 1
+
+
+def test_the_signals_of_the_caller_are_given_back(bench: Bench) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    bench.up(once=True)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_an_engine_that_dies_after_it_was_ready_comes_back_behind_the_same_gateway(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "crash=0.7")
+    bench.when(lambda: bench.events("serve", "started") >= 2, interrupt)
+    assert bench.up() == 0
+    assert "one-engine ended with code 17: restart in 0.5 s" in bench.text
+    assert f"all of it: {bench.logs / 'one-engine.log'}" in bench.text
+    assert bench.events("gateway", "started") == 1
+
+
+def test_a_strategy_taken_over_while_it_ran_outlives_the_engine(bench: Bench) -> None:
+    edited = deployment(stateCache={"strategy": "ExtraBuffer"})
+    bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text(edited) and None)
+    bench.when(
+        lambda: "now runs ExtraBuffer" in bench.text, lambda: os.kill(bench.pid("serve"), signal.SIGKILL)
+    )
+    bench.when(lambda: bench.events("serve", "runs=") == 2, interrupt)
+    assert bench.up() == 0
+    assert bench.events("serve", "runs=NoBuffer") == bench.events("serve", "runs=ExtraBuffer") == 1
+
+
+def test_a_demo_that_gets_no_answer_drains_and_ends_with_1(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_GATEWAY", "chat=500")
+    assert bench.up(demo=True) == 1
+    assert "error: demo: http://127.0.0.1:" in bench.text
+    assert "answered 500: " in bench.text
+    assert bench.events("gateway", "drained") == bench.events("serve", "drained") == 1
+
+
+def test_a_defect_beside_the_main_loop_ends_the_run_instead_of_hanging_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> list[str]:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("mamba_cli.local.edits.Edits.take_over", broken)
+    bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text("changed") and None)
+    assert bench.up() == 1
+    assert "internal error: ZeroDivisionError: a defect" in bench.text
+    assert bench.events("gateway", "drained") == bench.events("serve", "drained") == 1
+
+
+@pytest.mark.usefixtures("quick_restarts")
+def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(bench: Bench) -> None:
+    bench.file.write_text(deployment(engine={"env": [{"name": "A", "value": "a\0b"}]}))
+    assert bench.up() == 1
+    assert "one-engine could not start (embedded null byte)" in bench.text
+    assert bench.events("gateway", "drained") == 1
 
 
 def test_mode_plan_starts_nothing(bench: Bench) -> None:

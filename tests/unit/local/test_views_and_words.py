@@ -165,6 +165,62 @@ def test_a_terminal_gets_bars_and_lines_above_them() -> None:
     assert "weights" in output.getvalue()
 
 
+def loading(terminal: bool) -> tuple[LoadingView, io.StringIO]:
+    output = io.StringIO()
+    return LoadingView(Console(file=output, width=100, force_terminal=terminal)), output
+
+
+def test_each_engine_says_its_own_stages() -> None:
+    view, output = loading(terminal=False)
+    view.show("one", Readiness(False, "weights", 0, 8 << 20))
+    view.show("two", Readiness(False, "weights", 0, 8 << 20))
+    view.show("one", Readiness(False, "warming up", 1, 3))
+    view.show("one", Readiness(False, "warming up", 1, 3))
+    assert output.getvalue().splitlines() == [
+        "one: weights 0 of 8.0Mi", "two: weights 0 of 8.0Mi", "one: warming up 1 of 3"
+    ]  # fmt: skip
+
+
+def test_an_engine_that_starts_again_says_its_stages_again() -> None:
+    view, output = loading(terminal=False)
+    for _ in range(2):
+        view.show("one", None)
+        view.show("one", Readiness(True))
+        view.finish("one")
+    assert output.getvalue().splitlines() == ["one: starting", "one: starting"]
+
+
+@pytest.mark.parametrize(
+    "readiness", [Readiness(False), Readiness(False, "", 5, 0), Readiness(False, "", 0, 0)]
+)
+def test_progress_without_a_total_is_a_stage_without_an_amount(readiness: Readiness) -> None:
+    view, output = loading(terminal=False)
+    view.show("one", readiness)
+    assert output.getvalue() == "one: loading\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_view_may_be_closed_twice_and_finish_what_it_never_showed(terminal: bool) -> None:
+    view, output = loading(terminal)
+    view.finish("never")
+    view.close()
+    view.close()
+    view.say("after [the] end")
+    assert "after [the] end" in output.getvalue()
+
+
+def test_the_terminal_is_given_back_when_the_last_engine_is_ready() -> None:
+    view, output = loading(terminal=True)
+    for name in ("one", "two"):
+        view.show(name, Readiness(False, "weights", 1, 2))
+    hide, show = "\x1b[?25l", "\x1b[?25h"
+    view.finish("one")
+    assert output.getvalue().count(hide) > output.getvalue().count(show)
+    view.finish("two")
+    assert output.getvalue().count(hide) == output.getvalue().count(show)
+    view.close()
+
+
 def test_a_change_is_a_change_of_content(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("a")

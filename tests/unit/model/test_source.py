@@ -65,6 +65,43 @@ def test_a_file_or_a_directory_without_a_configuration_is_refused(model: Path) -
         resolve(str(model.parent))
 
 
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        # "cannot be read" or "no directory": versions of Python differ in what they raise here.
+        ("x" * 300, ""),
+        (f"file:///{'x' * 300}", ""),
+        ("~no-such-user/model", "there is no such home directory"),
+        ("/dev/null/model", "no directory /dev/null/model"),
+        ("a\0b", "no directory"),
+        ("file:///a%00b", "no directory"),
+    ],
+)
+def test_a_path_the_system_cannot_look_at_is_one_that_is_not_there(uri: str, words: str) -> None:
+    with pytest.raises(SourceNotFound) as caught:
+        resolve(uri)
+    assert str(caught.value).startswith(f"{uri}: ")
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_the_home_directory_may_be_written_short(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert resolve("~/some model") == model
+
+
+def test_a_link_to_a_model_is_the_model(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(model)
+    assert resolve(str(tmp_path / "latest")) == tmp_path / "latest"
+    (tmp_path / "stale").symlink_to(tmp_path / "gone")
+    with pytest.raises(SourceNotFound, match="no directory"):
+        resolve(str(tmp_path / "stale"))
+
+
+def test_the_scheme_may_be_written_in_capitals(model: Path) -> None:
+    assert resolve(f"FILE://{str(model).replace(' ', '%20')}") == model
+
+
 def test_an_unknown_builtin_lists_those_that_are_shipped() -> None:
     with pytest.raises(SourceNotFound, match="no such model is shipped; there are: "):
         resolve("builtin://no-such-model")
@@ -75,6 +112,23 @@ def test_names_shown_in_the_api_are_the_last_part_of_the_uri() -> None:
     assert display_name("/srv/models/mine/") == "mine"
     assert display_name("file:///srv/models/a%20b") == "a b"
     assert display_name("builtin://tiny") == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [(".", "some model"), ("./", "some model"), ("../some model/.", "some model"), ("..", "parent")],
+)
+def test_the_directory_one_stands_in_has_its_own_name(
+    model: Path, monkeypatch: pytest.MonkeyPatch, uri: str, name: str
+) -> None:
+    monkeypatch.chdir(model)
+    assert display_name(uri) == (model.parent.name if name == "parent" else name)
+
+
+@pytest.mark.parametrize("uri", ["", "  ", "s3://a/b", "file://host/m"])
+def test_a_name_is_not_made_of_what_is_no_uri(uri: str) -> None:
+    with pytest.raises(InvalidSource):
+        display_name(uri)
 
 
 def test_finding_a_model_loads_neither_torch_nor_the_hub_client(model: Path) -> None:

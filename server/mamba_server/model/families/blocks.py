@@ -6,11 +6,13 @@ Pure functions of `Fields`; called by the family modules only.
 from typing import Any
 
 from mamba_server.model.config import AttentionConfig, LayerKind, MambaConfig
-from mamba_server.model.families.fields import Fields
+from mamba_server.model.families.fields import LARGEST, Fields
 
 UNLIMITED_DT = (0.0, float("inf"))
 # A model without positional embeddings and without a declared limit (pure Mamba2) has none of its own.
 NO_LIMIT = 1 << 20
+MOST_LAYERS = 10_000
+"""Far beyond any model: a list of so many layers is harmless, one of 10**12 fills the memory."""
 
 _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
@@ -23,8 +25,18 @@ _KINDS: dict[str, LayerKind] = {
 }
 
 
+def layer_count(fields: Fields, *names: str) -> int:
+    """The declared number of layers. Raises `MissingField`, or `WrongField` for one that cannot be meant."""
+    count = fields.integer(*names)
+    if count > MOST_LAYERS:
+        raise fields.wrong(names[0], f"must be at most {MOST_LAYERS}, found {count}")
+    return count
+
+
 def layer_kinds(fields: Fields, name: str, values: list[Any], allowed: tuple[str, ...]) -> list[LayerKind]:
     """Words for layer types, new and old -> our kinds. Raises `WrongField` at the first unknown one."""
+    if not values:
+        raise fields.wrong(name, "is empty: a model has at least one layer")
     kinds: list[LayerKind] = []
     for index, value in enumerate(values):
         kind = _KINDS.get(value) if isinstance(value, str) else None
@@ -53,7 +65,7 @@ def mamba_d_mixer(fields: Fields, inner: int | None = None, **more: Any) -> Mamb
     """
     heads = fields.integer("mamba_n_heads", "mamba_num_heads")
     if inner is None:
-        inner = int(fields.number("mamba_expand", default=2) * fields.integer("hidden_size"))
+        inner = inner_width(fields, "mamba_expand", fields.integer("hidden_size"))
     if inner % heads:
         raise fields.wrong("mamba_n_heads", f"must divide the inner width {inner}, found {heads}")
     head_dim = fields.integer_or_auto("mamba_d_head", auto=inner // heads)
@@ -79,6 +91,14 @@ def mamba_d_mixer(fields: Fields, inner: int | None = None, **more: Any) -> Mamb
     )
 
 
+def inner_width(fields: Fields, name: str, hidden: int) -> int:
+    """H * P by the expansion factor `name`. Raises `WrongField` when that is no width."""
+    inner = fields.number(name, default=2) * hidden
+    if not 1 <= inner <= LARGEST:
+        raise fields.wrong(name, f"times the hidden_size {hidden} must be a width, found {inner:g}")
+    return int(inner)
+
+
 def check_groups(fields: Fields, mamba: MambaConfig) -> MambaConfig:
     """Heads share B and C by group, so groups divide heads. Raises `WrongField`."""
     if mamba.heads % mamba.groups:
@@ -99,6 +119,10 @@ def attention(fields: Fields, **more: Any) -> AttentionConfig:
         raise fields.wrong("num_key_value_heads", f"{kv_heads} must divide the {heads} attention heads")
     head_dim = fields.integer("head_dim", "attention_head_dim", default=0, minimum=0)
     head_dim = head_dim or fields.integer("hidden_size") // heads
+    if not head_dim:
+        raise fields.wrong(
+            "num_attention_heads", f"{heads} heads are more than the hidden_size without head_dim"
+        )
     scale = more.pop("scale", None) or head_dim**-0.5
     return AttentionConfig(
         heads=heads,

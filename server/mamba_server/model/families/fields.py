@@ -12,6 +12,8 @@ from mamba_server.model.families.errors import MissingField, WrongField
 T = TypeVar("T")
 
 _ABSENT = object()
+LARGEST = (1 << 63) - 1
+"""Of an integer: larger ones are a slip of the pen, and sums of them leave the range of floating point."""
 
 
 class Fields:
@@ -26,7 +28,7 @@ class Fields:
     @overload
     def integer(self, *names: str, default: T, minimum: int = ...) -> int | T: ...
     def integer(self, *names: str, default: Any = _ABSENT, minimum: int = 1) -> Any:
-        """An integer >= `minimum`. Raises `MissingField` without `default`, `WrongField` otherwise."""
+        """From `minimum` to `LARGEST`. Raises `MissingField` without `default`, `WrongField` otherwise."""
         name, value = self._find(names)
         if value is None:
             return self._absent(names, default)
@@ -36,6 +38,8 @@ class Fields:
             raise self.wrong(name, f"expected an integer, found {value!r}")
         if value < minimum:
             raise self.wrong(name, f"must be at least {minimum}, found {value}")
+        if value > LARGEST:
+            raise self.wrong(name, "is too large: it does not fit into 64 bits")
         return value
 
     def integer_or_auto(self, name: str, auto: int) -> int:
@@ -130,6 +134,8 @@ class Fields:
             number = float(value)
         except ValueError:
             raise self.wrong(name, f"expected a number, found {value!r}") from None
+        except OverflowError:
+            raise self.wrong(name, "is too large for a floating point number") from None
         if math.isnan(number):
             raise self.wrong(name, "must not be NaN")
         return number

@@ -9,12 +9,12 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
     hidden = fields.integer("hidden_size", "d_model")
     heads = fields.integer("num_heads")
     head_dim = fields.integer("head_dim")
-    inner = int(fields.number("expand", default=2) * hidden)
+    inner = blocks.inner_width(fields, "expand", hidden)
     if heads * head_dim != inner:
         raise fields.wrong("num_heads", f"{heads} heads x {head_dim} must be expand x hidden_size = {inner}")
     eps = fields.number("layer_norm_epsilon", default=1e-5)
     bias = fields.flag("use_bias", default=False)
-    layers: list[LayerKind] = ["mamba"] * fields.integer("num_hidden_layers", "n_layer")
+    layers: list[LayerKind] = ["mamba"] * blocks.layer_count(fields, "num_hidden_layers", "n_layer")
     return ModelConfig(
         family="mamba2",
         architecture=architecture,

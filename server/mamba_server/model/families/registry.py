@@ -72,7 +72,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise UnreadableConfig(
             str(path), "not found; a model directory holds config.json and *.safetensors"
         ) from None
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableConfig(str(path), f"cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise UnreadableConfig(str(path), "must hold a JSON object")
@@ -80,10 +80,10 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _family(config: Mapping[str, Any]) -> str | None:
-    if (model_type := config.get("model_type")) in FAMILIES:
-        return str(model_type)
-    names = config.get("architectures") or ()
+    if isinstance(model_type := config.get("model_type"), str) and model_type in FAMILIES:
+        return model_type
+    names = config.get("architectures")
     for family, (architecture, _) in FAMILIES.items():
-        if architecture in names:
+        if architecture == names or (isinstance(names, list) and architecture in names):
             return family
     return None

@@ -1,0 +1,145 @@
+"""`mambaserve bench`: what it refuses before it sends anything, and that no run loses its numbers."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from mamba_cli import main
+
+Bench = Callable[..., tuple[int, str, str]]
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,3,1\n"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b'data: {"choices": [{"text": "x", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Bench:
+    """Run `mambaserve bench ARGUMENTS` in an empty directory: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mambaserve", "bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_a_report_that_cannot_be_written_is_shown_all_the_same(bench: Bench, url: str) -> None:
+    code, out, err = bench("serve", url, "--requests", "2", "--output", "json", "--result", "gone/r.json")
+    assert code == 1
+    assert json.loads(out)["requests"]["ok"] == 2
+    assert "error: cannot write the report: " in err
+    assert "gone/r.json" in err
+
+
+def test_the_name_of_the_result_is_said_as_it_is(bench: Bench, url: str, tmp_path: Path) -> None:
+    code, _, err = bench("serve", url, "--requests", "1", "--result", "run[red].json")
+    assert code == 0
+    assert "written to run[red].json" in err
+    assert (tmp_path / "run[red].json").is_file()
+
+
+def test_the_report_notes_the_load_without_the_key_and_the_place(bench: Bench, url: str) -> None:
+    code, out, _ = bench("serve", url, "--requests", "1", "--api-key", "s3cret", "--output", "json")
+    assert code == 0
+    assert "s3cret" not in out
+    load = json.loads(out)["load"]
+    assert (load["requests"], load["concurrency"], load["input_tokens"]) == (1, 8, 512)
+    assert not {"api_key", "result", "output", "url"} & set(load)
+
+
+def test_a_trace_without_requests_is_a_report_of_nothing(bench: Bench, url: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(AZURE.splitlines()[0])
+    code, out, err = bench("trace", "t.csv", "--url", url, "--output", "json")
+    assert code == 0, err
+    assert json.loads(out)["requests"]["sent"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rate", "0"], "--rate: must be positive, not 0"),
+        (["--rate", "nan"], "--rate: must be positive, not nan"),
+        (["--rate", "1", "--concurrency", "1"], "--rate and --concurrency exclude each other"),
+    ],
+)
+def test_a_load_that_is_none_is_refused(bench: Bench, arguments: list[str], said: str) -> None:
+    code, out, err = bench("serve", "http://127.0.0.1:9", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "t.csv: No such file or directory"),
+        (b"", "t.csv: line 1: the file is empty"),
+        (b"\xff\xfeT\x00", "t.csv: 'utf-8' codec can't decode"),
+        (b"a,b,c\n1,2,3\n", "t.csv: line 1: neither the header"),
+        (AZURE.encode() + b"2023-11-16 18:15:47,x,1\n", "t.csv: line 3: invalid literal for int()"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_named_with_its_line(
+    bench: Bench, tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / "t.csv").write_bytes(content)
+    code, out, err = bench("trace", "t.csv", "--url", "http://127.0.0.1:9")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {said}")
+
+
+def test_a_directory_is_no_trace(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").mkdir()
+    code, _, err = bench("trace", "t.csv")
+    assert (code, err) == (2, "error: t.csv: Is a directory\n")
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "nan"])
+def test_a_speed_that_is_none_is_refused_before_the_file_is_read(bench: Bench, scale: str) -> None:
+    code, _, err = bench("trace", "gone.csv", "--time-scale", scale)
+    assert code == 2
+    assert err.startswith("error: --time-scale: must be positive")
+
+
+def test_a_url_without_a_scheme_is_wrong_usage(bench: Bench) -> None:
+    code, out, err = bench("serve", "localhost:8000", "--requests", "1")
+    assert (code, out) == (2, "")
+    assert err == "error: URL: 'localhost:8000' is no http:// or https:// URL\n"

@@ -1,0 +1,162 @@
+"""The door of the command line: exit codes, where messages go, pipes, and that help stays quick."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from mamba_cli import main
+from mamba_cli.errors import CliError, DoesNotFit, InvalidInput, RunFailed
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "tests" / "golden" / "configs"
+Run = Callable[..., tuple[int, str, str]]
+
+
+def mambaserve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAMBASERVE_", "PYTHON"))}
+    return subprocess.run(
+        [sys.executable, "-m", "mamba_cli", *arguments], env={**clean, **environment}, capture_output=True
+    )
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `main` with a command that raises; its exit code and what it printed."""
+
+    def run(error: Exception) -> tuple[int, str, str]:
+        def command() -> None:
+            raise error
+
+        app = typer.Typer()
+        app.command()(command)
+        monkeypatch.setattr(main, "app", app)
+        monkeypatch.setattr(main, "_collect", lambda: None)
+        monkeypatch.setattr(sys, "argv", ["mambaserve"])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RunFailed("x"), 1), (InvalidInput("x"), 2), (DoesNotFit("x"), 3), (CliError("x"), 1)]
+)
+def test_each_kind_of_failure_has_its_exit_code_and_speaks_on_standard_error(
+    fails: Run, error: CliError, code: int
+) -> None:
+    assert fails(error) == (code, "", "error: x\n")
+
+
+def test_a_message_is_printed_as_it_is(fails: Run) -> None:
+    """Neither read as markup, nor wrapped inside a path that somebody wants to copy."""
+    path = "/a [dir]/" + "long/" * 60 + "[/file].yaml"
+    _, _, said = fails(InvalidInput(f"{path}: no such file"))
+    assert said == f"error: {path}: no such file\n"
+
+
+def test_several_problems_are_several_lines(fails: Run) -> None:
+    _, _, said = fails(InvalidInput("a.yaml: one\nb.yaml: two"))
+    assert said.splitlines() == ["error: a.yaml: one", "b.yaml: two"]
+
+
+def test_a_defect_is_not_dressed_up_as_a_user_s_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def defect() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(main, "_collect", lambda: None)
+    monkeypatch.setattr(main, "app", defect)
+    with pytest.raises(ZeroDivisionError):
+        main.run()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sreve"], "sreve"),
+        (["plan"], "FILE_OR_MODEL_DIR"),
+        (["plan", "a", "b"], "unexpected extra argument"),
+        (["plan", "x", "--output", "xml"], "'xml' is not one of 'table', 'json', 'yaml'"),
+        (["up"], "FILE"),
+        (["up", "f.yaml", "--port", "70000"], "--port"),
+        (["crd", "--output", "json"], "--output"),
+        (["bench", "serve", "--requests", "0"], "--requests"),
+        (["bench", "serve", "--spread", "1.1"], "--spread"),
+        (["bench", "serve", "--shared-prefix", "nan"], "--shared-prefix"),
+        (["bench", "serve", "--vocab-size", "8"], "--vocab-size"),
+        (["bench", "serve", "--timeout", "0"], "--timeout"),
+        (["bench", "trace"], "file"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_names_what_is_wrong(
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mambaserve", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert words in said.err
+    assert said.out == ""
+
+
+def test_collecting_the_commands_loads_nothing_heavy() -> None:
+    """What `--help` and shell completion wait for."""
+    heavy = ("torch", "numpy", "pydantic", "aiohttp", "fastapi", "kubernetes", "kopf", "transformers", "yaml")
+    code = (
+        f"from mamba_cli import main; import sys; main._collect(); print({set(heavy)!r} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_failure_of_ours() -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{sys.executable} -m mamba_cli crd | head -c 1; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+    )
+    assert done.returncode in (0, 1)
+    assert done.stderr == b""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    return str(tmp_path)
+
+
+def test_a_locale_without_block_characters_still_shows_the_plan(small: str) -> None:
+    done = mambaserve("plan", small, "--device-memory", "8Gi", PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"strategy" in done.stdout
+
+
+def test_a_pipe_gets_no_colours(small: str) -> None:
+    done = mambaserve("plan", small, "--device-memory", "8Gi", TERM="xterm-256color")
+    assert b"\x1b" not in done.stdout
+
+
+def test_a_path_that_the_system_cannot_look_at_is_named() -> None:
+    done = mambaserve("plan", "x" * 300)
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith(f"error: {'x' * 300}: ")
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_file_of_keys_that_is_not_there_is_named_by_the_gateway_s_option(tmp_path: Path) -> None:
+    keys = str(tmp_path / "keys")
+    done = mambaserve("gateway", "--backend", "http://127.0.0.1:9", "--port", "0", "--api-key-file", keys)
+    assert done.returncode == 1
+    assert done.stderr.decode() == f"error: --api-key-file: {keys}: No such file or directory\n"

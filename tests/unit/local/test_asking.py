@@ -1,0 +1,167 @@
+"""Questions over HTTP to children that answer well, badly or not at all: readiness and the demonstration."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from mamba_cli.errors import RunFailed
+from mamba_cli.local import demo
+from mamba_cli.local.readiness import Readiness, engine_readiness, gateway_ready, put_strategy
+
+AWAY = "http://127.0.0.1:9"
+
+
+@dataclass
+class Child:
+    """Answers everything alike."""
+
+    url: str = ""
+    status: int = 200
+    body: bytes = b"{}"
+    abort: bool = False
+    bodies: list[Any] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.abort:
+            assert request.transport is not None
+            request.transport.abort()
+        if request.method != "GET":
+            self.bodies.append(await request.json())
+        return web.Response(status=self.status, body=self.body)
+
+
+@pytest.fixture
+async def child() -> AsyncIterator[Child]:
+    found = Child()
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", found.answer)
+    async with TestServer(app) as server:
+        found.url = str(server.make_url("")).rstrip("/")
+        yield found
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, b'{"status": "ready"}', Readiness(True, "ready")),
+        (503, b'{"stage": "weights", "done": 1.0, "total": 2}', Readiness(False, "weights", 1, 2)),
+        (503, b'{"stage": "weights", "done": "1", "total": [2]}', Readiness(False, "weights")),
+        (503, b'{"stage": null, "status": "draining"}', Readiness(False, "draining")),
+        (200, b"[1]", Readiness(True)),
+        (200, b"<html>another server</html>", Readiness(False)),
+        (200, b"\xff", Readiness(False)),
+        (200, b"", Readiness(True)),
+    ],
+)
+async def test_whatever_an_engine_says_is_read_or_not_ready(
+    child: Child, http: aiohttp.ClientSession, status: int, body: bytes, expected: Readiness
+) -> None:
+    child.status, child.body = status, body
+    assert await engine_readiness(http, child.url) == expected
+
+
+async def test_an_engine_that_does_not_answer_is_not_known(child: Child, http: aiohttp.ClientSession) -> None:
+    assert await engine_readiness(http, AWAY) is None
+    child.abort = True
+    assert await engine_readiness(http, child.url) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "ready"),
+    [
+        (200, {"endpoints": {"known": 1, "ready": 1}}, True),
+        (200, {"endpoints": {"known": 1, "ready": 0}}, False),
+        (200, {"endpoints": {"known": 1}}, False),
+        (200, {"endpoints": {"ready": None}}, False),
+        (200, {"status": "ready"}, True),
+        (503, {"endpoints": {"ready": 1}}, False),
+    ],
+)
+async def test_a_gateway_is_ready_when_it_sees_a_ready_engine(
+    child: Child, http: aiohttp.ClientSession, status: int, body: dict[str, Any], ready: bool
+) -> None:
+    child.status, child.body = status, json.dumps(body).encode()
+    assert await gateway_ready(http, child.url) is ready
+
+
+async def test_a_gateway_that_is_away_is_not_ready(http: aiohttp.ClientSession) -> None:
+    assert not await gateway_ready(http, AWAY)
+
+
+@pytest.mark.parametrize(("status", "problem"), [(200, ""), (204, ""), (409, "the engine answered 409: why")])
+async def test_a_strategy_is_taken_over_or_the_engine_s_words_are_given(
+    child: Child, http: aiohttp.ClientSession, status: int, problem: str
+) -> None:
+    child.status, child.body = status, b"" if status == 204 else b"why"
+    assert await put_strategy(http, child.url, "NoBuffer", 64) == problem
+    assert child.bodies == [{"strategy": "NoBuffer", "trackInterval": 64}]
+
+
+async def test_long_words_of_an_engine_are_cut(child: Child, http: aiohttp.ClientSession) -> None:
+    child.status, child.body = 500, b"x" * 10_000
+    assert len(await put_strategy(http, child.url, "NoBuffer", 64)) < 400
+
+
+async def test_an_engine_that_hangs_up_is_away(child: Child, http: aiohttp.ClientSession) -> None:
+    child.abort = True
+    assert "the engine cannot be reached: " in await put_strategy(http, child.url, "NoBuffer", 64)
+
+
+async def test_a_chat_is_asked_without_chance_and_answered(child: Child, http: aiohttp.ClientSession) -> None:
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+    child.body = json.dumps({"choices": [{"message": {"content": " iron "}}], "usage": usage}).encode()
+    question, messages = demo.chats()[0]
+    found = await demo.ask(http, child.url, "tiny", question, messages)
+    assert found == demo.Answer(question, "iron", 9, 4)
+    [body] = child.bodies
+    assert (body["model"], body["temperature"], body["messages"]) == ("tiny", 0, messages)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (500, b"oops", "answered 500: oops"),
+        (404, b'{"error": {"message": "no such model"}}', "answered 404: .*no such model"),
+        (429, b"x" * 10_000, "answered 429: x{500}$"),
+        (200, b"<html>", "an answer that cannot be read: <html>"),
+        (200, b'{"choices": []}', "an answer that cannot be read"),
+        (200, b'{"choices": [{"message": null}], "usage": {}}', "an answer that cannot be read"),
+        (
+            200,
+            b'{"choices": [{"message": {"content": "x"}}], "usage": null}',
+            "an answer that cannot be read",
+        ),
+    ],
+)
+async def test_an_answer_that_is_none_is_a_failure_that_shows_it(
+    child: Child, http: aiohttp.ClientSession, status: int, body: bytes, words: str
+) -> None:
+    child.status, child.body = status, body
+    with pytest.raises(RunFailed, match=f"^demo: .*{words}"):
+        await demo.ask(http, child.url, "tiny", *demo.chats()[0])
+
+
+async def test_an_endpoint_that_is_away_or_hangs_up_is_a_failure(
+    child: Child, http: aiohttp.ClientSession
+) -> None:
+    child.abort = True
+    for url in (AWAY, child.url):
+        with pytest.raises(RunFailed, match=f"^demo: no answer from {url}: ."):
+            await demo.ask(http, url, "tiny", *demo.chats()[0])
+
+
+def test_an_empty_answer_is_shown_as_empty() -> None:
+    body = {"choices": [{"message": {"content": None}}], "usage": {"prompt_tokens": 1}}
+    assert demo.read_answer("q", json.dumps(body)).text == ""

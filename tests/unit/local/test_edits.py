@@ -1,0 +1,254 @@
+"""Edits of the file while it runs: what reaches the engine, what is said, and what is remembered."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.local.documents import LoadedDeployment
+from mamba_cli.local.edits import Edits, Replan
+from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
+from mamba_cli.local.unit import Unit, unit_of
+from mamba_server.budget import Device
+
+CONFIG = json.loads(
+    (Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json").read_text()
+)
+
+
+def loaded(name: str = "one", **spec: Any) -> LoadedDeployment:
+    body = {
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": "hf://a/b", "config": CONFIG, "maxModelLen": 4096},
+            "memory": {"arena": "512Mi"},
+            **spec,
+        },
+    }
+    return LoadedDeployment(Path("f.yaml"), MambaDeployment.model_validate(body))
+
+
+def replan(each: LoadedDeployment) -> PlanOutcome:
+    return plan_deployment(each, PlanFlags(gpus=1), Device("cpu", 4 << 30, told=False))
+
+
+@dataclass
+class Engine:
+    """The admin server of an engine; `refusals` are answered before it takes anything over."""
+
+    url: str = ""
+    taken: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+
+    async def put(self, request: web.Request) -> web.Response:
+        if self.refusals:
+            status, text = self.refusals.pop(0)
+            return web.Response(status=status, text=text)
+        self.taken.append(await request.json())
+        return web.json_response({})
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    found = Engine()
+    app = web.Application()
+    app.router.add_put("/admin/strategy", found.put)
+    async with TestServer(app) as server:
+        found.url = str(server.make_url("")).rstrip("/")
+        yield found
+
+
+class File:
+    """The file as it stands; `running` are the objects that were started from it."""
+
+    def __init__(self, engine: Engine, *objects: LoadedDeployment, replan: Replan = replan) -> None:
+        self.objects: list[LoadedDeployment] | InvalidInput = list(objects)
+        self.units = [self._unit(each, engine) for each in objects if each.deployment.spec.mode == "Active"]
+        self._edits = Edits(self.units, list(objects), self._read, replan)
+
+    @staticmethod
+    def _unit(each: LoadedDeployment, engine: Engine) -> Unit:
+        outcome = replan(each)
+        assert outcome.plan is not None
+        admin = int(engine.url.rpartition(":")[2])
+        return unit_of(
+            each, outcome.plan, device="cpu", host="127.0.0.1", port=1, engine_port=2, admin_port=admin,
+            drain_timeout=1,
+        )  # fmt: skip
+
+    def _read(self) -> list[LoadedDeployment]:
+        if isinstance(self.objects, InvalidInput):
+            raise self.objects
+        return self.objects
+
+    async def edit(self, *objects: LoadedDeployment) -> list[str]:
+        self.objects = list(objects)
+        return await self.look()
+
+    async def look(self) -> list[str]:
+        async with aiohttp.ClientSession() as http:
+            lines, self.units = await self._edits.take_over(http)
+        return lines
+
+    def starts_with(self, option: str) -> list[str]:
+        """What each engine would be given for `option` if it were started now."""
+        return [unit.engine_argv[unit.engine_argv.index(option) + 1] for unit in self.units]
+
+
+def cached(**fields: Any) -> LoadedDeployment:
+    return loaded(stateCache=fields)
+
+
+async def test_strategy_and_interval_go_to_the_engine_at_once(engine: Engine) -> None:
+    file = File(engine, loaded())
+    lines = await file.edit(cached(strategy="NoBuffer", trackInterval=512))
+    assert engine.taken == [{"strategy": "NoBuffer", "trackInterval": 512}]
+    assert lines == ["one: now runs NoBuffer with a checkpoint every 512 tokens, without a restart"]
+
+
+async def test_an_engine_that_is_started_again_begins_with_what_it_was_told(engine: Engine) -> None:
+    file = File(engine, loaded(), loaded("two"))
+    before = [file.starts_with("--strategy")[1], file.starts_with("--track-interval")[1]]
+    await file.edit(cached(strategy="ExtraBuffer", trackInterval=512), loaded("two"))
+    assert file.starts_with("--strategy") == ["ExtraBuffer", before[0]]
+    assert file.starts_with("--track-interval") == ["512", before[1]]
+    engine.refusals = [(409, "no")]
+    await file.edit(cached(strategy="NoBuffer"), loaded("two"))
+    assert file.starts_with("--strategy")[0] == "ExtraBuffer"
+
+
+async def test_extra_arguments_keep_the_last_word_after_an_edit(engine: Engine) -> None:
+    extra = {"extraArgs": ["--strategy", "ExtraBuffer"]}
+    file = File(engine, loaded(engine=extra))
+    await file.edit(loaded(engine=extra, stateCache={"strategy": "NoBuffer"}))
+    assert file.units[0].engine_argv[-2:] == ("--strategy", "ExtraBuffer")
+
+
+async def test_auto_is_sent_as_the_strategy_that_the_planner_chose(engine: Engine) -> None:
+    file = File(engine, cached(strategy="NoBuffer"))
+    await file.edit(cached(strategy="Auto"))
+    assert [each["strategy"] for each in engine.taken] == [replan(loaded()).plan.strategy]  # type: ignore[union-attr]
+
+
+async def test_saving_the_same_again_does_nothing(engine: Engine) -> None:
+    file = File(engine, loaded())
+    await file.edit(cached(strategy="NoBuffer"))
+    assert await file.edit(cached(strategy="NoBuffer")) == ["nothing in it concerns what runs"]
+    assert len(engine.taken) == 1
+
+
+async def test_a_live_and_a_later_field_in_one_edit_are_both_said(engine: Engine) -> None:
+    file = File(engine, loaded())
+    lines = await file.edit(cached(trackInterval=1024, eviction="LRU"))
+    assert [each["trackInterval"] for each in engine.taken] == [1024]
+    assert lines[1:] == ["one: spec.stateCache.eviction: takes effect at the next start"]
+
+
+@pytest.mark.parametrize("status", [404, 409, 500])
+async def test_a_refusal_is_shown_and_the_next_edit_tries_again(engine: Engine, status: int) -> None:
+    file = File(engine, loaded())
+    engine.refusals = [(status, "not now")]
+    [line] = await file.edit(cached(strategy="NoBuffer"))
+    assert line == f"one: strategy NoBuffer was not taken over: the engine answered {status}: not now"
+    assert engine.taken == []
+    lines = await file.edit(cached(strategy="NoBuffer"))
+    assert "now runs NoBuffer" in lines[0]
+    assert len(engine.taken) == 1
+
+
+async def test_a_refused_strategy_that_is_taken_back_needs_no_call(engine: Engine) -> None:
+    file = File(engine, loaded())
+    engine.refusals = [(409, "no")]
+    await file.edit(cached(strategy="NoBuffer"))
+    assert await file.edit(loaded()) == ["nothing in it concerns what runs"]
+    assert engine.taken == []
+
+
+async def test_later_fields_beside_a_refused_strategy_are_said_once(engine: Engine) -> None:
+    file = File(engine, loaded())
+    engine.refusals = [(409, "no"), (409, "no")]
+    first = await file.edit(cached(strategy="NoBuffer", eviction="LRU"))
+    assert "one: spec.stateCache.eviction: takes effect at the next start" in first
+    [only] = await file.edit(cached(strategy="NoBuffer", eviction="LRU"))
+    assert "was not taken over" in only
+
+
+async def test_an_engine_that_is_away_is_named() -> None:
+    file = File(Engine("http://127.0.0.1:9"), loaded())
+    [line] = await file.edit(cached(strategy="NoBuffer"))
+    assert line.startswith("one: strategy NoBuffer was not taken over: the engine cannot be reached: ")
+
+
+async def test_a_strategy_that_does_not_fit_is_told_with_the_numbers_and_not_sent(engine: Engine) -> None:
+    file = File(engine, loaded())
+    tight = loaded(memory={"arena": "30Mi"}, stateCache={"strategy": "NoBuffer"})
+    lines = await file.edit(tight)
+    assert engine.taken == []
+    assert "one sequence of 4096 tokens needs" in lines[0]
+    assert "one: spec.memory.arena: takes effect at the next start" in lines
+
+
+async def test_a_file_with_a_mistake_changes_nothing_and_its_repair_is_taken_over(engine: Engine) -> None:
+    file = File(engine, loaded())
+    file.objects = InvalidInput("f.yaml: spec.a: unknown\nf.yaml: spec.b: unknown")
+    assert await file.look() == [
+        "f.yaml: spec.a: unknown", "f.yaml: spec.b: unknown", "what runs stays as it is"
+    ]  # fmt: skip
+    assert engine.taken == []
+    await file.edit(cached(strategy="NoBuffer"))
+    assert len(engine.taken) == 1
+
+
+async def test_an_object_that_was_planned_only_is_no_news_when_another_changes(engine: Engine) -> None:
+    planned = loaded("planned", mode="Plan")
+    file = File(engine, loaded(), planned)
+    lines = await file.edit(cached(strategy="NoBuffer"), planned)
+    assert lines == ["one: now runs NoBuffer with a checkpoint every 256 tokens, without a restart"]
+
+
+async def test_the_strategy_of_an_object_that_does_not_run_waits_for_the_next_start(engine: Engine) -> None:
+    file = File(engine, loaded(), loaded("planned", mode="Plan"))
+    changed = loaded("planned", mode="Plan", stateCache={"strategy": "NoBuffer"})
+    assert await file.edit(loaded(), changed) == [
+        "planned: spec.stateCache.strategy: takes effect at the next start"
+    ]
+    assert engine.taken == []
+
+
+async def test_an_object_added_while_it_runs_may_be_edited_further(engine: Engine) -> None:
+    file = File(engine, loaded())
+    assert await file.edit(loaded(), loaded("two")) == [
+        "two: the object was added: takes effect at the next start"
+    ]
+    assert await file.edit(loaded(), loaded("two", stateCache={"strategy": "NoBuffer"})) == [
+        "two: spec.stateCache.strategy: takes effect at the next start"
+    ]
+    assert await file.edit(loaded()) == ["two: the object was removed: takes effect at the next start"]
+    assert engine.taken == []
+
+
+async def test_a_running_object_that_is_taken_out_and_put_back_is_still_the_same(engine: Engine) -> None:
+    file = File(engine, loaded(), loaded("two"))
+    assert await file.edit(loaded("two")) == ["one: the object was removed: takes effect at the next start"]
+    assert await file.edit(loaded(), loaded("two")) == [
+        "one: the object was added: takes effect at the next start"
+    ]
+    await file.edit(cached(strategy="NoBuffer"), loaded("two"))
+    assert len(engine.taken) == 1
+
+
+async def test_a_model_that_cannot_be_read_again_is_said_and_nothing_is_sent(engine: Engine) -> None:
+    def failing(_: LoadedDeployment) -> PlanOutcome:
+        raise RunFailed("the free memory cannot be read")
+
+    file = File(engine, loaded(), replan=failing)
+    assert await file.edit(cached(trackInterval=64)) == ["one: the free memory cannot be read"]
+    assert engine.taken == []

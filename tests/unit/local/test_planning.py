@@ -1,0 +1,151 @@
+"""What `plan` reckons with: which memory, which types, which flags win, and what it says in JSON."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.local.documents import LoadedDeployment
+from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment, plan_directory
+
+CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
+GIB = 1 << 30
+
+
+def outcome(flags: PlanFlags | None = None, **spec: Any) -> PlanOutcome:
+    config = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
+    body = {"metadata": {"name": "one"}, "spec": {"model": {"uri": "hf://a/b", "config": config}, **spec}}
+    loaded = LoadedDeployment(Path("f.yaml"), MambaDeployment.model_validate(body))
+    return plan_deployment(loaded, flags or PlanFlags())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    folder = tmp_path / "granite"
+    folder.mkdir()
+    (folder / "config.json").write_text((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    return folder
+
+
+def test_without_a_word_on_memory_a_gpu_is_assumed_and_the_assumption_said() -> None:
+    found = outcome()
+    assert (found.device.kind, found.device.memory) == ("cuda", 80 * GIB)
+    assert any(
+        "assumed 80Gi; set spec.memory.deviceMemory or --device-memory" in note for note in found.notes
+    )
+    assert any("assumed 80Gi" in note for note in found.to_json()["plan"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "spec", "memory"),
+    [
+        (PlanFlags(), {"memory": {"deviceMemory": "48Gi"}}, 48 * GIB),
+        (PlanFlags(device_memory=64 * GIB), {"memory": {"deviceMemory": "48Gi"}}, 64 * GIB),
+        (PlanFlags(device_memory=64 * GIB), {}, 64 * GIB),
+    ],
+)
+def test_told_memory_is_not_noted_and_the_flag_wins(
+    flags: PlanFlags, spec: dict[str, Any], memory: int
+) -> None:
+    found = outcome(flags, **spec)
+    assert found.device.memory == memory
+    assert not any("assumed" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "kind"),
+    [
+        (PlanFlags(), 1, "cuda"),
+        (PlanFlags(), 0, "cpu"),
+        (PlanFlags(gpus=0), 1, "cpu"),
+        (PlanFlags(gpus=1), 0, "cuda"),
+    ],
+)
+def test_the_kind_of_device_follows_the_number_of_gpus(flags: PlanFlags, gpus: int, kind: str) -> None:
+    assert outcome(flags, resources={"gpus": gpus}, memory={"deviceMemory": "80Gi"}).device.kind == kind
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_a_failure_with_the_way_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untold() -> int:
+        raise OSError("/proc/meminfo has no line MemAvailable")
+
+    monkeypatch.setattr("mamba_cli.local.devices.available_bytes", untold)
+    with pytest.raises(RunFailed, match=r"cannot read the free memory .* give --device-memory"):
+        plan_directory(directory, PlanFlags(gpus=0))
+    assert plan_directory(directory, PlanFlags(gpus=0, device_memory=8 * GIB)).plan is not None
+
+
+def test_a_plan_that_does_not_fit_says_in_json_how_much_is_missing() -> None:
+    shown = outcome(PlanFlags(device_memory=16 * GIB)).to_json()
+    assert (shown["fits"], shown["plan"]) == (False, None)
+    assert shown["haveBytes"] == int(16 * GIB * 0.9)
+    assert shown["needBytes"] > shown["haveBytes"]
+    assert "weights" in shown["reason"]
+
+
+def test_a_plan_that_fits_says_nothing_of_missing_bytes() -> None:
+    shown = outcome(PlanFlags(device_memory=80 * GIB)).to_json()
+    assert shown["fits"]
+    assert not {"reason", "needBytes", "haveBytes"} & set(shown)
+    json.dumps(shown)
+
+
+def test_the_bytes_of_a_state_are_those_of_the_type_that_is_planned() -> None:
+    def state(**cache: str) -> int:
+        return int(
+            outcome(PlanFlags(device_memory=80 * GIB), stateCache=cache).to_json()["model"]["stateBytes"]
+        )
+
+    narrow, wide = state(stateDtype="float16"), state(stateDtype="float32")
+    assert narrow < wide
+    # The windows keep the type of the activations: only the SSM part halves.
+    assert narrow > wide / 2
+
+
+def test_weights_without_files_are_counted_in_the_type_they_are_loaded_as() -> None:
+    def weights(dtype: str) -> int:
+        made = outcome(PlanFlags(device_memory=160 * GIB), engine={"dtype": dtype})
+        assert "weights by parameter count: no files at hand" in made.notes
+        return made.weights
+
+    assert weights("float32") == 2 * weights("bfloat16") == 2 * weights("Auto")
+
+
+def test_true_weights_are_split_over_the_gpus_and_noted_no_more(directory: Path) -> None:
+    header = json.dumps({"x": {"dtype": "BF16", "shape": [1001], "data_offsets": [0, 2002]}}).encode()
+    (directory / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(2002))
+    found = plan_directory(directory, PlanFlags(device_memory=8 * GIB, gpus=2))
+    assert found.weights == 1001
+    assert not any("by parameter count" in note for note in found.notes)
+
+
+def test_a_directory_is_called_by_its_name_however_it_was_reached(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    flags = PlanFlags(device_memory=8 * GIB)
+    assert plan_directory(Path(), flags).name == plan_directory(directory, flags).name == "granite"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (PlanFlags(device_memory=8 * GIB, gpus=7), "tensorParallel 7 does not divide"),
+        (PlanFlags(device_memory=8 * GIB, utilization=1.5), "utilization"),
+    ],
+)
+def test_flags_that_cannot_be_planned_are_wrong_usage(directory: Path, flags: PlanFlags, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        plan_directory(directory, flags)
+
+
+def test_a_utilization_of_the_flag_wins_over_the_file() -> None:
+    half = outcome(PlanFlags(device_memory=80 * GIB, utilization=0.5), memory={"utilization": 0.8})
+    assert half.plan is not None
+    assert half.plan.budget_bytes == 40 * GIB

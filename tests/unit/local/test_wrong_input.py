@@ -1,0 +1,194 @@
+"""What a user of `up` and `plan` can give wrongly: refused in words before anything is started."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.local.bring_up import bring_up
+from mamba_cli.local.devices import gpu_memory
+from mamba_cli.local.documents import read_deployments
+from mamba_cli.local.model_facts import facts_of_model, local_uri
+from mamba_cli.local.planning import PlanFlags, plan_directory
+from mamba_cli.local.ports import front_ports
+from mamba_cli.local.sizes import size_option
+
+CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
+
+
+def document(name: str = "one", namespace: str | None = None, **spec: Any) -> str:
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    config = yaml.safe_load((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    model = {"uri": "hf://a/b", "config": config, "maxModelLen": 4096}
+    body = {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": metadata,
+        "spec": {"model": model, "memory": {"arena": "512Mi"}, "resources": {"gpus": 0}, **spec},
+    }
+    return yaml.safe_dump(body)
+
+
+def up(*files: Path, host: str = "127.0.0.1", port: int = 0, logs: Path | None = None) -> str:
+    """Bring up with a launcher that would tell of its start; what was printed."""
+    output = io.StringIO()
+    bring_up(
+        list(files), host=host, port=port, once=True, demo=False, logs=logs,
+        console=Console(file=output, width=200), launcher=("/bin/sh", "-c", "echo started >&2; exit 2"),
+    )  # fmt: skip
+    return output.getvalue()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mamba.yaml"
+    path.write_text(document())
+    return path
+
+
+def test_one_file_given_twice_is_refused_instead_of_run_twice(file: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"mamba\.yaml: one is already given in .*mamba\.yaml"):
+        up(file, file)
+
+
+def test_one_name_in_two_namespaces_cannot_run_on_one_machine(file: Path) -> None:
+    file.write_text(document() + "---\n" + document(namespace="elsewhere"))
+    with pytest.raises(InvalidInput, match="one is given in several namespaces"):
+        up(file)
+
+
+def test_one_name_in_two_namespaces_can_be_planned(file: Path) -> None:
+    file.write_text(document() + "---\n" + document(namespace="elsewhere"))
+    assert [each.deployment.namespace for each in read_deployments([file])] == ["default", "elsewhere"]
+
+
+def test_one_name_in_two_files_is_refused_whatever_the_namespace(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(document(namespace="elsewhere"))
+    with pytest.raises(InvalidInput, match=r"other\.yaml: one is already given in .*mamba\.yaml"):
+        read_deployments([file, other])
+
+
+def test_logs_that_cannot_be_written_are_refused(file: Path) -> None:
+    with pytest.raises(RunFailed, match=r"--logs: cannot write there: .*File exists"):
+        up(file, logs=file)
+    with pytest.raises(RunFailed, match="--logs: cannot write there: "):
+        up(file, logs=file / "below")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no MambaDeployment in it"),
+        (b"---\n---\n", "no MambaDeployment in it"),
+        (b"# nothing but a comment\n", "no MambaDeployment in it"),
+        (b"\xff\xfek\x00i\x00", "cannot be read: 'utf-8' codec"),
+        (b"kind: \x00", "not valid YAML"),
+        (b"kind: [", "line 1, column 8: not valid YAML"),
+        (b"- a\n- b\n", "a Kubernetes object is a mapping, this is a list"),
+        (b"just words", "a Kubernetes object is a mapping, this is a str"),
+        (b"a: &x 1\nb: *x\n", "aliases"),
+        (b'{"model_type": "bamba"}', "kind is missing: write apiVersion: serving.mambaserve.io/v1alpha1"),
+        (b"apiVersion: apps/v1\nkind: Deployment\n", "no MambaDeployment in it"),
+        (b"apiVersion: serving.mambaserve.io/v1\nkind: MambaDeployment\n", "is not served: write serving"),
+    ],
+)  # fmt: skip
+def test_a_file_of_something_else_is_named_with_what_it_should_be(
+    file: Path, content: bytes, words: str
+) -> None:
+    file.write_bytes(content)
+    with pytest.raises(InvalidInput) as caught:
+        read_deployments([file])
+    assert str(caught.value).startswith(str(file))
+    assert words in str(caught.value)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + document().replace("\n", "\r\n").encode())
+    [found] = read_deployments([file])
+    assert found.deployment.name == "one"
+
+
+@pytest.mark.parametrize("make", ["directory", "link", "long"])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, make: str) -> None:
+    path = tmp_path / (make if make != "long" else "x" * 300)
+    if make == "directory":
+        path.mkdir()
+    elif make == "link":
+        path.symlink_to(tmp_path / "gone")
+    words = "no such file" if make == "link" else "cannot be read"
+    with pytest.raises(InvalidInput, match=words) as caught:
+        read_deployments([path])
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_named(file: Path) -> None:
+    file.chmod(0)
+    with pytest.raises(InvalidInput, match=r"mamba\.yaml: cannot be read: .*Permission denied"):
+        read_deployments([file])
+
+
+@pytest.mark.parametrize("host", ["::1", "192.0.2.1"])
+@pytest.mark.parametrize("port", [0, 8123])
+def test_a_host_that_is_not_ours_is_wrong_usage_whatever_the_port(host: str, port: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"^--host: {host} is no address of this machine$"):
+        front_ports(host, port, 1)
+
+
+@pytest.mark.parametrize("port", [0, 8123])
+def test_an_empty_host_does_not_open_the_endpoint_to_everybody(file: Path, port: int) -> None:
+    with pytest.raises(InvalidInput, match="--host: is empty"):
+        up(file, host="", port=port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "80 Gi", "-5Gi", "1e400", "\u0663Gi", "80GiB", "0x10", "nan", "Gi"]
+)
+def test_a_size_that_is_none_names_its_option(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^--device-memory: "):
+        size_option("--device-memory", text)
+
+
+def test_an_escaped_character_in_a_relative_path_is_the_character(tmp_path: Path) -> None:
+    """As in an absolute file URI."""
+    file = tmp_path / "mamba.yaml"
+    assert local_uri("file://./my%20model", file) == str(tmp_path / "my model")
+    assert local_uri("file://./100%", file) == str(tmp_path / "100%")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": None}, "field vocab_size is missing"),
+        ({"layer_types": []}, "layer_types: is empty"),
+        ({"model_type": ["granitemoehybrid"], "architectures": None}, "is not supported"),
+        ({"num_attention_heads": 0}, "num_attention_heads: must be at least 1"),
+    ],
+)
+def test_a_mistake_in_an_inline_configuration_names_file_and_field(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    config = {**yaml.safe_load((CONFIGS / "granite-4.0-h-350m.json").read_text()), **changes}
+    with pytest.raises(InvalidInput, match=rf"f\.yaml: spec\.model\.config: .*{words}"):
+        facts_of_model("hf://a/b", config, tmp_path / "f.yaml")
+
+
+def test_a_directory_with_damaged_weights_is_not_planned(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"<html>sign in to download</html>")
+    with pytest.raises(InvalidInput, match=r"model\.safetensors: truncated or not a safetensors file"):
+        plan_directory(tmp_path, PlanFlags(device_memory=8 << 30))
+
+
+@pytest.mark.parametrize("said", ["[N/A]", "", "No devices were found", "-1", "1.5"])
+def test_a_driver_that_names_no_size_is_no_gpu(said: str, tmp_path: Path) -> None:
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\necho '{said}'\n")
+    script.chmod(0o755)
+    assert gpu_memory([str(script)]) is None

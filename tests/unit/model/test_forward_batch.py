@@ -1,0 +1,132 @@
+"""A step's integers: contradictions are found by the rule they break, and all of them reach the device."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mamba_server.model.forward_batch import ForwardBatch, HostBatch
+
+CHUNK, PAGE = 4, 2
+
+
+def ints(*values: Any) -> Any:
+    return np.array(values, dtype=np.int32)
+
+
+def step() -> HostBatch:
+    """Sequence 0 decodes at depth 3; sequence 1 prefills 6 tokens from the start, in chunks of 4 and 2."""
+    return HostBatch(
+        positions=ints(3, 0, 1, 2, 3, 4, 5),
+        token_sequence=ints(0, 1, 1, 1, 1, 1, 1),
+        query_start=ints(0, 1, 7),
+        context_len=ints(4, 6),
+        slot_in=ints(1, -1),
+        slot_out=ints(1, 2),
+        decode_track=ints(5),
+        page_table=np.array([[1, 2, -1], [4, 5, 6]], dtype=np.int32),
+        kv_row=ints(5, 8, 9, 10, 11, 12, 13),
+        chunk_start=ints(1, 5),
+        chunk_len=ints(4, 2),
+        chunk_sequence=ints(1, 1),
+        chunk_rank=ints(0, 1),
+        chunk_track=ints(7, -1),
+        logits_rows=ints(0, 6),
+    )
+
+
+def batch(host: HostBatch, input_ids: Any) -> ForwardBatch:
+    return ForwardBatch.from_host(
+        host, input_ids=input_ids, chunk_size=CHUNK, page_size=PAGE, device=torch.device("cpu")
+    )
+
+
+def test_a_sound_step_passes() -> None:
+    step().check(CHUNK, PAGE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"query_start": ints(0, 1, 6)}, "query_start spans the rows"),
+        ({"query_start": ints(1, 2, 7)}, "query_start spans the rows"),
+        ({"query_start": ints(0, 2, 7)}, "decodes have one token, pieces some"),
+        ({"query_start": ints(0, 1, 1, 7), "context_len": ints(4, 6, 6)}, "decodes have one token"),
+        ({"token_sequence": ints(0, 1, 1, 0, 1, 1, 1)}, "token_sequence"),
+        ({"context_len": ints(4, 7)}, "context ends at the last token"),
+        ({"slot_out": ints(1, 0)}, "the padding slot belongs to nobody"),
+        ({"slot_out": ints(1, -1)}, "the padding slot belongs to nobody"),
+        ({"chunk_start": ints(2, 5)}, "chunks begin with the first piece"),
+        ({"chunk_len": ints(4, 1)}, "chunks cover the pieces without gaps"),
+        ({"chunk_start": ints(1, 4)}, "chunks cover the pieces without gaps"),
+        ({"chunk_start": ints(1, 6), "chunk_len": ints(5, 1)}, "no chunk is longer than the chunk size"),
+        ({"chunk_sequence": ints(1, 0)}, "chunks do not cross sequences"),
+        ({"chunk_rank": ints(0, 0)}, "chunk_rank counts within the sequence"),
+        ({"chunk_rank": ints(1, 2)}, "chunk_rank counts within the sequence"),
+        ({"kv_row": ints(5, 8, 9, 10, 11, 13, 12)}, "kv_row follows from the page table"),
+        ({"page_table": np.array([[1, 3, -1], [4, 5, 6]], dtype=np.int32)}, "kv_row follows"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_named_by_the_rule_it_breaks(changes: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=f"^inconsistent batch: {rule}"):
+        replace(step(), **changes).check(CHUNK, PAGE)
+
+
+def test_a_chunk_across_two_sequences_is_found() -> None:
+    two = replace(
+        step(),
+        positions=ints(3, 0, 1, 2, 0, 1, 2),
+        token_sequence=ints(0, 1, 1, 1, 2, 2, 2),
+        query_start=ints(0, 1, 4, 7),
+        context_len=ints(4, 3, 3),
+        slot_in=ints(1, -1, -1),
+        slot_out=ints(1, 2, 3),
+        page_table=np.array([[1, 2], [4, 5], [6, 7]], dtype=np.int32),
+        kv_row=ints(5, 8, 9, 10, 12, 13, 14),
+        chunk_start=ints(1, 4),
+        chunk_len=ints(3, 3),
+        chunk_sequence=ints(1, 2),
+        chunk_rank=ints(0, 0),
+    )
+    two.check(CHUNK, PAGE)
+    with pytest.raises(ValueError, match="chunks do not cross sequences"):
+        replace(two, chunk_start=ints(1, 5), chunk_len=ints(4, 2)).check(CHUNK, PAGE)
+
+
+def test_every_array_arrives_with_its_shape_and_values() -> None:
+    host = step()
+    made = batch(host, ints(9, 8, 7, 6, 5, 4, 3))
+    for field in fields(HostBatch):
+        arrived = getattr(made, field.name)
+        assert arrived.dtype == torch.int32
+        assert np.array_equal(arrived.numpy(), getattr(host, field.name)), field.name
+    assert made.input_ids.tolist() == [9, 8, 7, 6, 5, 4, 3]
+    assert (made.tokens, made.decodes, made.sequences, made.chunks, made.ranks) == (7, 1, 2, 2, 2)
+    assert (made.max_context, made.chunk_size, made.page_size) == (6, CHUNK, PAGE)
+
+
+def test_the_batch_keeps_its_integers_when_the_host_reuses_its_arrays() -> None:
+    host = step()
+    made = batch(host, ints(1, 2, 3, 4, 5, 6, 7))
+    host.positions[:] = 99
+    assert made.positions.tolist() == [3, 0, 1, 2, 3, 4, 5]
+
+
+def test_tokens_that_are_on_the_device_already_stay_where_they_are() -> None:
+    sampled = torch.arange(7, dtype=torch.int32)
+    assert batch(step(), sampled).input_ids is sampled
+
+
+def test_a_step_of_decodes_alone_has_no_chunks() -> None:
+    none = ints()
+    host = replace(
+        step(), positions=ints(3), token_sequence=ints(0), query_start=ints(0, 1), context_len=ints(4),
+        slot_in=ints(1), slot_out=ints(1), page_table=np.array([[1, 2]], dtype=np.int32), kv_row=ints(5),
+        chunk_start=none, chunk_len=none, chunk_sequence=none, chunk_rank=none, chunk_track=none,
+        logits_rows=ints(0),
+    )  # fmt: skip
+    host.check(CHUNK, PAGE)
+    made = batch(host, ints(1))
+    assert (made.chunks, made.ranks, made.decodes, made.sequences) == (0, 0, 1, 1)

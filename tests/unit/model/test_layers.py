@@ -1,0 +1,117 @@
+"""Layers against their formulas in plain torch: tiles of rows, activations, the gated feed-forward."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from mamba_server.model.config import MlpConfig
+from mamba_server.model.errors import UnsupportedModel, WeightsError
+from mamba_server.model.layers.linear import Linear
+from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.mlp import Mlp, activation
+from mamba_server.model.weights import Weights
+
+CPU = torch.device("cpu")
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 17), st.booleans())
+def test_a_product_in_tiles_is_the_product(rows: int, tile: int, bias: bool) -> None:
+    x, weight = random(rows, 6, seed=rows), random(5, 6, seed=1)
+    offset = random(5, seed=2) if bias else None
+    torch.testing.assert_close(Linear(weight, offset, tile)(x), F.linear(x, weight, offset))
+
+
+@pytest.mark.parametrize("tile", [0, 4])
+def test_no_rows_are_no_product(tile: int) -> None:
+    assert Linear(random(5, 6), random(5), tile)(random(0, 6)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("relu2", lambda x: x.clamp(min=0) ** 2),
+        ("relu", lambda x: x.clamp(min=0)),
+        ("silu", lambda x: x / (1 + torch.exp(-x))),
+        ("swish", lambda x: x / (1 + torch.exp(-x))),
+        ("gelu", lambda x: x * torch.special.ndtr(x)),
+        ("gelu_new", lambda x: x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
+    ],
+)
+def test_an_activation_is_its_formula_at_every_size_of_number(name, formula, invariant: bool) -> None:
+    x = torch.cat([random(500), torch.tensor([0.0, -0.0, 30.0, -30.0, 1e-30, -1e-30], dtype=torch.float64)])
+    torch.testing.assert_close(activation(name, batch_invariant=invariant)(x.clone()), formula(x))
+
+
+def test_an_activation_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(
+        UnsupportedModel, match="activation 'mish' is not supported; supported: relu2, relu, "
+    ):
+        activation("mish")
+
+
+def write(directory: Path, **tensors: torch.Tensor) -> Loader:
+    save_file(
+        {name.replace("__", "."): tensor for name, tensor in tensors.items()}, directory / "m.safetensors"
+    )
+    return Loader(Weights(directory), CPU, torch.float64, prefix="block.")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_feed_forward_is_up_activation_down_and_the_gate_where_there_is_one(
+    tmp_path: Path, gated: bool, bias: bool
+) -> None:
+    tensors = {
+        "block__up_proj__weight": random(7, 4, seed=1),
+        "block__down_proj__weight": random(4, 7, seed=2),
+    }
+    if gated:
+        tensors["block__gate_proj__weight"] = random(7, 4, seed=3)
+    if bias:
+        for number, name in enumerate(list(tensors), 10):
+            tensors[name.replace("weight", "bias")] = random(tensors[name].shape[0], seed=number)
+    mlp = Mlp(MlpConfig(7, "silu", gated, bias), 4, write(tmp_path, **tensors))
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, tensors[f"block__{name}__weight"], tensors.get(f"block__{name}__bias"))
+
+    x = random(5, 4, seed=4)
+    before = x.clone()
+    inner = F.silu(linear("gate_proj", x)) * linear("up_proj", x) if gated else F.silu(linear("up_proj", x))
+    torch.testing.assert_close(mlp(x), linear("down_proj", inner))
+    assert torch.equal(x, before), "the input belongs to the residual stream"
+
+
+def test_a_layer_names_the_tensor_it_misses_by_its_whole_name(tmp_path: Path) -> None:
+    loader = write(tmp_path, block__up_proj__weight=random(7, 4))
+    with pytest.raises(WeightsError, match=r"tensor block\.inner\.0\.up_proj\.weight is missing"):
+        loader.at("inner", 0).linear("up_proj", 4, 7, bias=False)
+    with pytest.raises(WeightsError, match=r"tensor block\.up_proj\.weight has shape \[7, 4\].*\[4, 7\]"):
+        loader.linear("up_proj", 7, 4, bias=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "wide"),
+    [
+        (torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)  # fmt: skip
+def test_what_enters_sums_is_never_narrower_than_float32(
+    tmp_path: Path, model: torch.dtype, wide: torch.dtype
+) -> None:
+    save_file({"A_log": torch.tensor([1.0, 2.0])}, tmp_path / "m.safetensors")
+    loader = Loader(Weights(tmp_path), CPU, model)
+    assert loader.wide("A_log", 2).dtype == wide
+    assert loader.tensor("A_log", 2).dtype == model
