@@ -11,12 +11,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
+from pydantic import ValidationError
 
 from mamba_api.v1alpha1 import Status
 from mamba_operator.announce import announce
 from mamba_operator.apply import Outcome, apply, status_manifest
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, NotFound, OperatorError, Terminating, Unreachable
+from mamba_operator.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating, Unreachable
 from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Key, Manifest
@@ -122,8 +123,8 @@ class Reconciler:
         failures = [
             Failure(error.condition_reason, str(error))
             for error in outcome.errors
-            # Waiting for a name to be free is the normal way of things and passes by itself.
-            if not isinstance(error, Terminating)
+            # Waiting for a name to be free, or for another's write, is normal and passes by itself.
+            if not isinstance(error, Terminating | Conflict)
         ]
         new = summarize(snapshot, plan, failures, now=self._now())
         if new is not None and new != _exact(snapshot.owner):
@@ -141,7 +142,10 @@ class Reconciler:
 
 def _exact(owner: Manifest) -> Status | None:
     """The recorded status; None when something in it cannot be read, so that it is written anew."""
-    return recorded(owner) if owner.get("status") else None
+    try:
+        return Status.model_validate(owner.get("status"), by_alias=True, by_name=False)
+    except ValidationError:
+        return None
 
 
 def _gravest(errors: list[OperatorError]) -> OperatorError:

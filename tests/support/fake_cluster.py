@@ -73,9 +73,11 @@ class FakeCluster(KubeClient):
         key = (manifest["kind"], meta.get("namespace", ""), meta["name"])
         old = self.objects.get(key)
         if subresource:
-            if old is None or old["metadata"]["uid"] != meta["uid"]:
+            if old is None:
                 raise NotFound("gone", status=404)
-            return self.put({**old, "status": copy.deepcopy(manifest["status"])})
+            _check_uid(old, meta)
+            return self.put({**old, "status": _status(old.get("status") or {}, manifest["status"])})
+        _check_uid(old, meta)
         kept = {"uid": old["metadata"]["uid"]} if old else {}
         fresh = {**copy.deepcopy(manifest), "metadata": {**copy.deepcopy(meta), **kept}}
         if old is not None and _equal(old, fresh):
@@ -121,6 +123,23 @@ class FakeCluster(KubeClient):
     async def serves(self, kind: Kind) -> bool:
         self._enter("get", "APIResourceList", kind.plural)
         return kind.kind in BY_NAME
+
+
+def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
+    """An apply that names a uid is for that very object."""
+    if "uid" in meta and (old is None or old["metadata"]["uid"] != meta["uid"]):
+        raise Conflict("uid mismatch", status=409)
+
+
+def _status(old: Manifest, applied: Manifest) -> Manifest:
+    """Conditions are told apart by their type: those of other managers stay."""
+    types = {one["type"] for one in applied.get("conditions") or ()}
+    kept = old.get("conditions")
+    others = [one for one in kept if one.get("type") not in types] if isinstance(kept, list) else []
+    return {
+        **copy.deepcopy(applied),
+        "conditions": [*copy.deepcopy(applied.get("conditions") or []), *others],
+    }
 
 
 def _equal(old: Manifest, new: Manifest) -> bool:
