@@ -11,6 +11,7 @@ from mamba_server.model.families.errors import MissingField, WrongField
 
 T = TypeVar("T")
 
+MAX_LAYERS = 10_000
 _ABSENT = object()
 
 
@@ -37,6 +38,13 @@ class Fields:
         if value < minimum:
             raise self.wrong(name, f"must be at least {minimum}, found {value}")
         return value
+
+    def layer_count(self, *names: str) -> int:
+        """How many layers: bounded, because a list of that length is made from one number of a stranger."""
+        count = self.integer(*names)
+        if count > MAX_LAYERS:
+            raise self.wrong(self._find(names)[0], f"must be at most {MAX_LAYERS}, found {count}")
+        return count
 
     def integer_or_auto(self, name: str, auto: int) -> int:
         """An integer, or `auto` where the field is absent or says "auto"."""

@@ -74,7 +74,7 @@ def _moe(fields: Fields, activation: str) -> MoeConfig:
 def _mixers(fields: Fields) -> list[LayerKind]:
     values = fields.items("layer_types")
     if values is None:
-        count = fields.integer("num_hidden_layers")
+        count = fields.layer_count("num_hidden_layers")
         interval = fields.integer("full_attention_interval", default=4)
         return ["gated_delta" if (index + 1) % interval else "attention" for index in range(count)]
     kinds = blocks.layer_kinds(fields, "layer_types", values, ("mamba", "attention"))
@@ -84,7 +84,7 @@ def _mixers(fields: Fields) -> list[LayerKind]:
 def _feed_forward(fields: Fields, count: int) -> list[LayerKind]:
     experts = fields.integer("num_experts", default=0, minimum=0)
     step = fields.integer("decoder_sparse_step", default=1)
-    dense = set(fields.items("mlp_only_layers") or [])
+    dense = fields.items("mlp_only_layers") or []
     return [
         "moe" if experts and index not in dense and (index + 1) % step == 0 else "mlp"
         for index in range(count)

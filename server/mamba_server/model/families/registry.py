@@ -80,9 +80,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _family(config: Mapping[str, Any]) -> str | None:
-    if (model_type := config.get("model_type")) in FAMILIES:
-        return str(model_type)
-    names = config.get("architectures") or ()
+    model_type, names = config.get("model_type"), config.get("architectures")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return model_type
+    if not isinstance(names, list | tuple | str):
+        return None
     for family, (architecture, _) in FAMILIES.items():
         if architecture in names:
             return family
