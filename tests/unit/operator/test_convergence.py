@@ -8,6 +8,7 @@ import contextlib
 import copy
 import random
 from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -260,7 +261,7 @@ async def test_a_child_that_is_refused_in_the_same_words_is_tried_ever_more_seld
     async with operating(cluster, passes):
         await asyncio.sleep(600)
 
-    pauses = [round(after - before, 2) for before, after in zip(passes[2:], passes[3:], strict=False)]
+    pauses = [round(after - before, 2) for before, after in pairwise(passes[2:])]
     assert pauses == sorted(pauses)
     assert 60 <= pauses[-1] < 61
     assert len(passes) < 20

@@ -253,7 +253,8 @@ async def test_an_object_that_was_made_anew_in_the_middle_gets_nothing_of_the_ol
 
 
 BAD: list[tuple[str, Manifest, str, str]] = [
-    ("a spec of another time", {**owner(), "spec": {"model": {"uri": "ftp://x"}}}, "InvalidSpec", "spec.model.uri"),
+    ("a spec of another time", {**owner(), "spec": {"model": {"uri": "ftp://x"}}},
+     "InvalidSpec", "spec.model.uri"),
     ("a spec that is no object", {**owner(), "spec": ["x"]}, "InvalidSpec", "spec"),
     ("too little memory", fitting_owner(memory={"deviceMemory": "1Gi"}), "PlanDoesNotFit", "1.0Gi"),
     ("a model nobody knows", fitting_owner(model={"uri": "hf://a/b", "config": {"model_type": "gpt2"}}),
