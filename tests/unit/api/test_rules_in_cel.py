@@ -16,10 +16,13 @@ from mamba_api.errors import ContractError
 from mamba_api.model_uri import parse_model_uri
 from mamba_api.quantity import MAX_LENGTH, Duration, Quantity
 from mamba_api.schema import custom_resource_definition
-from mamba_api.v1alpha1 import EnvVar, Redis, Rollout, Scaling, Spec
+from mamba_api.v1alpha1 import EnvVar, Limits, Redis, Rollout, Scaling, Spec
 from mamba_api.v1alpha1.base import ApiModel
 
 SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+TERNARY = re.compile(r"^(.*\()?([^()?]*(?:\([^()]*\))?[^()?]*) \? (.*) : (.*?)(\)?)$")
 
 
 class Absent(Exception):
@@ -28,7 +31,7 @@ class Absent(Exception):
 
 def cel(expression: str, value: Any) -> Any:
     """What a CEL expression over `self` says."""
-    text = re.sub(r"(.*?)\((.*) \? (.*) : (.*)\)$", r"\1(\3 if \2 else \4)", expression)
+    text = TERNARY.sub(r"\1\3 if \2 else \4\5", expression)
     text = text.replace("&&", " and ").replace("||", " or ")
     text = re.sub(r"!(?!=)", " not ", text)
     return _value(ast.parse(text.strip(), mode="eval").body, value)
@@ -47,6 +50,10 @@ def _value(node: ast.expr, value: Any) -> Any:
             return inner[name]
         case ast.Call(ast.Name("has"), [ast.Attribute(of, name)]):
             return name in _value(of, value)
+        case ast.Call(ast.Attribute(of, "matches"), [ast.Constant(pattern)]):
+            return re.search(pattern, _value(of, value)) is not None
+        case ast.Compare(ast.Call(ast.Name("type"), [of]), [ast.Eq()], [ast.Name("string")]):
+            return isinstance(_value(of, value), str)
         case ast.BoolOp(ast.And(), parts):
             return all(_value(part, value) for part in parts)
         case ast.BoolOp(ast.Or(), parts):
@@ -86,6 +93,8 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
         ("has(self.a) != has(self.b)", {"a": 1}, True),
         ("self.a <= (self.b > 1 ? self.b : 1)", {"a": 2, "b": 0}, False),
         ("self.a <= (self.b > 1 ? self.b : 1)", {"a": 3, "b": 3}, True),
+        ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": "0.0Gi"}, False),
+        ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": 5}, True),
         ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
     ],
 )
@@ -110,6 +119,8 @@ def refused(model: type[ApiModel], data: dict[str, Any]) -> str:
 
 
 COUNT, SMALL = st.integers(0, 4), st.integers(1, 6)
+TIMES = st.sampled_from(["0s", "0h0.0ms", "0.001ms", "1h", "0h1s", "10m"])
+SIZES = st.sampled_from(["0", "0.0Gi", "1n", "0.1m", "16Mi", 0, 1, 4096])
 DURATIONS = st.sampled_from(["1s", "50ms"])
 
 
@@ -124,6 +135,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
         ttftTarget=DURATIONS, tpotTarget=DURATIONS,
     ),
+    Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
     Rollout: some({}, maxSurge=COUNT, maxUnavailable=COUNT),
     Redis: some({}, url=st.just("redis://r:6379"), secretRef=st.just({"name": "r"})),
     EnvVar: some(
