@@ -32,33 +32,32 @@ class Outcome:
 
 
 async def apply(client: KubeClient, snapshot: Snapshot, plan: Plan) -> Outcome:
-    """Apply, then delete, in the plan's order.
-
-    Raises:
-        Unreachable: the API server is away; the rest of the plan is left for the next pass.
-    """
+    """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
     outcome = Outcome()
     for one in plan.terminating:
         outcome.errors.append(Terminating(f"{one} is being deleted and is made again when it is gone"))
-    for change in plan.applies:
-        try:
-            if await _apply(client, snapshot, change):
-                outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
-        except Unreachable:
-            raise
-        except OperatorError as error:
-            outcome.errors.append(error)
-    for removal in plan.deletes:
-        try:
-            await _delete(client, snapshot, removal)
-            outcome.done.append(Done(removal.ref, removal.change))
-        except Unreachable:
-            raise
-        except Conflict:
-            # It was replaced in between: the next pass sees what is there now.
-            continue
-        except OperatorError as error:
-            outcome.errors.append(error)
+    try:
+        for change in plan.applies:
+            try:
+                if await _apply(client, snapshot, change):
+                    outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
+            except Unreachable:
+                raise
+            except OperatorError as error:
+                outcome.errors.append(error)
+        for removal in plan.deletes:
+            try:
+                await _delete(client, snapshot, removal)
+                outcome.done.append(Done(removal.ref, removal.change))
+            except Unreachable:
+                raise
+            except Conflict:
+                # It was replaced in between: the next pass sees what is there now.
+                continue
+            except OperatorError as error:
+                outcome.errors.append(error)
+    except Unreachable as error:
+        outcome.errors.append(error)
     return outcome
 
 
@@ -101,8 +100,9 @@ async def _delete(client: KubeClient, snapshot: Snapshot, removal: Delete) -> No
 
 
 def status_manifest(owner: Manifest, status: Manifest) -> Manifest:
-    """What the one status write sends; the uid keeps it from reaching a newer object of the same name.
+    """What the one status write sends, for the very version that was observed.
 
+    The version keeps it from a newer object of the same name: with a status the API server ignores the uid.
     Conditions of others are left out: to send what we saw of them would undo what they wrote since.
     """
     meta = owner["metadata"]
@@ -110,6 +110,6 @@ def status_manifest(owner: Manifest, status: Manifest) -> Manifest:
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
-        "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+        "metadata": {key: meta[key] for key in ("name", "namespace", "resourceVersion")},
         "status": {**status, "conditions": ours},
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, NotFound
+from mamba_operator.errors import ClusterError, Conflict, NotFound, Refused
 from mamba_operator.kinds import BY_NAME, Kind
 from mamba_operator.manifest import Manifest
 
@@ -75,7 +75,8 @@ class FakeCluster(KubeClient):
         if subresource:
             if old is None:
                 raise NotFound("gone", status=404)
-            _check_uid(old, meta)
+            if old["metadata"]["resourceVersion"] != meta.get("resourceVersion"):
+                raise Conflict("changed", status=409)
             return self.put({**old, "status": _status(old.get("status") or {}, manifest["status"])})
         _check_uid(old, meta)
         kept = {"uid": old["metadata"]["uid"]} if old else {}
@@ -126,9 +127,11 @@ class FakeCluster(KubeClient):
 
 
 def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
-    """An apply that names a uid is for that very object."""
-    if "uid" in meta and (old is None or old["metadata"]["uid"] != meta["uid"]):
-        raise Conflict("uid mismatch", status=409)
+    """An apply that names a uid is for that very object; the answers are those of a real API server."""
+    if "uid" in meta and old is None:
+        raise Conflict("uid mismatch: no existing object was found", status=409)
+    if "uid" in meta and old is not None and old["metadata"]["uid"] != meta["uid"]:
+        raise Refused("metadata.uid: Invalid value: field is immutable", status=422)
 
 
 def _status(old: Manifest, applied: Manifest) -> Manifest:

@@ -105,7 +105,7 @@ async def test_an_object_that_took_a_childs_name_since_we_looked_is_not_written_
 
     outcome = await applying(cluster, drifted)
 
-    assert [type(one) for one in outcome.errors] == [Conflict]
+    assert [type(one) for one in outcome.errors] == [Refused]
     assert cluster.find("Service", "nano")["spec"] == {"type": "LoadBalancer"}
 
 
@@ -171,9 +171,9 @@ async def test_a_server_that_goes_away_is_not_asked_for_anything_more(verb: str)
         return Unreachable("away") if what == verb else None
 
     cluster.fault = away
-    with pytest.raises(Unreachable):
-        await applying(cluster, children)
+    outcome = await applying(cluster, children)
 
+    assert [type(one) for one in outcome.errors] == [Unreachable]
     assert asked.index(verb) == len(asked) - 1
 
 
@@ -250,4 +250,18 @@ def test_conditions_of_others_are_left_to_them() -> None:
     sent = status_manifest(OF, {"conditions": [{"type": "Ready"}, {"type": "Theirs"}, {"type": "Planned"}]})
 
     assert sent["status"]["conditions"] == [{"type": "Ready"}, {"type": "Planned"}]
-    assert sent["metadata"] == {"name": "nano", "namespace": "models", "uid": OF["metadata"]["uid"]}
+    assert sent["metadata"] == {"name": "nano", "namespace": "models", "resourceVersion": "100"}
+
+
+async def test_what_was_done_and_refused_before_the_server_went_away_is_still_told() -> None:
+    cluster = FakeCluster(OF)
+    answers: dict[str, ClusterError] = {
+        "ConfigMap": Refused("no", status=422), "NetworkPolicy": Unreachable("away", status=503),
+    }  # fmt: skip
+    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "apply" else None
+
+    outcome = await applying(cluster, [])
+
+    assert [str(one) for one in outcome.errors] == ["no", "away"]
+    assert Ref("Service", "nano") in [one.ref for one in outcome.done]
+    assert not any(one.ref.kind == "Deployment" for one in outcome.done)

@@ -95,16 +95,40 @@ async def test_a_condition_of_somebody_else_is_neither_lost_nor_set_back() -> No
     stored(cluster)["status"]["conditions"].append(old)
     cluster.find("Deployment", "nano-engine")["status"]["readyReplicas"] = 0
     moved = {**old, "status": "True", "reason": "Seen"}
+    writes: list[str] = []
 
     def meanwhile(verb: str, *_: str) -> None:
-        if verb == "apply/status":
+        if verb == "apply/status" and not writes:
+            writes.append(verb)
             stored(cluster)["status"]["conditions"][-1] = moved
+            cluster.put(stored(cluster))
 
     cluster.fault = meanwhile
+    with pytest.raises(Conflict):
+        await again(KEY)
     await again(KEY)
 
     assert condition(cluster, "Ready")["status"] == "False"
     assert {key: condition(cluster, "Audited")[key] for key in moved} == moved
+
+
+async def test_a_status_of_an_older_spec_is_not_written_over_a_newer_one() -> None:
+    cluster = FakeCluster(fitting_owner())
+    newer = fitting_owner(memory={"deviceMemory": "16Gi"})
+    newer["metadata"]["generation"] = 4
+
+    def edit(verb: str, *_: str) -> None:
+        if verb == "apply/status" and stored(cluster)["metadata"]["generation"] == 3:
+            cluster.put(newer)
+
+    cluster.fault = edit
+    with pytest.raises(Conflict):
+        await reconciler(cluster)(KEY)
+    assert "status" not in stored(cluster)
+
+    await reconciler(cluster)(KEY)
+    assert condition(cluster, "Planned")["reason"] == "PlanDoesNotFit"
+    assert condition(cluster, "Planned")["observedGeneration"] == 4
 
 
 async def test_an_edit_of_the_spec_moves_the_observed_generation_of_every_condition_and_no_date() -> None:
@@ -294,3 +318,22 @@ async def test_a_name_that_is_taken_is_a_fault_until_it_is_free() -> None:
 
     assert condition(cluster, "Degraded")["status"] == "False"
     assert cluster.find("Service", "nano") is not None
+
+
+async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wish_to_wait_is_kept() -> None:
+    cluster = FakeCluster(fitting_owner())
+    answers = {
+        "ConfigMap": Refused("no", status=422),
+        "NetworkPolicy": Unreachable("busy", status=429, retry_after=30.0),
+    }
+    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "apply" else None
+
+    with pytest.raises(Unreachable) as caught:
+        await reconciler(cluster)(KEY)
+
+    assert caught.value.retry_after == 30.0
+    assert condition(cluster, "Degraded")["message"] == "no (and 1 more)"
+    [created] = [
+        one for key, one in cluster.objects.items() if key[0] == "Event" and one["reason"] == "Created"
+    ]
+    assert created["message"].startswith("Created Secret nano-admin, ServiceAccount nano")
