@@ -108,6 +108,15 @@ class _StrictLoader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError):
+            # The readers of numbers and truths trust the pattern that chose them, and 0x_ passes it.
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{_shown(node.value)} cannot be read: quote it if it is text", node.start_mark
+            ) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:

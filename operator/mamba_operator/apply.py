@@ -5,16 +5,11 @@ One failing child does not keep the others from being applied. Called by `reconc
 
 from dataclasses import dataclass, field
 
+from mamba_api.conditions import ConditionType
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import (
-    Conflict,
-    NameTaken,
-    OperatorError,
-    Terminating,
-    Unreachable,
-)
+from mamba_operator.errors import Conflict, NameTaken, OperatorError, Terminating, Unreachable
 from mamba_operator.kinds import BY_NAME
-from mamba_operator.manifest import Manifest, Ref, is_terminating, metadata, owner_uid, ref
+from mamba_operator.manifest import Manifest, Ref, is_terminating, metadata, owner_name, owner_uid, ref
 from mamba_operator.plan import Apply, Change, Delete, Plan
 from mamba_operator.snapshot import Snapshot
 
@@ -37,33 +32,32 @@ class Outcome:
 
 
 async def apply(client: KubeClient, snapshot: Snapshot, plan: Plan) -> Outcome:
-    """Apply, then delete, in the plan's order.
-
-    Raises:
-        Unreachable: the API server is away; the rest of the plan is left for the next pass.
-    """
+    """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
     outcome = Outcome()
     for one in plan.terminating:
         outcome.errors.append(Terminating(f"{one} is being deleted and is made again when it is gone"))
-    for change in plan.applies:
-        try:
-            if await _apply(client, snapshot, change):
-                outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
-        except Unreachable:
-            raise
-        except OperatorError as error:
-            outcome.errors.append(error)
-    for removal in plan.deletes:
-        try:
-            await _delete(client, snapshot, removal)
-            outcome.done.append(Done(removal.ref, removal.change))
-        except Unreachable:
-            raise
-        except Conflict:
-            # It was replaced in between: the next pass sees what is there now.
-            continue
-        except OperatorError as error:
-            outcome.errors.append(error)
+    try:
+        for change in plan.applies:
+            try:
+                if await _apply(client, snapshot, change):
+                    outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
+            except Unreachable:
+                raise
+            except OperatorError as error:
+                outcome.errors.append(error)
+        for removal in plan.deletes:
+            try:
+                await _delete(client, snapshot, removal)
+                outcome.done.append(Done(removal.ref, removal.change))
+            except Unreachable:
+                raise
+            except Conflict:
+                # It was replaced in between: the next pass sees what is there now.
+                continue
+            except OperatorError as error:
+                outcome.errors.append(error)
+    except Unreachable as error:
+        outcome.errors.append(error)
     return outcome
 
 
@@ -80,8 +74,13 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply) -> bool:
             # Somebody made it since we looked; what is in it counts.
             return False
         return True
-    after = await client.apply(change.manifest)
+    after = await client.apply(change.manifest if before is None else _same_object(change.manifest, before))
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
+
+
+def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
+    """The uid keeps a change from reaching another object that got the name since we looked."""
+    return {**manifest, "metadata": {**manifest["metadata"], "uid": before["metadata"]["uid"]}}
 
 
 async def _name_is_free(client: KubeClient, snapshot: Snapshot, one: Ref) -> None:
@@ -89,11 +88,11 @@ async def _name_is_free(client: KubeClient, snapshot: Snapshot, one: Ref) -> Non
     found = await client.get(BY_NAME[one.kind], snapshot.key.namespace, one.name)
     if found is None or owner_uid(found) == snapshot.uid:
         return
-    if is_terminating(found) or owner_uid(found) is not None:
+    of = owner_name(found)
+    if is_terminating(found) or of == snapshot.key.name:
         raise Terminating(f"{one} of an earlier {snapshot.key.name} is being collected")
-    raise NameTaken(
-        f"{one} exists and does not belong to this MambaDeployment: rename the one or the other, or delete it"
-    )
+    whose = f"belongs to the MambaDeployment {of}" if of else "does not belong to this MambaDeployment"
+    raise NameTaken(f"{one} exists and {whose}: rename the one or the other, or delete it")
 
 
 async def _delete(client: KubeClient, snapshot: Snapshot, removal: Delete) -> None:
@@ -101,11 +100,16 @@ async def _delete(client: KubeClient, snapshot: Snapshot, removal: Delete) -> No
 
 
 def status_manifest(owner: Manifest, status: Manifest) -> Manifest:
-    """What the one status write sends; the uid keeps it from reaching a newer object of the same name."""
+    """What the one status write sends, for the very version that was observed.
+
+    The version keeps it from a newer object of the same name: with a status the API server ignores the uid.
+    Conditions of others are left out: to send what we saw of them would undo what they wrote since.
+    """
     meta = owner["metadata"]
+    ours = [one for one in status.get("conditions") or () if one["type"] in set(ConditionType)]
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
-        "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
-        "status": status,
+        "metadata": {key: meta[key] for key in ("name", "namespace", "resourceVersion")},
+        "status": {**status, "conditions": ours},
     }

@@ -3,12 +3,12 @@
 Only fields that we set are compared: defaults of the API server and fields of other managers are theirs.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from mamba_api.errors import InvalidQuantity
-from mamba_api.quantity import parse_quantity
+from mamba_api.quantity import SUFFIXES
 from mamba_operator.manifest import Manifest
 
 IDENTITIES: Sequence[tuple[str, ...]] = (
@@ -16,7 +16,8 @@ IDENTITIES: Sequence[tuple[str, ...]] = (
     ("uid",),
 )  # fmt: skip
 """What tells the items of a list apart, first match wins."""
-QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit"})
+QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit", "overhead", "divisor"})
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([A-Za-z]*))", re.ASCII)
 IGNORED = frozenset({"apiVersion", "kind", "stringData"})
 """Identity of the object itself, and what the API server turns into something else."""
 MAX_PATHS = 5
@@ -95,16 +96,28 @@ def _identity(items: list[Any]) -> tuple[str, ...] | None:
 
 
 def _same(desired: Any, observed: Any, quantity: bool) -> bool:
-    if quantity and isinstance(desired, str | int) and isinstance(observed, str | int):
-        try:
-            return _units(desired) == _units(observed)
-        except InvalidQuantity:
-            return bool(desired == observed)
+    if quantity:
+        wanted, seen = _units(desired), _units(observed)
+        if wanted is not None and seen is not None:
+            return wanted == seen
     # The API server drops empty strings and false of omitempty fields.
     if observed is None and desired in ("", False, 0):
         return True
     return bool(desired == observed) and isinstance(desired, bool) == isinstance(observed, bool)
 
 
-def _units(value: str | int) -> Decimal:
-    return parse_quantity(value)
+def _units(value: Any) -> Decimal | None:
+    """What a quantity amounts to, in every notation that a pod template may use; None = it is none.
+
+    Wider than the quantities of our own contract: the API server also reads 129e6, .5, +1 and a bare 0.5, and
+    gives back another spelling of the same amount.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if match is None:
+        return None
+    number, exponent, suffix = match.groups()
+    if exponent:
+        return Decimal(number + exponent)
+    return Decimal(number) * SUFFIXES[suffix] if suffix in SUFFIXES else None

@@ -67,15 +67,29 @@ class EventLog:
     async def post(self, event: Manifest) -> None:
         """Create the event, or count it up when it was posted before."""
         name = event["metadata"]["name"]
-        count = self._counts.pop(name, 0) + 1
-        self._counts[name] = count
-        if len(self._counts) > REMEMBERED:
-            self._counts.popitem(last=False)
+        count = self._counts.get(name, 0) + 1
+        self._remember(name, count)
         try:
             try:
                 await self._client.create(event)
             except Conflict:
-                patch = {"count": max(count, 2), "lastTimestamp": event["lastTimestamp"]}
+                patch = {"count": await self._counted(event, count), "lastTimestamp": event["lastTimestamp"]}
                 await self._client.merge(EVENT, event["metadata"]["namespace"], name, patch)
         except ClusterError as error:
             log.warning("event_lost", reason=event["reason"], message=event["message"], error=str(error))
+
+    async def _counted(self, event: Manifest, count: int) -> int:
+        """`count`, or one more than is recorded when an operator before us, or we long ago, said it first."""
+        if count > 1:
+            return count
+        meta = event["metadata"]
+        posted = await self._client.get(EVENT, meta["namespace"], meta["name"]) or {}
+        count = int(posted.get("count") or 1) + 1
+        self._remember(meta["name"], count)
+        return count
+
+    def _remember(self, name: str, count: int) -> None:
+        self._counts[name] = count
+        self._counts.move_to_end(name)
+        if len(self._counts) > REMEMBERED:
+            self._counts.popitem(last=False)

@@ -46,6 +46,7 @@ class Operator:
         self._client = client
         self._metrics = OperatorMetrics()
         self._queue: WorkQueue[Key] = WorkQueue()
+        self._metrics.due.set_function(lambda: len(self._queue))
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
@@ -115,7 +116,7 @@ class Operator:
         started = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
-                registry=make_registry(self._wake, self._delivered),
+                registry=make_registry(self._queue.add, self._delivered),
                 settings=make_settings(namespaced=bool(settings.namespaces)),
                 clusterwide=not settings.namespaces,
                 namespaces=list(settings.namespaces),
@@ -170,10 +171,6 @@ class Operator:
             except ClusterError as error:
                 log.warning("resync_failed", error=str(error))
             await asyncio.sleep(self._settings.resync * (1.0 - JITTER * random.random()))
-
-    def _wake(self, key: Key) -> None:
-        self._queue.add(key)
-        self._metrics.due.set(len(self._queue))
 
     def _delivered(self, kind: Kind, one: Manifest, deleted: bool) -> None:
         self._metrics.events.labels(kind.kind).inc()

@@ -58,10 +58,22 @@ def digest(data: Any, length: int = 16) -> str:
 
 def owner_uid(manifest: Mapping[str, Any]) -> str | None:
     """uid of the MambaDeployment that controls the object, if one does."""
+    owner = _controller(manifest)
+    return str(owner.get("uid")) if owner is not None else None
+
+
+def owner_name(manifest: Mapping[str, Any]) -> str | None:
+    """Name of the MambaDeployment that controls the object, if one does."""
+    owner = _controller(manifest)
+    return str(owner.get("name")) if owner is not None else None
+
+
+def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for owner in metadata(manifest).get("ownerReferences") or ():
         group = str(owner.get("apiVersion", "")).partition("/")[0]
         if owner.get("controller") and owner.get("kind") == names.KIND and group == names.GROUP:
-            return str(owner.get("uid"))
+            found: Mapping[str, Any] = owner
+            return found
     return None
 
 

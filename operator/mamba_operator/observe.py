@@ -4,15 +4,16 @@ Fresh reads from the API server, never a cache: what a pass decides on is what i
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from typing import Any
 
 from mamba_api import names
 from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import parse_quantity
 from mamba_operator.builtin_config import builtin_config
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import Forbidden
+from mamba_operator.errors import Forbidden, Refused
 from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OWNED, POD, Kind
 from mamba_operator.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
 from mamba_operator.snapshot import Endpoint, Snapshot
@@ -71,18 +72,27 @@ async def observe(client: KubeClient, key: Key, *, seen: Seen | None = None) -> 
 
 async def _gpu_memory(client: KubeClient, owner: Manifest) -> int | None:
     """Bytes of one GPU on the smallest node that the pods may run on, when the spec does not say."""
-    spec = owner.get("spec") or {}
-    memory, resources = spec.get("memory") or {}, spec.get("resources") or {}
-    if memory.get("deviceMemory") is not None or resources.get("gpus") == 0:
+    spec = _section(owner, "spec")
+    if (
+        _section(spec, "memory").get("deviceMemory") is not None
+        or _section(spec, "resources").get("gpus") == 0
+    ):
         return None
-    selector = (spec.get("scheduling") or {}).get("nodeSelector") or {}
+    selector = _section(_section(spec, "scheduling"), "nodeSelector")
     wanted = [GPU_MEMORY_LABEL, *(f"{key}={value}" for key, value in selector.items())]
     try:
         nodes = await client.list(NODE, None, selector=",".join(wanted), metadata_only=True)
-    except Forbidden:
-        # An operator of some namespaces may not read nodes: then the spec has to say it.
+    except (Forbidden, Refused):
+        # An operator of some namespaces may not read nodes: then the spec has to say it. A selector that is
+        # none is refused with the pods that carry it, and told as a condition there.
         return None
     return smallest_gpu(nodes)
+
+
+def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a spec that may be broken: whatever is no object counts as absent."""
+    value = of.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def smallest_gpu(nodes: Iterable[Manifest]) -> int | None:

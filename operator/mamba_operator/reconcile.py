@@ -11,12 +11,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
+from pydantic import ValidationError
 
 from mamba_api.v1alpha1 import Status
 from mamba_operator.announce import announce
 from mamba_operator.apply import Outcome, apply, status_manifest
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, NotFound, OperatorError, Terminating, Unreachable
+from mamba_operator.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Key, Manifest
@@ -99,18 +100,11 @@ class Reconciler:
         if snapshot.owner is None:
             return None
         plan = make_plan(snapshot, now=self._now(), new_token=self._token)
-        away: Unreachable | None = None
-        try:
-            outcome = await apply(self._client, snapshot, plan)
-        except Unreachable as error:
-            # The status write below most likely fails too; if not, it says what is wrong.
-            outcome, away = Outcome(errors=[error]), error
+        outcome = await apply(self._client, snapshot, plan)
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
         await self._report(snapshot, plan, outcome)
-        if away is not None:
-            raise away
         if outcome.errors:
             raise _gravest(outcome.errors)
         return min(self._resync(), plan.again_in or float("inf"))
@@ -122,8 +116,8 @@ class Reconciler:
         failures = [
             Failure(error.condition_reason, str(error))
             for error in outcome.errors
-            # Waiting for a name to be free is the normal way of things and passes by itself.
-            if not isinstance(error, Terminating)
+            # Waiting for a name to be free, or for another's write, is normal and passes by itself.
+            if not isinstance(error, Terminating | Conflict)
         ]
         new = summarize(snapshot, plan, failures, now=self._now())
         if new is not None and new != _exact(snapshot.owner):
@@ -141,9 +135,12 @@ class Reconciler:
 
 def _exact(owner: Manifest) -> Status | None:
     """The recorded status; None when something in it cannot be read, so that it is written anew."""
-    return recorded(owner) if owner.get("status") else None
+    try:
+        return Status.model_validate(owner.get("status"), by_alias=True, by_name=False)
+    except ValidationError:
+        return None
 
 
 def _gravest(errors: list[OperatorError]) -> OperatorError:
-    """The error that decides on the back-off: what the API server said before what only needs time."""
-    return next((error for error in errors if isinstance(error, ClusterError)), errors[0])
+    """The error that decides on the back-off: what the API server said last before what only needs time."""
+    return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

@@ -1,6 +1,6 @@
 """How many engines are wanted now: the spec, the autoscaler's last decision and wakes put together. Pure."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
@@ -25,16 +25,13 @@ def asleep_in(deployment: MambaDeployment, now: datetime) -> float | None:
     woken = _woken(deployment)
     if woken is None:
         return None
-    left = (woken + _delay(deployment) - now).total_seconds()
+    # In seconds: the end of a delay that somebody chose may lie beyond the last year a date can have.
+    left = (woken - now).total_seconds() + deployment.spec.scaling.scale_down_delay.seconds
     return left if left > 0 else None
 
 
 def _awake(deployment: MambaDeployment, now: datetime) -> bool:
     return asleep_in(deployment, now) is not None
-
-
-def _delay(deployment: MambaDeployment) -> timedelta:
-    return timedelta(seconds=deployment.spec.scaling.scale_down_delay.seconds)
 
 
 def _woken(deployment: MambaDeployment) -> datetime | None:

@@ -6,10 +6,13 @@ Every option has an environment variable `MAMBASERVE_<NAME>`; the command line w
 import os
 import socket
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api import names
+
+RENEWALS = 3
+"""Renewals that must fit into the duration of a lease."""
 
 
 def _identity() -> str:
@@ -56,3 +59,14 @@ class OperatorSettings(BaseSettings):
     """Longest time to finish what runs after a signal."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Least severe message that is logged."""
+
+    @field_validator("renew_every")
+    @classmethod
+    def _one_renewal_may_fail(cls, value: float, info: ValidationInfo) -> float:
+        longest = info.data.get("lease_duration", value * RENEWALS) / RENEWALS
+        if value > longest:
+            raise ValueError(
+                f"{value:g} s is more than a third of the lease's duration, so one failed renewal would cost "
+                f"the lease: at most {longest:g} s"
+            )
+        return value

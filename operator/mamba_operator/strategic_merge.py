@@ -60,7 +60,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "podTem
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
-            result[key] = merge(old or {}, value, where)
+            result[key] = merge(_same_source(key, old or {}, value), value, where)
         elif isinstance(value, list):
             result[key] = _merge_list(key, old or [], value, where)
         else:
@@ -69,12 +69,16 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "podTem
 
 
 def _check_shape(field: str, base: Any, patch: Any, path: str) -> None:
-    """An object stays an object and a list a list."""
-    wanted = (
-        list if isinstance(base, list) or field in MERGE_KEYS else dict if isinstance(base, dict) else None
-    )
-    if patch is not None and wanted is not None and not isinstance(patch, wanted):
-        shape = "a list" if wanted is list else "an object"
+    """An object stays an object, a list a list and a single value a single value."""
+    if patch is None:
+        return
+    if isinstance(base, list) or field in MERGE_KEYS:
+        fits, shape = isinstance(patch, list), "a list"
+    elif isinstance(base, dict):
+        fits, shape = isinstance(patch, dict), "an object"
+    else:
+        fits, shape = base is None or not isinstance(patch, dict | list), "a single value"
+    if not fits:
         raise InvalidPatch(f"{path}: {shape} is needed here, not {type(patch).__name__}")
 
 
@@ -112,6 +116,11 @@ def _position(items: list[Any], identity: str, value: Any) -> int | None:
         (at for at, item in enumerate(items) if isinstance(item, Mapping) and item.get(identity) == value),
         None,
     )
+
+
+def _same_source(field: str, base: Mapping[str, Any], patch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`base`, unless the patch takes the value of an environment variable from another kind of source."""
+    return {} if field == "valueFrom" and not base.keys() & patch.keys() else base
 
 
 def _narrowed(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+REST = 1.0
+"""Seconds that a failed key stays away even when it is woken: what a failing run writes wakes it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class WorkQueue(Generic[K]):
         self._running: dict[K, float] = {}
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._rest: dict[K, float] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._wakeup = asyncio.Event()
 
@@ -48,7 +51,10 @@ class WorkQueue(Generic[K]):
         return len(self._due)
 
     def add(self, key: K) -> None:
-        """The key is due now."""
+        """The key is due now; after a failure in `REST` at the earliest."""
+        if key in self._rest and (rest := self._rest[key] - asyncio.get_running_loop().time()) > 0:
+            self.add_after(key, rest)
+            return
         self._cancel_timer(key)
         if key in self._running:
             self._again.add(key)
@@ -70,6 +76,7 @@ class WorkQueue(Generic[K]):
     def forget(self, key: K) -> None:
         """Drop all memory of a key whose object is gone; what is due stays due."""
         self._failures.pop(key, None)
+        self._rest.pop(key, None)
         self._cancel_timer(key)
 
     def failures(self, key: K) -> int:
@@ -98,6 +105,7 @@ class WorkQueue(Generic[K]):
                 self._failed(key, getattr(error, "retry_after", None))
             else:
                 self._failures.pop(key, None)
+                self._rest.pop(key, None)
                 if again_in is not None:
                     self.add_after(key, again_in)
             finally:
@@ -120,6 +128,7 @@ class WorkQueue(Generic[K]):
     def _failed(self, key: K, retry_after: float | None) -> None:
         self._failures[key] = self._failures.get(key, 0) + 1
         delay = self._backoff.delay(self._failures[key], self._random())
+        self._rest[key] = asyncio.get_running_loop().time() + min(delay, REST)
         self._cancel_timer(key)
         self.add_after(key, max(delay, retry_after or 0.0))
 

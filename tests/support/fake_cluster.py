@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, NotFound
+from mamba_operator.errors import ClusterError, Conflict, NotFound, Refused
 from mamba_operator.kinds import BY_NAME, Kind
 from mamba_operator.manifest import Manifest
 
@@ -73,9 +73,12 @@ class FakeCluster(KubeClient):
         key = (manifest["kind"], meta.get("namespace", ""), meta["name"])
         old = self.objects.get(key)
         if subresource:
-            if old is None or old["metadata"]["uid"] != meta["uid"]:
+            if old is None:
                 raise NotFound("gone", status=404)
-            return self.put({**old, "status": copy.deepcopy(manifest["status"])})
+            if old["metadata"]["resourceVersion"] != meta.get("resourceVersion"):
+                raise Conflict("changed", status=409)
+            return self.put({**old, "status": _status(old.get("status") or {}, manifest["status"])})
+        _check_uid(old, meta)
         kept = {"uid": old["metadata"]["uid"]} if old else {}
         fresh = {**copy.deepcopy(manifest), "metadata": {**copy.deepcopy(meta), **kept}}
         if old is not None and _equal(old, fresh):
@@ -121,6 +124,25 @@ class FakeCluster(KubeClient):
     async def serves(self, kind: Kind) -> bool:
         self._enter("get", "APIResourceList", kind.plural)
         return kind.kind in BY_NAME
+
+
+def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:
+    """An apply that names a uid is for that very object; the answers are those of a real API server."""
+    if "uid" in meta and old is None:
+        raise Conflict("uid mismatch: no existing object was found", status=409)
+    if "uid" in meta and old is not None and old["metadata"]["uid"] != meta["uid"]:
+        raise Refused("metadata.uid: Invalid value: field is immutable", status=422)
+
+
+def _status(old: Manifest, applied: Manifest) -> Manifest:
+    """Conditions are told apart by their type: those of other managers stay."""
+    types = {one["type"] for one in applied.get("conditions") or ()}
+    kept = old.get("conditions")
+    others = [one for one in kept if one.get("type") not in types] if isinstance(kept, list) else []
+    return {
+        **copy.deepcopy(applied),
+        "conditions": [*copy.deepcopy(applied.get("conditions") or []), *others],
+    }
 
 
 def _equal(old: Manifest, new: Manifest) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mamba_api.names import IMAGE
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
@@ -25,6 +25,15 @@ class EnvVar(ApiModel):
             holds=lambda self: self.value is None or self.value_from is None,
         ),
     )
+
+
+def _each_once(env: list[EnvVar]) -> list[EnvVar]:
+    """What `x-kubernetes-list-type: map` says to the API server."""
+    seen = [variable.name for variable in env]
+    twice = next((name for name in seen if seen.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice: remove one")
+    return env
 
 
 class Engine(ApiModel):
@@ -54,5 +63,6 @@ class Engine(ApiModel):
             max_length=128,
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
+        AfterValidator(_each_once),
     ] = []
     """More environment variables of the engine container."""

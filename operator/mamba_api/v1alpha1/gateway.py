@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
 from mamba_api.v1alpha1.secret_ref import SecretRef
 
 
@@ -40,6 +40,24 @@ class Limits(ApiModel):
     """Longest life of one request."""
     max_body_size: Quantity = Quantity("16Mi")
     """Largest request body; a larger one gets 413."""
+
+    rules = (
+        Rule(
+            cel="self.queueTimeout.matches('[1-9]')",
+            message="limits.queueTimeout is 0, and a request needs a moment to find a place: give it 1ms",
+            holds=lambda self: self.queue_timeout.seconds > 0,
+        ),
+        Rule(
+            cel="self.requestTimeout.matches('[1-9]')",
+            message="limits.requestTimeout is 0, so every request would be cut at once: give them some time",
+            holds=lambda self: self.request_timeout.seconds > 0,
+        ),
+        Rule(
+            cel="type(self.maxBodySize) == string ? self.maxBodySize.matches('[1-9]') : self.maxBodySize > 0",
+            message="limits.maxBodySize is 0, so every request would get 413: give bodies some bytes",
+            holds=lambda self: self.max_body_size.bytes > 0,
+        ),
+    )
 
 
 class Gateway(ApiModel):

@@ -2,6 +2,7 @@
 
 from mamba_api import names
 from mamba_operator.render.context import Context
+from mamba_operator.render.number import number
 
 ADMIN_TOKEN_MOUNT = "/run/mambaserve/admin"  # noqa: S105 - where the token is mounted, not the token
 
@@ -23,7 +24,7 @@ def engine_arguments(context: Context) -> list[str]:
         "--dtype", "auto" if engine.dtype == "Auto" else engine.dtype,
         "--page-size", str(engine.page_size),
         "--chunked-prefill-tokens", str(engine.chunked_prefill_tokens),
-        "--utilization", f"{spec.memory.utilization:g}",
+        "--utilization", number(spec.memory.utilization),
     ]  # fmt: skip
     if spec.model.max_model_len is not None:
         arguments += ["--max-model-len", str(spec.model.max_model_len)]

@@ -8,6 +8,7 @@ from mamba_operator.manifest import Manifest, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_arguments import ADMIN_TOKEN_MOUNT, engine_arguments
 from mamba_operator.render.engine_config import engine_settings
+from mamba_operator.render.number import number
 from mamba_operator.render.pod_security import container_security, pod_security
 from mamba_operator.render.probes import probes
 from mamba_operator.strategic_merge import merge
@@ -114,7 +115,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         {"name": "HF_HOME", "value": CACHE_MOUNT},
         {
             "name": f"{names.ENV_PREFIX}DRAIN_TIMEOUT",
-            "value": f"{spec.rollout.drain_timeout.seconds:g}",
+            "value": number(spec.rollout.drain_timeout.seconds),
         },
     ]
     if spec.model.token_secret_ref is not None:
@@ -129,7 +130,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         variables += [
             {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.telemetry.otlp_endpoint},
             {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
-            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": f"{spec.telemetry.sampling:g}"},
+            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(spec.telemetry.sampling)},
         ]
     return variables
 

@@ -7,6 +7,7 @@ from mamba_api import names
 from mamba_operator.kinds import DEPLOYMENT
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child
+from mamba_operator.render.number import number
 from mamba_operator.render.pod_security import container_security, pod_security
 from mamba_operator.render.probes import probes
 from mamba_operator.strategic_merge import merge
@@ -102,13 +103,13 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     settings = {
         "MAX_IN_FLIGHT": str(limits.max_in_flight),
         "MAX_QUEUE": str(limits.max_queued),
-        "QUEUE_TIMEOUT": f"{limits.queue_timeout.seconds:g}",
-        "HOLD_TIMEOUT": f"{limits.queue_timeout.seconds:g}",
-        "REQUEST_TIMEOUT": f"{limits.request_timeout.seconds:g}",
+        "QUEUE_TIMEOUT": number(limits.queue_timeout.seconds),
+        "HOLD_TIMEOUT": number(limits.queue_timeout.seconds),
+        "REQUEST_TIMEOUT": number(limits.request_timeout.seconds),
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
-        "PREFIX_WEIGHT": f"{routing.prefix_weight:g}",
-        "LOAD_WEIGHT": f"{routing.load_weight:g}",
-        "DRAIN_TIMEOUT": f"{spec.rollout.drain_timeout.seconds:g}",
+        "PREFIX_WEIGHT": number(routing.prefix_weight),
+        "LOAD_WEIGHT": number(routing.load_weight),
+        "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
     variables: list[dict[str, Any]] = [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
@@ -126,7 +127,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         variables += [
             {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.telemetry.otlp_endpoint},
             {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
-            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": f"{spec.telemetry.sampling:g}"},
+            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(spec.telemetry.sampling)},
         ]
     return variables
 

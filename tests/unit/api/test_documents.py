@@ -1,5 +1,7 @@
 """YAML documents: what is read, and how a person is told what is wrong."""
 
+import contextlib
+
 import pytest
 
 from mamba_api.documents import MAX_DOCUMENTS, field_path, load_documents
@@ -117,6 +119,18 @@ def test_a_file_without_any_deployment_is_an_error(text: str) -> None:
         ("1: x", "keys are strings: quote 1"),
         ("yes: x", "keys are strings: quote True"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: \n  b: 0x_", "line 2, column 6: not valid YAML: '0x_' cannot be read: quote it if it is text"),
+        ("a: 0b_", "'0b_' cannot be read"),
+        ("a: " + "1" * 5000, "line 1, column 4: not valid YAML: '1111"),
+        ("a: !!int x", "'x' cannot be read"),
+        ("a: !!float x", "'x' cannot be read"),
+        ("a: !!bool maybe", "'maybe' cannot be read"),
+        ("a: !!str [b]", "expected a scalar node"),
+        ("<<: {a: 1}", "line 1, column 1: not valid YAML"),
+        ("a: &x [*x]", "aliases (*name) are not supported"),
+        ("? [a]\n: b", "keys are strings: quote ['a']"),
+        ("%YAML 9.9\n---\na: 1", "not valid YAML"),
+        ("a: b: c", "line 1, column 5: not valid YAML"),
         ("a: \x00", "not valid YAML"),
         ("\t- a", "not valid YAML"),
         ("{" * 5000, "not valid YAML"),
@@ -144,3 +158,55 @@ def test_too_many_documents_are_refused() -> None:
 def test_a_path_is_written_as_people_write_it() -> None:
     assert field_path(("spec", "engine", "env", 0, "name")) == "spec.engine.env[0].name"
     assert field_path(()) == ""
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    ["0x_", "0b_", "1" * 5000, "!!int x", "!!bool x", "!!float x", "1e999", ".nan", "-.inf", "2001-99-99"],
+)
+@pytest.mark.parametrize(
+    "field", ["memory: {utilization: %s}", "engine: {pageSize: %s}", "model: {config: {x: %s}}"]
+)
+def test_a_scalar_of_any_kind_in_any_place_is_read_or_refused_in_words(scalar: str, field: str) -> None:
+    text = document("  " + field % scalar)
+
+    with contextlib.suppress(InvalidDocument):
+        assert len(load_documents(text, "mamba.yaml")) == 1
+
+
+def test_a_size_that_is_long_is_shortened_in_the_message() -> None:
+    (line,) = problems(document(f"  engine: {{pageSize: {'x' * 500}}}"))
+    assert len(line) < 200
+    assert "xxx..." in line
+
+
+def test_an_environment_variable_that_is_given_twice_is_named() -> None:
+    (line,) = problems(document("  engine: {env: [{name: A, value: x}, {name: B}, {name: A, value: y}]}"))
+    assert line.endswith("spec.engine.env: A is given twice: remove one")
+
+
+def test_one_name_in_two_namespaces_is_two_deployments() -> None:
+    first = document("").replace("{name: nano}", "{name: nano, namespace: a}")
+    second = document("").replace("{name: nano}", "{name: nano, namespace: b}")
+    assert [one.namespace for one in load_documents(f"{first}---\n{second}", "x")] == ["a", "b"]
+
+
+def test_as_many_documents_as_are_allowed_are_read() -> None:
+    other = "---\nkind: Secret\napiVersion: v1\n" * (MAX_DOCUMENTS - 1)
+    assert len(load_documents(document("") + other, "x")) == 1
+
+
+def test_a_problem_in_one_document_does_not_hide_those_of_the_next() -> None:
+    found = problems(
+        "- a list\n---\nkind: MambaDeploy\napiVersion: serving.mambaserve.io/v1\n---\n" + document("  x: 1")
+    )
+    assert [line.split(":")[1].split(" (")[0].strip() for line in found] == [
+        "document 1",
+        "document 2",
+        "document 3",
+    ]
+
+
+def test_a_deployment_of_a_group_that_is_not_ours_is_somebody_elses() -> None:
+    other = "kind: MambaDeployment\napiVersion: other.io/v1\n"
+    assert "apiVersion: 'other.io/v1' is not served" in problems(other)[0]

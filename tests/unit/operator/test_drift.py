@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mamba_operator.drift import MAX_PATHS, drift
 
@@ -21,6 +23,16 @@ SAME: list[tuple[str, Any, Any]] = [
     ("a quantity in another spelling", {"limits": {"cpu": "1000m"}}, {"limits": {"cpu": "1"}}),
     ("a quantity as a number", {"requests": {"gpu": "1"}}, {"requests": {"gpu": 1}}),
     ("a size in another spelling", {"requests": {"memory": "1024Mi"}}, {"requests": {"memory": "1Gi"}}),
+    ("a quantity in powers of ten", {"limits": {"memory": "129e6"}}, {"limits": {"memory": "129M"}}),
+    ("a quantity in powers of ten, large E", {"limits": {"memory": "12E2"}}, {"limits": {"memory": "1200"}}),
+    ("exabytes are no power of ten", {"limits": {"memory": "1E"}}, {"limits": {"memory": "1E"}}),
+    ("a bare fraction", {"limits": {"cpu": 0.5}}, {"limits": {"cpu": "500m"}}),
+    ("a fraction without its zero", {"limits": {"cpu": ".5"}}, {"limits": {"cpu": "500m"}}),
+    ("a number that ends with its point", {"limits": {"cpu": "2."}}, {"limits": {"cpu": "2"}}),
+    ("a sign", {"limits": {"cpu": "+1"}}, {"limits": {"cpu": "1"}}),
+    ("a divisor", {"resourceFieldRef": {"divisor": "1024Ki"}}, {"resourceFieldRef": {"divisor": "1Mi"}}),
+    ("an overhead", {"overhead": {"cpu": "0.25"}}, {"overhead": {"cpu": "250m"}}),
+    ("a quantity of nothing that was dropped", {"limits": {"cpu": 0}}, {"limits": {}}),
     ("stringData becomes data", {"stringData": {"a": "b"}}, {"data": {"a": "Yg=="}}),
 ]  # fmt: skip
 
@@ -44,6 +56,10 @@ DIFFERENT: list[tuple[str, Any, Any, str]] = [
     ("another item of a plain list", {"args": ["x", "y"]}, {"args": ["x", "z"]}, "args[1]"),
     ("another quantity", {"limits": {"cpu": "1"}}, {"limits": {"cpu": "2"}}, "limits.cpu"),
     ("a quantity nobody can read", {"limits": {"cpu": "1"}}, {"limits": {"cpu": "many"}}, "limits.cpu"),
+    ("a truth where a quantity is wanted", {"limits": {"cpu": "1"}}, {"limits": {"cpu": True}}, "limits.cpu"),
+    ("a quantity that was removed", {"limits": {"cpu": "1"}}, {"limits": {}}, "limits.cpu"),
+    ("powers of ten that differ", {"limits": {"cpu": "1e3"}}, {"limits": {"cpu": "1e2"}}, "limits.cpu"),
+    ("thousand and exa", {"limits": {"cpu": "1E3"}}, {"limits": {"cpu": "1E"}}, "limits.cpu"),
     ("numbers that only look like quantities", {"data": {"a": "1000m"}}, {"data": {"a": "1"}}, "data.a"),
     ("the same port of another protocol",
      {"ports": [{"port": 1, "protocol": "TCP"}]}, {"ports": [{"port": 1, "protocol": "UDP"}]}, "ports[1]"),
@@ -66,3 +82,16 @@ def test_only_the_first_few_paths_are_named() -> None:
 def test_identity_and_kind_of_the_object_itself_do_not_count() -> None:
     assert drift({"kind": "A", "apiVersion": "v1"}, {"kind": "B"}) == []
     assert drift({"spec": {"kind": "A"}}, {"spec": {"kind": "B"}}) == ["spec.kind"]
+
+
+SPELLINGS = ["{0}", "{0}.0", "+{0}", "{0}000m", "{0}e0", "{0}E0", "{0}000e-3", "{0}000000u"]
+
+
+@given(st.integers(0, 10**6), st.sampled_from(SPELLINGS), st.sampled_from(SPELLINGS), st.integers(1, 9))
+def test_one_amount_in_any_two_spellings_is_the_same_and_another_amount_is_not(
+    amount: int, wanted: str, seen: str, more: int
+) -> None:
+    desired = {"limits": {"cpu": wanted.format(amount)}}
+
+    assert drift(desired, {"limits": {"cpu": seen.format(amount)}}) == []
+    assert drift(desired, {"limits": {"cpu": seen.format(amount + more)}}) == ["limits.cpu"]

@@ -157,6 +157,11 @@ def test_an_object_can_be_replaced_or_emptied() -> None:
         (pod(containers={"name": "x"}), "podTemplate.spec.containers"),
         (pod(containers="x"), "podTemplate.spec.containers"),
         ({"spec": "x"}, "podTemplate.spec"),
+        (
+            {"spec": {"terminationGracePeriodSeconds": {"seconds": 5}}},
+            "podTemplate.spec.terminationGracePeriodSeconds",
+        ),
+        ({"spec": {"terminationGracePeriodSeconds": [5]}}, "podTemplate.spec.terminationGracePeriodSeconds"),
         ({"metadata": []}, "podTemplate.metadata"),
         (pod(volumes=[{"emptyDir": {}}]), "podTemplate.spec.volumes[0]"),
         (on_engine(env=[{"value": "x"}]), "podTemplate.spec.containers[0].env[0]"),
@@ -169,6 +174,23 @@ def test_what_cannot_be_merged_is_refused_with_its_path(patch: dict[str, Any], p
         merge(BASE, patch)
 
     assert str(caught.value).startswith(f"{path}:")
+
+
+FIELD = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"configMapKeyRef": {"name": "c", "key": "k"}}, {"configMapKeyRef": {"name": "c", "key": "k"}}),
+        ({"fieldRef": {"fieldPath": "status.hostIP"}}, {"fieldRef": {"fieldPath": "status.hostIP"}}),
+    ],
+    ids=["another source", "the same source"],
+)
+def test_a_variable_takes_its_value_from_one_source(source: dict[str, Any], expected: dict[str, Any]) -> None:
+    merged = merge({"env": [FIELD]}, {"env": [{"name": "A", "valueFrom": source}]})
+
+    assert merged["env"] == [{"name": "A", "valueFrom": expected}]
 
 
 SCALARS = st.none() | st.booleans() | st.integers(0, 9) | st.text("ab", max_size=2)

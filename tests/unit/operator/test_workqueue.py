@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.workqueue import Backoff, WorkQueue
+from mamba_operator.workqueue import REST, Backoff, WorkQueue
 from virtual_time import in_virtual_time
 
 
@@ -161,6 +161,125 @@ async def test_a_wake_from_outside_ends_the_back_off_because_something_changed()
     await run(queue, work, 20)
 
     assert work.times() == [0.0, 2.0]
+
+
+@in_virtual_time
+async def test_a_wake_right_after_a_failure_waits_for_the_pause_and_many_of_them_are_one_run() -> None:
+    queue: WorkQueue[str] = WorkQueue(Backoff(first=50), random_unit=lambda: 0.0)
+    queue.add("a")
+    work = Work(outcome=failing(1, ValueError("no")))
+    for moment in (0.1, 0.2, 0.9):
+        asyncio.get_running_loop().call_later(moment, queue.add, "a")
+
+    await run(queue, work, 20)
+
+    assert work.times() == [0.0, REST]
+
+
+@in_virtual_time
+async def test_the_pause_is_over_with_the_next_success() -> None:
+    queue: WorkQueue[str] = WorkQueue(Backoff(first=50), random_unit=lambda: 0.0)
+    queue.add("a")
+    work = Work(outcome=failing(1, ValueError("no")))
+    for moment in (0.5, 1.1, 1.2):
+        asyncio.get_running_loop().call_later(moment, queue.add, "a")
+
+    await run(queue, work, 20)
+
+    assert work.times() == [0.0, REST, 1.1, 1.2]
+
+
+@in_virtual_time
+async def test_a_key_that_fails_and_is_woken_all_the_time_does_not_keep_the_others_waiting() -> None:
+    queue: WorkQueue[str] = WorkQueue(Backoff(first=0.001), random_unit=lambda: 0.0)
+    work = Work(seconds=0.01, outcome=lambda key: failing(1, ValueError("no"))(key) if key == "bad" else None)
+    loop = asyncio.get_running_loop()
+    for number in range(200):
+        loop.call_later(number / 100, queue.add, "bad")
+    loop.call_later(1.005, queue.add, "good")
+
+    await run(queue, work, 5, workers=1)
+
+    [at] = [at for at, key in work.runs if key == "good"]
+    assert at < 1.05
+
+
+@in_virtual_time
+async def test_a_key_that_is_always_due_takes_turns_with_the_others() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    work = Work(seconds=1.0, outcome=lambda key: 0.0 if key == "busy" else None)
+    queue.add("busy")
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.5, queue.add, "a")
+    loop.call_later(0.6, queue.add, "b")
+
+    await run(queue, work, 5, workers=1)
+
+    assert [key for _, key in work.runs][:4] == ["busy", "a", "b", "busy"]
+
+
+@in_virtual_time
+async def test_more_keys_than_workers_are_all_worked_on_and_never_more_than_workers_at_once() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    running, most = [0], [0]
+
+    async def work(_: str) -> float | None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(1)
+        running[0] -= 1
+        return None
+
+    for number in range(10):
+        queue.add(str(number))
+    task = asyncio.create_task(queue.run(work, 3))
+    await asyncio.sleep(3.5)
+    assert len(queue) == 0
+    assert running[0] == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert most[0] == 3
+
+
+@in_virtual_time
+async def test_a_queue_that_is_cancelled_ends_what_runs_and_can_run_again() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a")
+    ended: list[str] = []
+
+    async def work(key: str) -> float | None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(key)
+        return None
+
+    task = asyncio.create_task(queue.run(work, 2))
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert ended == ["a"]
+    assert queue.oldest_run() == 0.0
+    queue.add("a")
+    after = Work()
+    await run(queue, after, 1)
+    assert len(after.runs) == 1
+
+
+@in_virtual_time
+async def test_an_endless_wish_to_wait_still_lets_a_wake_through() -> None:
+    class Busy(Exception):
+        retry_after = float("inf")
+
+    queue: WorkQueue[str] = WorkQueue(Backoff(first=1), random_unit=lambda: 0.0)
+    queue.add("a")
+    work = Work(outcome=failing(1, Busy()))
+    asyncio.get_running_loop().call_later(500, queue.add, "a")
+
+    await run(queue, work, 1000)
+
+    assert work.times() == [0.0, 500.0]
 
 
 @in_virtual_time

@@ -41,7 +41,7 @@ def _mixers(fields: Fields) -> list[LayerKind]:
     for name in ("layers_block_type", "layer_types"):
         if (values := fields.items(name)) is not None:
             return blocks.layer_kinds(fields, name, values, ("mamba", "attention"))
-    count = blocks.layer_count(fields, "num_hidden_layers")
+    count = fields.layer_count("num_hidden_layers")
     attention = fields.items("attn_layer_indices") or []
     for index in attention:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:

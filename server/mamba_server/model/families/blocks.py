@@ -11,8 +11,6 @@ from mamba_server.model.families.fields import LARGEST, Fields
 UNLIMITED_DT = (0.0, float("inf"))
 # A model without positional embeddings and without a declared limit (pure Mamba2) has none of its own.
 NO_LIMIT = 1 << 20
-MOST_LAYERS = 10_000
-"""Far beyond any model: a list of so many layers is harmless, one of 10**12 fills the memory."""
 
 _KINDS: dict[str, LayerKind] = {
     "linear_attention": "mamba",
@@ -23,14 +21,6 @@ _KINDS: dict[str, LayerKind] = {
     "mlp": "mlp",
     "moe": "moe",
 }
-
-
-def layer_count(fields: Fields, *names: str) -> int:
-    """The declared number of layers. Raises `MissingField`, or `WrongField` for one that cannot be meant."""
-    count = fields.integer(*names)
-    if count > MOST_LAYERS:
-        raise fields.wrong(names[0], f"must be at most {MOST_LAYERS}, found {count}")
-    return count
 
 
 def layer_kinds(fields: Fields, name: str, values: list[Any], allowed: tuple[str, ...]) -> list[LayerKind]:

@@ -6,7 +6,7 @@ from mamba_server.model.families.fields import Fields
 
 
 def model_config(fields: Fields, architecture: str) -> ModelConfig:
-    count = blocks.layer_count(fields, "num_hidden_layers")
+    count = fields.layer_count("num_hidden_layers")
     parallel: list[LayerKind] = ["mamba_attention"] * count
     layers, owners = blocks.with_feed_forward(parallel, ["mlp"] * count)
     return ModelConfig(

@@ -11,6 +11,8 @@ from mamba_server.model.families.errors import MissingField, WrongField
 
 T = TypeVar("T")
 
+MAX_LAYERS = 10_000
+"""Far beyond any model: a list of so many layers is harmless, one of 10**12 fills the memory."""
 _ABSENT = object()
 LARGEST = (1 << 63) - 1
 """Of an integer: larger ones are a slip of the pen, and sums of them leave the range of floating point."""
@@ -41,6 +43,13 @@ class Fields:
         if value > LARGEST:
             raise self.wrong(name, "is too large: it does not fit into 64 bits")
         return value
+
+    def layer_count(self, *names: str) -> int:
+        """How many layers: bounded, because a list of that length is made from one number of a stranger."""
+        count = self.integer(*names)
+        if count > MAX_LAYERS:
+            raise self.wrong(self._find(names)[0], f"must be at most {MAX_LAYERS}, found {count}")
+        return count
 
     def integer_or_auto(self, name: str, auto: int) -> int:
         """An integer, or `auto` where the field is absent or says "auto"."""

@@ -14,7 +14,7 @@ def model_config(fields: Fields, architecture: str) -> ModelConfig:
         raise fields.wrong("num_heads", f"{heads} heads x {head_dim} must be expand x hidden_size = {inner}")
     eps = fields.number("layer_norm_epsilon", default=1e-5)
     bias = fields.flag("use_bias", default=False)
-    layers: list[LayerKind] = ["mamba"] * blocks.layer_count(fields, "num_hidden_layers", "n_layer")
+    layers: list[LayerKind] = ["mamba"] * fields.layer_count("num_hidden_layers", "n_layer")
     return ModelConfig(
         family="mamba2",
         architecture=architecture,

@@ -74,7 +74,7 @@ def _moe(fields: Fields, activation: str) -> MoeConfig:
 def _mixers(fields: Fields) -> list[LayerKind]:
     values = fields.items("layer_types")
     if values is None:
-        count = blocks.layer_count(fields, "num_hidden_layers")
+        count = fields.layer_count("num_hidden_layers")
         interval = fields.integer("full_attention_interval", default=4)
         return ["gated_delta" if (index + 1) % interval else "attention" for index in range(count)]
     kinds = blocks.layer_kinds(fields, "layer_types", values, ("mamba", "attention"))

@@ -1,0 +1,94 @@
+"""What guards the writes of the operator, asked of a real API server; the fake one gives the same answers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from mamba_api.schema import crd_yaml
+from mamba_operator.apply import status_manifest
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import Conflict, NotFound, Refused
+from mamba_operator.kinds import MAMBA_DEPLOYMENT
+from mamba_operator.manifest import Manifest
+from operator_objects import owner
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+READY = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-02T12:00:00Z"}
+AUDITED = '{"status":{"conditions":[{"type":"Audited","status":"True","reason":"Seen","lastTransitionTime":"2026-01-02T12:00:00Z"}]}}'  # noqa: E501 - one patch
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the CRD in force."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
+    )
+    return control_plane
+
+
+@asynccontextmanager
+async def client(plane: ControlPlane) -> AsyncIterator[KubeClient]:
+    configuration = Configuration()
+    await config.load_kube_config(config_file=str(plane.kubeconfig), client_configuration=configuration)
+    async with ApiClient(configuration) as api:
+        yield KubeClient(api)
+
+
+def fresh(namespace: str) -> Manifest:
+    return {**owner(), "metadata": {"name": "nano", "namespace": namespace}}
+
+
+def config_map(namespace: str, **meta: str) -> Manifest:
+    metadata = {"name": "nano-engine", "namespace": namespace, **meta}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "b"}}
+
+
+async def test_a_status_reaches_the_version_it_was_made_for_alone(
+    plane: ControlPlane, namespace: str
+) -> None:
+    async with client(plane) as kube:
+        before = await kube.apply(fresh(namespace))
+        await kube.delete(MAMBA_DEPLOYMENT, namespace, "nano", before["metadata"]["uid"])
+        with pytest.raises(NotFound):
+            await kube.apply(status_manifest(before, {"conditions": [READY]}), subresource="status")
+
+        now = await kube.apply(fresh(namespace))
+        with pytest.raises(Conflict):
+            await kube.apply(status_manifest(before, {"conditions": [READY]}), subresource="status")
+        await kube.apply(status_manifest(now, {"conditions": [READY]}), subresource="status")
+
+
+async def test_a_condition_of_another_manager_stays_when_ours_are_written(
+    plane: ControlPlane, namespace: str
+) -> None:
+    async with client(plane) as kube:
+        await kube.apply(fresh(namespace))
+        plane.kubectl(
+            "patch", "mdep/nano", "-n", namespace, "--subresource=status", "--type=merge", "-p", AUDITED
+        )
+        now = await kube.get(MAMBA_DEPLOYMENT, namespace, "nano")
+        assert now is not None
+
+        after = await kube.apply(status_manifest(now, {"conditions": [READY]}), subresource="status")
+
+    assert {one["type"] for one in after["status"]["conditions"]} == {"Audited", "Ready"}
+
+
+async def test_an_update_that_names_a_uid_reaches_that_object_alone(
+    plane: ControlPlane, namespace: str
+) -> None:
+    other = "11111111-2222-3333-4444-555555555555"
+    async with client(plane) as kube:
+        with pytest.raises(Conflict):
+            await kube.apply(config_map(namespace, uid=other))
+        made = await kube.apply(config_map(namespace))
+        with pytest.raises(Refused):
+            await kube.apply(config_map(namespace, uid=other))
+        again = await kube.apply(config_map(namespace, uid=made["metadata"]["uid"]))
+
+    assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]

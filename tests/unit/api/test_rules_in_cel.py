@@ -1,0 +1,245 @@
+"""Each rule is written twice, in CEL for the API server and in Python: both say the same of any object.
+
+CEL is evaluated by a reading of the few constructs that the rules use; what it cannot read fails the test.
+"""
+
+import ast
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mamba_api.errors import ContractError
+from mamba_api.model_uri import parse_model_uri
+from mamba_api.quantity import MAX_LENGTH, Duration, Quantity
+from mamba_api.schema import custom_resource_definition
+from mamba_api.v1alpha1 import EnvVar, Limits, Redis, Rollout, Scaling, Spec
+from mamba_api.v1alpha1.base import ApiModel
+
+SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+TERNARY = re.compile(r"^(.*\()?([^()?]*(?:\([^()]*\))?[^()?]*) \? (.*) : (.*?)(\)?)$")
+
+
+class Absent(Exception):
+    """CEL's error for a field that is not there."""
+
+
+def cel(expression: str, value: Any) -> Any:
+    """What a CEL expression over `self` says."""
+    text = TERNARY.sub(r"\1\3 if \2 else \4\5", expression)
+    text = text.replace("&&", " and ").replace("||", " or ")
+    text = re.sub(r"!(?!=)", " not ", text)
+    return _value(ast.parse(text.strip(), mode="eval").body, value)
+
+
+def _value(node: ast.expr, value: Any) -> Any:
+    match node:
+        case ast.Constant(constant):
+            return constant
+        case ast.Name("self"):
+            return value
+        case ast.Attribute(of, name):
+            inner = _value(of, value)
+            if name not in inner:
+                raise Absent(name)
+            return inner[name]
+        case ast.Call(ast.Name("has"), [ast.Attribute(of, name)]):
+            return name in _value(of, value)
+        case ast.Call(ast.Attribute(of, "matches"), [ast.Constant(pattern)]):
+            return re.search(pattern, _value(of, value)) is not None
+        case ast.Compare(ast.Call(ast.Name("type"), [of]), [ast.Eq()], [ast.Name("string")]):
+            return isinstance(_value(of, value), str)
+        case ast.BoolOp(ast.And(), parts):
+            return all(_value(part, value) for part in parts)
+        case ast.BoolOp(ast.Or(), parts):
+            return any(_value(part, value) for part in parts)
+        case ast.UnaryOp(ast.Not(), inner_node):
+            return not _value(inner_node, value)
+        case ast.IfExp(test, body, orelse):
+            return _value(body if _value(test, value) else orelse, value)
+        case ast.BinOp(left, ast.Mod(), right):
+            return _value(left, value) % _value(right, value)
+        case ast.Compare(left, [operator], [right]):
+            return _compare(operator, _value(left, value), _value(right, value))
+    raise AssertionError(f"no reading of {ast.dump(node)}")
+
+
+def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
+    match operator:
+        case ast.Eq():
+            return bool(left == right)
+        case ast.NotEq():
+            return bool(left != right)
+        case ast.LtE():
+            return bool(left <= right)
+        case ast.GtE():
+            return bool(left >= right)
+        case ast.Gt():
+            return bool(left > right)
+    raise AssertionError(f"no reading of {operator}")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "says"),
+    [
+        ("self.a % self.b == 0", {"a": 4, "b": 2}, True),
+        ("!has(self.a) || self.a >= 1", {}, True),
+        ("!(has(self.a) && has(self.b))", {"a": 1, "b": 1}, False),
+        ("has(self.a) != has(self.b)", {"a": 1}, True),
+        ("self.a <= (self.b > 1 ? self.b : 1)", {"a": 2, "b": 0}, False),
+        ("self.a <= (self.b > 1 ? self.b : 1)", {"a": 3, "b": 3}, True),
+        ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": "0.0Gi"}, False),
+        ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": 5}, True),
+        ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
+    ],
+)
+def test_the_reading_of_cel_is_that_of_its_specification(expression: str, value: Any, says: bool) -> None:
+    assert cel(expression, value) is says
+
+
+def stored(model: type[ApiModel], data: dict[str, Any]) -> ApiModel:
+    """The object with its defaults, as it is before any rule has looked at it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "rules", ())
+        return model.model_validate(data)
+
+
+def refused(model: type[ApiModel], data: dict[str, Any]) -> str:
+    """The words Python refuses the object with; empty when it takes it."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        return str(error)
+    return ""
+
+
+COUNT, SMALL = st.integers(0, 4), st.integers(1, 6)
+TIMES = st.sampled_from(["0s", "0h0.0ms", "0.001ms", "1h", "0h1s", "10m"])
+SIZES = st.sampled_from(["0", "0.0Gi", "1n", "0.1m", "16Mi", 0, 1, 4096])
+DURATIONS = st.sampled_from(["1s", "50ms"])
+
+
+def some(
+    required: dict[str, st.SearchStrategy[Any]], **optional: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
+    Scaling: some(
+        {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
+        ttftTarget=DURATIONS, tpotTarget=DURATIONS,
+    ),
+    Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
+    Rollout: some({}, maxSurge=COUNT, maxUnavailable=COUNT),
+    Redis: some({}, url=st.just("redis://r:6379"), secretRef=st.just({"name": "r"})),
+    EnvVar: some(
+        {"name": st.just("A")}, value=st.sampled_from(["", "x"]), valueFrom=st.just({"fieldRef": {}})
+    ),
+    Spec: some(
+        {"model": st.just({"uri": "builtin://tiny-recall"})},
+        engine=some({}, pageSize=SMALL, tensorParallel=SMALL),
+        stateCache=some({}, trackInterval=st.integers(1, 64)),
+        resources=some({}, gpus=COUNT),
+        scaling=some({}, mode=st.sampled_from(["Internal", "External"]), maxReplicas=SMALL),
+        disaggregation=some({}, prefillReplicas=SMALL),
+    ),
+}  # fmt: skip
+
+
+def ruled(root: type[ApiModel] = ApiModel) -> set[type[ApiModel]]:
+    found = {root} if root.__dict__.get("rules") else set()
+    return found.union(*(ruled(child) for child in root.__subclasses__()))
+
+
+def test_every_model_with_a_rule_is_compared() -> None:
+    assert ruled() == set(OBJECTS)
+
+
+@pytest.mark.parametrize("model", OBJECTS, ids=lambda model: model.__name__)
+@given(st.data())
+def test_the_api_server_and_python_find_the_same_rules_broken(
+    model: type[ApiModel], data: st.DataObject
+) -> None:
+    given_ = data.draw(OBJECTS[model])
+    one = stored(model, given_)
+
+    by_server = [rule.message for rule in model.rules if not cel(rule.cel, one.manifest())]
+    by_python = [rule.message for rule in model.rules if not rule.holds(one)]
+    words = refused(model, given_)
+
+    assert by_server == by_python
+    assert bool(words) == bool(by_python)
+    assert all(message in words for message in by_python)
+
+
+def field(*path: str) -> dict[str, Any]:
+    node: dict[str, Any] = SPEC
+    for name in path:
+        node = node["properties"][name]
+    return node
+
+
+def matches(node: dict[str, Any], text: str) -> bool:
+    """Whether the API server takes a text there: its pattern is RE2, where `$` is the very end."""
+    [rule] = node["x-kubernetes-validations"]
+    [pattern] = re.findall(r"self\.matches\(r'(.*?)'\)", rule["rule"])
+    return (
+        len(text) <= node["maxLength"] and re.search(pattern.replace("$", r"\Z"), text, re.ASCII) is not None
+    )
+
+
+NUMBERS = st.from_regex(r"[-+]?[0-9.]{0,6}", fullmatch=True)
+UNITS = st.sampled_from(
+    ["", "n", "u", "m", "k", "K", "M", "G", "Gi", "Ki", "Pi", "Ei", "GB", "gi", "e3", "s", "h", "ms", "\n"]
+)
+TEXTS = st.one_of(
+    st.tuples(NUMBERS, UNITS).map("".join),
+    st.lists(st.tuples(NUMBERS, UNITS).map("".join), max_size=3).map("".join),
+    st.integers(28, 36).map(lambda digits: "9" * digits),
+    st.text(max_size=8),
+)
+
+
+@given(TEXTS)
+def test_a_quantity_is_one_at_both_doors(text: str) -> None:
+    assert accepted(Quantity, text) == matches(field("memory", "deviceMemory"), text)
+
+
+@given(TEXTS)
+def test_a_duration_is_one_at_both_doors(text: str) -> None:
+    assert accepted(Duration, text) == matches(field("rollout", "drainTimeout"), text)
+
+
+PARTS = st.sampled_from(
+    ["hf", "pvc", "file", "builtin", "HF", "://", ":/", "/", "a", "B", "a.b", "-", "_", "@", "v1", " ", "\n",
+     "x-1", "9"]
+)  # fmt: skip
+
+
+@given(st.lists(PARTS, max_size=7).map("".join))
+def test_a_model_uri_is_one_at_both_doors(text: str) -> None:
+    if ".." not in text.split("/"):
+        assert accepted(parse_model_uri, text) == matches(field("model", "uri"), text)
+
+
+def accepted(make: Any, text: str) -> bool:
+    try:
+        make(text)
+    except ContractError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("length", [MAX_LENGTH, MAX_LENGTH + 1])
+def test_the_longest_spelling_is_the_same_at_both_doors(length: int) -> None:
+    text = "1" * (length - 2) + "Gi"
+
+    assert (
+        accepted(Quantity, text) == matches(field("memory", "deviceMemory"), text) == (length == MAX_LENGTH)
+    )

@@ -1,0 +1,165 @@
+"""Every request the operator makes is one the chart grants; hardly anything is granted in vain."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fake_cluster import FakeCluster
+from mamba_operator.errors import OperatorError
+from mamba_operator.kinds import BY_NAME, LEASE, Kind
+from mamba_operator.leadership import Leadership, LeaseName
+from mamba_operator.manifest import Key, Manifest
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.reconcile import Reconciler
+from operator_objects import NOW, TOKEN, applied, fitting_owner, planned
+from virtual_time import in_virtual_time
+
+TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
+KEY = Key("models", "nano")
+Right = tuple[str, str, str]
+
+
+def granted() -> set[Right]:
+    """(verb, group, resource) of all the chart's rules together."""
+    text = (TEMPLATES / "_helpers.tpl").read_text()
+    text = text[text.index('{{- define "mambaserve.rules" -}}') :].split("\n", 1)[1].split("{{- end -}}")[0]
+    rules: list[dict[str, Any]] = yaml.safe_load(text)
+    for block in re.findall(
+        r"^  - apiGroups: .*\n    resources: .*\n    verbs: .*$",
+        (TEMPLATES / "rbac.yaml").read_text(),
+        re.MULTILINE,
+    ):
+        rules += yaml.safe_load(block)
+    return rights(rules)
+
+
+def rights(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
+    return {
+        (verb, group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+class Watched(FakeCluster):
+    """Remembers each request as the right that the API server would ask for."""
+
+    def __init__(self, *objects: Manifest) -> None:
+        self.used: set[Right] = set()
+        super().__init__(*objects)
+
+    def _use(self, verb: str, kind: Kind, part: str = "") -> None:
+        self.used.add((verb, kind.group, f"{kind.plural}/{part}" if part else kind.plural))
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        self._use("get", kind)
+        return await super().get(kind, namespace, name)
+
+    async def list(self, kind: Kind, *arguments: Any, **named: Any) -> list[Manifest]:
+        self._use("list", kind)
+        return await super().list(kind, *arguments, **named)
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        kind = kind_of(manifest)
+        self._use("patch", kind, subresource)
+        if not subresource:
+            # An apply that makes the object needs both.
+            self._use("create", kind)
+        return await super().apply(manifest, subresource=subresource)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        self._use("create", kind_of(manifest))
+        return await super().create(manifest)
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        self._use("update", kind_of(manifest))
+        return await super().replace(manifest)
+
+    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        self._use("patch", kind)
+        return await super().merge(kind, namespace, name, patch)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self._use("delete", kind)
+        await super().delete(kind, namespace, name, uid)
+
+
+def kind_of(manifest: Manifest) -> Kind:
+    return BY_NAME[manifest["kind"]]
+
+
+def leftover(kind: str) -> Manifest:
+    one = next(child for child in applied(fitting_owner()) if child["kind"] == kind)
+    return {**one, "metadata": {**one["metadata"], "name": "nano-old", "uid": f"old-{kind}"}}
+
+
+async def work(cluster: Watched) -> None:
+    """Make, mend, prune, repeat an event after a restart, meet a stranger."""
+    theirs = {"kind": "Service", "metadata": {"name": "nano", "namespace": "models", "uid": "theirs"}}
+    for kind in {one["kind"] for one in applied(fitting_owner())}:
+        cluster.put(leftover(kind))
+    for step in range(6):
+        again = Reconciler(cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN)
+        with contextlib.suppress(OperatorError):
+            await again(KEY)
+        if step in (1, 3):
+            cluster.find("Deployment", "nano-engine")["spec"]["replicas"] = 9
+        if step == 2:
+            cluster.find("Secret", "nano-admin")["data"] = {}
+        if step == 4:
+            cluster.put(theirs)
+
+
+async def test_a_working_operator_never_asks_for_more_than_the_chart_grants() -> None:
+    cluster = Watched(fitting_owner(memory={}))
+
+    await work(cluster)
+
+    assert cluster.used - granted() == set()
+    assert {verb for verb, _, _ in cluster.used} == {"get", "list", "create", "patch", "delete"}
+
+
+async def test_of_the_writing_rights_to_children_none_is_granted_in_vain() -> None:
+    cluster = Watched(fitting_owner(memory={}, model={"uri": "hf://org/model", "cache": {"size": "1Gi"}}))
+    await work(cluster)
+    await work(plain := Watched(fitting_owner(memory={})))
+    # The volume with the weights outlives a change of mind; pods and the object itself are for the draining.
+    kept = {"persistentvolumeclaims", "pods", "mambadeployments", "mambadeployments/status",
+            "mambadeployments/finalizers", "leases"}  # fmt: skip
+
+    writing = {
+        right
+        for right in granted()
+        if right[0] in ("create", "patch", "delete", "update") and right[2] not in kept
+    }
+
+    assert writing - cluster.used - plain.used == set()
+
+
+@in_virtual_time
+async def test_the_lease_is_taken_renewed_and_given_back_with_what_the_chart_grants() -> None:
+    cluster = Watched()
+    leadership = Leadership(cluster, LeaseName("models", "lease", "me", 15, 4))
+
+    await leadership.hold(lambda: asyncio.sleep(10))
+
+    assert cluster.used == {(verb, LEASE.group, LEASE.plural) for verb in ("get", "create", "update")}
+    assert cluster.used <= granted()
+
+
+@pytest.mark.parametrize("spec", [{}, {"prefixIndex": {"redis": {"url": "redis://r"}}}], ids=str)
+def test_a_role_the_operator_makes_holds_nothing_that_the_operator_does_not_hold(
+    spec: dict[str, Any],
+) -> None:
+    roles = [one.manifest for one in planned(fitting_owner(**spec)).applies if one.manifest["kind"] == "Role"]
+
+    assert len(roles) == 1
+    assert rights(roles[0]["rules"]) <= granted()

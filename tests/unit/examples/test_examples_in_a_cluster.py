@@ -1,0 +1,125 @@
+"""What the operator makes of the examples: a plan that fits, and commands that name what exists."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster
+from mamba_api.documents import load_documents
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.builtin_config import builtin_config
+from mamba_operator.kinds import MAMBA_DEPLOYMENT
+from mamba_operator.manifest import Key, Manifest
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.reconcile import Reconciler
+from mamba_operator.verdict import Invalid
+from operator_objects import NOW, TOKEN, UID, owner, planned
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "examples").glob("*/*.yaml"))
+EXAMPLES = [
+    pytest.param(file, one, id=f"{file.parent.name}-{one.name}")
+    for file in FILES
+    for one in load_documents(file.read_text(), str(file))
+]
+
+
+def stored(example: MambaDeployment) -> Manifest:
+    """The example as the API server has it in the namespace of the user."""
+    manifest = example.manifest()
+    manifest["metadata"] |= {"namespace": "models", "uid": UID, "generation": 1}
+    return manifest
+
+
+async def reconciled(example: MambaDeployment) -> FakeCluster:
+    cluster = FakeCluster(stored(example))
+    again = Reconciler(cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN)
+    for _ in range(2):
+        await again(Key("models", example.name))
+    cluster.calls.clear()
+    await again(Key("models", example.name))
+    return cluster
+
+
+@pytest.mark.parametrize(("file", "example"), EXAMPLES)
+async def test_an_example_comes_to_rest_with_a_plan_that_fits(file: Path, example: MambaDeployment) -> None:
+    cluster = await reconciled(example)
+
+    status = cluster.find(MAMBA_DEPLOYMENT.kind, example.name)["status"]
+    conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
+    assert cluster.calls == []
+    assert conditions["Planned"] == ("True", "PlanComputed")
+    assert conditions["Degraded"] == ("False", "AsExpected")
+    assert status["plan"]["maxRunningRequests"] >= 1
+    assert status["url"] == f"http://{example.name}.models.svc/v1"
+
+
+@pytest.mark.parametrize(("file", "example"), EXAMPLES)
+async def test_the_commands_of_the_readme_name_what_the_operator_makes(
+    file: Path, example: MambaDeployment
+) -> None:
+    readme = (file.parent / "README.md").read_text()
+    cluster = await reconciled(example)
+
+    services = re.findall(r"port-forward service/(\S+) \d+:(\d+)", readme)
+    assert services
+    for name, port in services:
+        found = cluster.find("Service", name)
+        assert found is not None
+        assert int(port) in [one["port"] for one in found["spec"]["ports"]]
+    named = re.findall(r"kubectl (?:get|patch|wait|describe) mdep[ /](\S+)", readme)
+    assert set(named) == {example.name}
+    for model in re.findall(r'"model": "([^"]+)"', readme):
+        assert model == example.served_name
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_the_paths_in_comments_and_readmes_exist(file: Path) -> None:
+    readme = file.parent / "README.md"
+    for text in (file.read_text(), readme.read_text()):
+        for path in re.findall(r"\b(examples/[\w./-]+\.yaml)", text):
+            assert (ROOT / path).exists(), path
+    for target in re.findall(r"\]\(([^)#:]+)\)", readme.read_text()):
+        assert (readme.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(("file", "example"), EXAMPLES)
+def test_the_fields_a_readme_tells_to_change_exist(file: Path, example: MambaDeployment) -> None:
+    readme = (file.parent / "README.md").read_text()
+    schema = type(example.spec)
+    for path in re.findall(r"`(?:spec\.)?((?:stateCache|engine|model|memory|scaling)\.[\w.]+)", readme):
+        at: Any = schema
+        for name in path.split("."):
+            fields = {field.alias: field for field in at.model_fields.values()}
+            assert name in fields, path
+            annotation = fields[name].annotation
+            at = next(
+                (
+                    one
+                    for one in (annotation, *getattr(annotation, "__args__", ()))
+                    if hasattr(one, "model_fields")
+                ),
+                None,
+            )
+
+
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "tensorParallel": {"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}},
+    "disaggregation": {"disaggregation": {}},
+}
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_no_readme_advises_what_this_version_refuses(field: str) -> None:
+    assert isinstance(planned(owner(**UNSUPPORTED[field])).verdict, Invalid)
+
+    for readme in (ROOT / "examples").glob("*/README.md"):
+        assert field not in readme.read_text(), readme
+
+
+def test_the_quick_start_is_planned_in_a_cluster_without_any_engine() -> None:
+    [example] = load_documents((ROOT / "examples/01-quick-start/mamba.yaml").read_text(), "quick start")
+
+    assert builtin_config(stored(example)) is not None

@@ -1,0 +1,267 @@
+"""Names that others have, objects that others replace, and what is left when the API server goes away."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster
+from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NameTaken,
+    NotFound,
+    Refused,
+    Terminating,
+    Unreachable,
+)
+from mamba_operator.manifest import Manifest, Ref
+from mamba_operator.plan import Change
+from operator_objects import TOKEN, applied, edited, fitting_owner, planned, snapshot, without
+
+OF = fitting_owner()
+
+
+async def applying(cluster: FakeCluster, children: list[Manifest], of: Manifest = OF) -> Outcome:
+    """Carry out what is planned for these children, whatever the cluster holds by now."""
+    return await apply(cluster, snapshot(of, children), planned(of, children))
+
+
+def foreign(kind: str, name: str, **more: Any) -> Manifest:
+    return {"kind": kind, "metadata": {"name": name, "namespace": "models", "uid": "theirs"}, **more}
+
+
+def owned_by(name: str, uid: str) -> list[Manifest]:
+    return [
+        {
+            "apiVersion": "serving.mambaserve.io/v1alpha1",
+            "kind": "MambaDeployment",
+            "name": name,
+            "uid": uid,
+            "controller": True,
+        }
+    ]
+
+
+def live(children: list[Manifest]) -> FakeCluster:
+    return FakeCluster(OF, *children)
+
+
+async def test_the_children_of_another_deployment_are_a_name_that_is_taken_and_its_owner_is_named() -> None:
+    # nano-engine is the engine of nano, and the gateway of a deployment that is called nano-engine.
+    theirs = foreign("Service", "nano-engine")
+    theirs["metadata"]["ownerReferences"] = owned_by("nano-engine", "another")
+    cluster = FakeCluster(OF, theirs)
+
+    outcome = await applying(cluster, [])
+
+    [error] = outcome.errors
+    assert isinstance(error, NameTaken)
+    assert "Service nano-engine exists and belongs to the MambaDeployment nano-engine: rename" in str(error)
+    assert "apply Service/nano-engine" not in cluster.calls
+
+
+async def test_the_children_of_an_earlier_object_of_the_same_name_are_waited_for() -> None:
+    theirs = foreign("Service", "nano")
+    theirs["metadata"]["ownerReferences"] = owned_by("nano", "of another life")
+
+    [error] = (await applying(FakeCluster(OF, theirs), [])).errors
+
+    assert isinstance(error, Terminating)
+    assert "an earlier nano is being collected" in str(error)
+
+
+async def test_a_foreign_object_that_is_going_is_waited_for_and_one_that_stays_is_not() -> None:
+    going = foreign("Service", "nano")
+    going["metadata"]["deletionTimestamp"] = "2026-01-02T11:00:00Z"
+
+    outcome = await applying(FakeCluster(OF, going, foreign("ConfigMap", "nano-engine")), [])
+
+    assert [type(one) for one in outcome.errors] == [NameTaken, Terminating]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(one["kind"], one["metadata"]["name"]) for one in applied(OF)], ids=str
+)
+async def test_nothing_of_anybody_else_is_ever_taken_over(kind: str, name: str) -> None:
+    theirs = foreign(kind, name, data={"token": "dGhlaXJz"})
+    cluster = FakeCluster(OF, theirs)
+
+    outcome = await applying(cluster, [])
+
+    assert [type(one) for one in outcome.errors] == [NameTaken]
+    assert cluster.find(kind, name)["data"] == {"token": "dGhlaXJz"}
+    assert len(outcome.done) == len(applied(OF)) - 1
+
+
+async def test_an_object_that_took_a_childs_name_since_we_looked_is_not_written_to() -> None:
+    children = applied(OF)
+    drifted = edited(children, "Service", "nano", lambda one: one["spec"].update(type="NodePort"))
+    theirs = foreign("Service", "nano", spec={"type": "LoadBalancer"})
+    cluster = live(without(children, "Service", "nano"))
+    cluster.put(theirs)
+
+    outcome = await applying(cluster, drifted)
+
+    assert [type(one) for one in outcome.errors] == [Refused]
+    assert cluster.find("Service", "nano")["spec"] == {"type": "LoadBalancer"}
+
+
+async def test_a_child_that_was_deleted_since_we_looked_is_left_to_the_next_look() -> None:
+    children = applied(OF)
+    drifted = edited(children, "Service", "nano", lambda one: one["spec"].update(type="NodePort"))
+    cluster = live(without(children, "Service", "nano"))
+
+    outcome = await applying(cluster, drifted)
+
+    assert [type(one) for one in outcome.errors] == [Conflict]
+    assert cluster.find("Service", "nano") is None
+    assert (await applying(cluster, without(children, "Service", "nano"))).errors == []
+    assert cluster.find("Service", "nano") is not None
+
+
+def leftover() -> Manifest:
+    return foreign("ConfigMap", "nano-old")
+
+
+async def test_a_leftover_that_was_replaced_since_we_looked_is_not_deleted() -> None:
+    children = [*applied(OF), leftover()]
+    replaced = leftover()
+    replaced["metadata"]["uid"] = "newer"
+    cluster = live([*applied(OF), replaced])
+
+    outcome = await applying(cluster, children)
+
+    assert (outcome.done, outcome.errors) == ([], [])
+    assert cluster.find("ConfigMap", "nano-old") is not None
+
+
+@pytest.mark.parametrize("error", [Forbidden("no", status=403), Refused("no", status=422)], ids=repr)
+async def test_a_leftover_that_may_not_be_deleted_is_an_error_and_no_change(error: ClusterError) -> None:
+    children = [*applied(OF), leftover()]
+    cluster = live(children)
+    cluster.fault = lambda verb, *_: error if verb == "delete" else None
+
+    outcome = await applying(cluster, children)
+
+    assert (outcome.done, outcome.errors) == ([], [error])
+
+
+async def test_a_leftover_that_is_gone_already_counts_as_removed() -> None:
+    outcome = await applying(live(applied(OF)), [*applied(OF), leftover()])
+
+    assert [(one.ref, one.change) for one in outcome.done] == [
+        (Ref("ConfigMap", "nano-old"), Change.NOT_NEEDED)
+    ]
+
+
+@pytest.mark.parametrize("verb", ["get", "create", "apply", "delete"])
+async def test_a_server_that_goes_away_is_not_asked_for_anything_more(verb: str) -> None:
+    changed = edited(applied(OF), "Service", "nano", lambda one: one["spec"].update(type="NodePort"))
+    children = [*without(changed, "ConfigMap", "nano-engine"), leftover()]
+    if verb in ("get", "create"):
+        children = []
+    cluster = live(children)
+    asked: list[str] = []
+
+    def away(what: str, *_: str) -> ClusterError | None:
+        asked.append(what)
+        return Unreachable("away") if what == verb else None
+
+    cluster.fault = away
+    outcome = await applying(cluster, children)
+
+    assert [type(one) for one in outcome.errors] == [Unreachable]
+    assert asked.index(verb) == len(asked) - 1
+
+
+async def test_every_refused_child_is_told_and_every_other_one_is_made() -> None:
+    cluster = FakeCluster(OF)
+    cluster.fault = lambda verb, kind, name: (
+        Refused(f"{kind} {name}: spec is immutable", status=422)
+        if verb == "apply" and kind == "Service"
+        else None
+    )
+
+    outcome = await applying(cluster, [])
+
+    assert [str(one) for one in outcome.errors] == [
+        "Service nano-engine: spec is immutable", "Service nano: spec is immutable",
+    ]  # fmt: skip
+    assert len(outcome.done) == len(applied(OF)) - 2
+
+
+async def test_a_token_that_somebody_made_since_we_looked_is_kept() -> None:
+    cluster = FakeCluster(OF)
+    quicker = next(one for one in applied(OF) if one["kind"] == "Secret")
+    fault = [False]
+
+    def race(verb: str, kind: str, _: str) -> None:
+        if (verb, kind) == ("create", "Secret") and not fault[0]:
+            fault[0] = True
+            cluster.put({**copy.deepcopy(quicker), "data": {"token": "cXVpY2tlcg=="}})
+
+    cluster.fault = race
+    outcome = await applying(cluster, [])
+
+    assert cluster.find("Secret", "nano-admin")["data"] == {"token": "cXVpY2tlcg=="}
+    assert Ref("Secret", "nano-admin") not in [one.ref for one in outcome.done]
+    assert outcome.errors == []
+
+
+async def test_a_secret_whose_labels_were_removed_keeps_its_token() -> None:
+    children = applied(OF)
+    hidden = edited(children, "Secret", "nano-admin", lambda one: one["metadata"].update(labels={}))
+    cluster = live(hidden)
+
+    outcome = await applying(cluster, without(children, "Secret", "nano-admin"))
+
+    assert (outcome.done, outcome.errors) == ([], [])
+    assert TOKEN not in str(cluster.find("Secret", "nano-admin"))
+
+
+async def test_a_write_that_changed_nothing_is_no_change() -> None:
+    children = applied(OF)
+    cluster = live(children)
+    stored = [copy.deepcopy(cluster.find(one["kind"], one["metadata"]["name"])) for one in children]
+    # Our view is old: somebody put the annotation back before we came.
+    seen = edited(stored, "Service", "nano", lambda one: one["metadata"].update(annotations={}))
+
+    outcome = await applying(cluster, seen)
+
+    assert (outcome.done, outcome.errors) == ([], [])
+
+
+@pytest.mark.parametrize("owner_now", ["gone", "another"])
+async def test_a_status_reaches_the_very_object_it_was_made_for(owner_now: str) -> None:
+    cluster = FakeCluster()
+    if owner_now == "another":
+        successor = fitting_owner()
+        successor["metadata"]["uid"] = "another"
+        cluster.put(successor)
+
+    with pytest.raises(NotFound if owner_now == "gone" else Conflict):
+        await cluster.apply(status_manifest(OF, {"replicas": 1}), subresource="status")
+
+
+def test_conditions_of_others_are_left_to_them() -> None:
+    sent = status_manifest(OF, {"conditions": [{"type": "Ready"}, {"type": "Theirs"}, {"type": "Planned"}]})
+
+    assert sent["status"]["conditions"] == [{"type": "Ready"}, {"type": "Planned"}]
+    assert sent["metadata"] == {"name": "nano", "namespace": "models", "resourceVersion": "100"}
+
+
+async def test_what_was_done_and_refused_before_the_server_went_away_is_still_told() -> None:
+    cluster = FakeCluster(OF)
+    answers: dict[str, ClusterError] = {
+        "ConfigMap": Refused("no", status=422), "NetworkPolicy": Unreachable("away", status=503),
+    }  # fmt: skip
+    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "apply" else None
+
+    outcome = await applying(cluster, [])
+
+    assert [str(one) for one in outcome.errors] == ["no", "away"]
+    assert Ref("Service", "nano") in [one.ref for one in outcome.done]
+    assert not any(one.ref.kind == "Deployment" for one in outcome.done)

@@ -1,0 +1,114 @@
+"""Events count up over restarts and expiry, memory stays bounded, and a lost one is no failure."""
+
+import pytest
+
+from fake_cluster import FakeCluster
+from mamba_operator import event_log
+from mamba_operator.announce import Announcement
+from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.manifest import Manifest
+from operator_objects import NOW, fitting_owner
+
+OF = fitting_owner()
+
+
+def event(message: str = "Created Service nano", of: Manifest = OF) -> Manifest:
+    return event_manifest(of, Announcement("Normal", "Created", message), reporter="me", now=NOW)
+
+
+def counts(cluster: FakeCluster) -> list[int]:
+    return [one["count"] for key, one in cluster.objects.items() if key[0] == "Event"]
+
+
+async def test_a_restarted_operator_goes_on_counting_where_the_last_one_stopped() -> None:
+    cluster = FakeCluster()
+    before, after = EventLog(cluster), EventLog(cluster)
+    for _ in range(7):
+        await before.post(event())
+
+    for _ in range(2):
+        await after.post(event())
+
+    assert counts(cluster) == [9]
+
+
+async def test_an_event_that_the_cluster_dropped_after_its_hour_begins_anew() -> None:
+    cluster = FakeCluster()
+    log = EventLog(cluster)
+    await log.post(event())
+    cluster.objects.clear()
+
+    await log.post(event())
+
+    assert counts(cluster) == [1]
+
+
+async def test_what_was_forgotten_for_want_of_memory_is_counted_from_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_log, "REMEMBERED", 3)
+    cluster = FakeCluster()
+    log = EventLog(cluster)
+    for _ in range(4):
+        await log.post(event("often"))
+    for number in range(10):
+        await log.post(event(str(number)))
+
+    await log.post(event("often"))
+
+    assert sorted(counts(cluster)) == [1] * 10 + [5]
+    assert len(log._counts) == 3
+
+
+async def test_the_same_words_about_two_objects_are_two_events() -> None:
+    cluster = FakeCluster()
+    successor = fitting_owner()
+    successor["metadata"]["uid"] = "another"
+
+    await EventLog(cluster).post(event())
+    await EventLog(cluster).post(event(of=successor))
+
+    assert counts(cluster) == [1, 1]
+
+
+FAULTS: list[ClusterError] = [
+    Unreachable("away"), Conflict("changed", status=409), Forbidden("no", status=403),
+    NotFound("no namespace", status=404), Refused("no", status=422),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["create", "get", "merge"])
+@pytest.mark.parametrize("error", FAULTS, ids=lambda one: type(one).__name__)
+async def test_a_lost_event_is_no_failure_and_the_next_one_is_written(verb: str, error: ClusterError) -> None:
+    cluster = FakeCluster()
+    await EventLog(cluster).post(event())
+    cluster.fault = lambda asked, *_: error if asked == verb else None
+    log = EventLog(cluster)
+
+    await log.post(event())
+    cluster.fault = lambda *_: None
+    await log.post(event("another"))
+
+    assert len(counts(cluster)) == 2
+
+
+async def test_an_event_that_vanished_between_refusal_and_count_is_lost_quietly() -> None:
+    cluster = FakeCluster()
+    cluster.fault = lambda verb, *_: Conflict("exists", status=409) if verb == "create" else None
+
+    await EventLog(cluster).post(event())
+
+    assert counts(cluster) == []
+
+
+@pytest.mark.parametrize("name", ["nano", "n" * 52])
+def test_an_events_name_is_one_the_api_takes(name: str) -> None:
+    of = fitting_owner()
+    of["metadata"]["name"] = name
+
+    made = event("\N{SNOWMAN}" * 3000, of=of)
+
+    assert len(made["metadata"]["name"]) <= 253
+    assert len(made["message"]) == 1024
+    assert made["type"] == "Normal"

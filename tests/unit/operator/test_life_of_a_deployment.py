@@ -1,0 +1,244 @@
+"""One deployment through its life: the conditions and events of each turn, none of them told twice."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster
+from mamba_operator.manifest import Key, Manifest
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.reconcile import Reconciler
+from operator_objects import NOW, TOKEN, fitting_owner, nano_config
+
+KEY = Key("models", "nano")
+POD = {"app.kubernetes.io/instance": "nano", "app.kubernetes.io/managed-by": "mambaserve-operator",
+       "app.kubernetes.io/component": "engine"}  # fmt: skip
+
+
+class Life:
+    """A cluster, its operator, and a hand that plays controllers and users."""
+
+    def __init__(self, of: Manifest) -> None:
+        self.cluster = FakeCluster(of)
+        self.now = NOW
+        self._again = Reconciler(
+            self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
+            resync=lambda: 300.0,
+        )  # fmt: skip
+        self._told: dict[str, int] = {}
+
+    async def look(self, **after: float) -> tuple[dict[str, tuple[str, str]], list[str]]:
+        """Conditions after one pass, and the reasons of the events that it posted."""
+        self.now += timedelta(**after)
+        self.again_in = await self._again(KEY)
+        status = self.cluster.find("MambaDeployment", "nano")["status"]
+        events = {key[2]: one for key, one in self.cluster.objects.items() if key[0] == "Event"}
+        fresh = sorted(
+            one["reason"] for name, one in events.items() if one["count"] != self._told.get(name, 0)
+        )
+        self._told = {name: one["count"] for name, one in events.items()}
+        return {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}, fresh
+
+    def spec(self, generation: int, **spec: Any) -> None:
+        """Edit the object; its status stays."""
+        of = self.cluster.find("MambaDeployment", "nano")
+        edited = fitting_owner(**spec)
+        edited["metadata"]["generation"] = generation
+        self.cluster.put({**edited, "status": of["status"]})
+
+    def annotate(self, **annotations: str) -> None:
+        of = self.cluster.find("MambaDeployment", "nano")
+        marks = {f"serving.mambaserve.io/{name}": value for name, value in annotations.items()}
+        self.cluster.put({**of, "metadata": {**of["metadata"], "annotations": marks}})
+
+    def controllers(self, *, engines: int, updated: int | None = None, replicas: int | None = None) -> None:
+        """What the Deployment controller reports."""
+        for name, ready in (("nano-engine", engines), ("nano", 1)):
+            one = self.cluster.find("Deployment", name)
+            wanted = one["spec"]["replicas"]
+            is_engine = name == "nano-engine"
+            one["status"] = {
+                "observedGeneration": one["metadata"]["generation"],
+                "replicas": replicas if replicas is not None and is_engine else wanted,
+                "updatedReplicas": updated if updated is not None and is_engine else wanted,
+                "readyReplicas": ready,
+            }
+            self.cluster.put(one)
+
+    def pod(self, name: str, **status: Any) -> None:
+        meta = {"name": name, "namespace": "models", "labels": POD}
+        self.cluster.put({"kind": "Pod", "metadata": meta, "status": {"phase": "Running", **status}})
+
+
+async def served() -> Life:
+    life = Life(fitting_owner())
+    await life.look()
+    life.controllers(engines=1)
+    await life.look()
+    return life
+
+
+async def test_from_nothing_to_serving() -> None:
+    life = Life(fitting_owner())
+
+    conditions, events = await life.look()
+    assert conditions["Ready"] == ("False", "RollingOut")
+    assert events == ["Created", "PlanComputed"]
+    conditions, events = await life.look()
+    assert events == []
+
+    life.controllers(engines=0)
+    life.pod("a")
+    conditions, events = await life.look()
+    assert conditions["Progressing"] == ("True", "LoadingModel")
+    assert events == ["LoadingModel"]
+
+    life.controllers(engines=1)
+    conditions, events = await life.look()
+    assert conditions["Ready"] == ("True", "Serving")
+    assert events == ["ReplicasAvailable", "Serving", "UpToDate"]
+    assert (await life.look())[1] == []
+
+
+async def test_a_roll_out_keeps_serving_and_ends_when_the_old_pods_are_gone() -> None:
+    life = await served()
+    life.spec(4, engine={"image": "registry.test/engine:2"})
+
+    conditions, events = await life.look()
+    assert conditions["Ready"] == ("True", "Serving")
+    assert conditions["Progressing"] == ("True", "RollingOut")
+    assert events == ["RollingOut", "Updated"]
+
+    life.controllers(engines=1, updated=1, replicas=2)
+    assert (await life.look())[0]["Progressing"] == ("True", "RollingOut")
+    life.controllers(engines=1)
+    conditions, events = await life.look()
+    assert conditions["Progressing"] == ("False", "UpToDate")
+    assert events == ["UpToDate"]
+
+
+async def test_an_edit_that_cannot_fit_keeps_the_engines_and_its_mending_brings_no_restart() -> None:
+    life = await served()
+    before = life.cluster.find("Deployment", "nano-engine")
+    life.spec(4, memory={"deviceMemory": "16Gi"})
+
+    conditions, events = await life.look()
+    assert conditions["Available"] == ("True", "ReplicasAvailable")
+    assert conditions["Ready"] == ("False", "PlanDoesNotFit")
+    assert events == ["PlanDoesNotFit"]
+    assert (await life.look())[1] == []
+
+    life.spec(5)
+    conditions, events = await life.look()
+    assert conditions["Ready"] == ("True", "Serving")
+    assert "Updated" not in events
+    assert life.cluster.find("Deployment", "nano-engine") == before
+
+
+async def test_a_crash_is_one_warning_and_its_end_one_note() -> None:
+    life = await served()
+    crash = {"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 3}
+    life.pod("a", containerStatuses=[crash])
+    life.controllers(engines=0)
+
+    conditions, events = await life.look()
+    assert conditions["Degraded"] == ("True", "EngineCrashing")
+    assert events.count("EngineCrashing") == 1
+    life.pod("a", containerStatuses=[{**crash, "restartCount": 4}])
+    assert (await life.look())[1] == [], "one more restart is no news"
+
+    life.cluster.objects.pop(("Pod", "models", "a"))
+    life.controllers(engines=1)
+    conditions, events = await life.look()
+    assert conditions["Ready"] == ("True", "Serving")
+    assert "AsExpected" in events
+    assert "EngineCrashing" not in events
+
+
+async def test_a_sleeping_deployment_wakes_serves_and_falls_asleep_when_its_time_is_over() -> None:
+    life = Life(fitting_owner(scaling={"minReplicas": 0, "scaleDownDelay": "100s"}))
+    await life.look()
+    life.controllers(engines=0)
+    conditions, _ = await life.look()
+    assert conditions["Ready"] == ("True", "ScaledToZero")
+    assert life.again_in == 300.0
+
+    life.annotate(wake=life.now.isoformat())
+    conditions, _ = await life.look(seconds=10)
+    assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 1
+    assert life.again_in == pytest.approx(90)
+    assert conditions["Progressing"] == ("True", "RollingOut")
+
+    life.controllers(engines=1)
+    assert (await life.look(seconds=30))[0]["Ready"] == ("True", "Serving")
+    assert life.again_in == pytest.approx(60)
+
+    await life.look(seconds=61)
+    assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 0
+    life.controllers(engines=0)
+    assert (await life.look())[0]["Ready"] == ("True", "ScaledToZero")
+    assert life.again_in == 300.0
+
+
+async def test_plan_mode_before_serving_creates_nothing_and_active_makes_everything() -> None:
+    life = Life(fitting_owner(mode="Plan"))
+
+    conditions, events = await life.look()
+    assert conditions["Planned"] == ("True", "PlanComputed")
+    assert conditions["Ready"] == ("False", "PlanMode")
+    assert events == ["PlanComputed", "PlanMode"]
+    assert life.cluster.find("Deployment", "nano-engine") is None
+
+    life.spec(4)
+    _, events = await life.look()
+    assert "Created" in events
+    assert life.cluster.find("Deployment", "nano-engine") is not None
+
+
+async def test_the_size_of_the_count_is_followed_up_and_down() -> None:
+    life = await served()
+    life.spec(4, scaling={"minReplicas": 3, "maxReplicas": 3})
+    await life.look()
+    life.controllers(engines=1)
+    conditions, _ = await life.look()
+    assert conditions["Progressing"] == ("True", "ScalingUp")
+    assert conditions["Ready"] == ("True", "Serving")
+    life.controllers(engines=3)
+    assert (await life.look())[0]["Progressing"] == ("False", "UpToDate")
+
+    life.spec(5)
+    await life.look()
+    life.controllers(engines=1, updated=3, replicas=3)
+    assert (await life.look())[0]["Progressing"] == ("True", "ScalingDown")
+    life.controllers(engines=1)
+    assert (await life.look())[0]["Progressing"] == ("False", "UpToDate")
+
+
+@pytest.mark.parametrize("asked", ["2026-01-02T12:00:00Z", "again", "1"])
+async def test_a_restart_that_is_asked_for_rolls_once(asked: str) -> None:
+    life = await served()
+    life.annotate(**{"restarted-at": asked})
+
+    _, events = await life.look()
+    assert "Updated" in events
+    life.controllers(engines=1)
+    await life.look()
+    writes = len(life.cluster.calls)
+    await life.look()
+    assert len(life.cluster.calls) == writes
+
+
+async def test_a_cache_that_is_no_longer_asked_for_keeps_its_volume() -> None:
+    model = {"uri": "hf://org/model", "config": nano_config()}
+    life = Life(fitting_owner(model={**model, "cache": {"size": "50Gi"}}))
+    await life.look()
+    claim = life.cluster.find("PersistentVolumeClaim", "nano-model")
+
+    life.spec(4, model=model)
+    _, events = await life.look()
+
+    assert "Deleted" not in events
+    assert life.cluster.find("PersistentVolumeClaim", "nano-model") == claim
+    volumes = life.cluster.find("Deployment", "nano-engine")["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "cache", "emptyDir": {}} in volumes

@@ -1,0 +1,162 @@
+"""What the planner says to anything a user may write: always a verdict, never a crash, never a stall."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.memory_plan import judge
+from mamba_operator.record import readable
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
+from operator_objects import CONFIGS, fitting_owner, nano_config, owner
+
+FAMILIES = [
+    "bamba-9b", "codestral-mamba-7b", "falcon-h1-7b", "granite-4.0-h-tiny", "nemotron-nano-9b-v2",
+    "qwen3-next-80b-a3b",
+]  # fmt: skip
+
+
+def config(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return found
+
+
+def judged(node: int | None = None, **spec: Any) -> Verdict:
+    of = readable(fitting_owner(**spec))
+    return judge(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
+
+
+def of_config(config: dict[str, Any]) -> Verdict:
+    return judged(model={"uri": "hf://a/b", "config": config})
+
+
+ODD: list[Any] = [
+    None, 0, -1, 1, 2**63, 10**30, "x", "", [], {}, True, 1.5, float("nan"), float("inf"), [1], ["x"], [[1]],
+    {"a": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_configuration_with_one_odd_field_gets_a_verdict(name: str, data: st.DataObject) -> None:
+    given_ = config(name)
+    field = data.draw(st.sampled_from(sorted(given_)))
+    given_[field] = data.draw(st.sampled_from(ODD))
+
+    verdict = of_config(given_)
+
+    assert isinstance(verdict, Fits | DoesNotFit | Invalid)
+    if isinstance(verdict, Invalid):
+        assert verdict.message.startswith("spec.model.config")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_number_of_layers_beyond_reason_is_refused_without_making_them(name: str) -> None:
+    given_ = {**config(name), "num_hidden_layers": 2**33, "n_layer": 2**33}
+    for listed in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        given_.pop(listed, None)
+    tracemalloc.start()
+    try:
+        verdict = of_config(given_)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert isinstance(verdict, Invalid)
+    assert most < 2**24
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"model_type": ["nemotron_h"], "architectures": None}, {"model_type": {"a": 1}, "architectures": []},
+        {"model_type": None, "architectures": 5}, {"model_type": 5, "architectures": {}},
+        {"model_type": None, "architectures": [["NemotronHForCausalLM"]]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_that_says_nothing_of_its_kind_lists_the_kinds_there_are(broken: dict[str, Any]) -> None:
+    verdict = of_config({**nano_config(), **broken})
+
+    assert isinstance(verdict, Invalid)
+    assert "is not supported; supported: nemotron_h" in verdict.message
+
+
+@pytest.mark.parametrize("name", ["", "text_config"])
+def test_an_empty_configuration_is_told_apart_from_none(name: str) -> None:
+    verdict = of_config({name: {}} if name else {})
+
+    assert isinstance(verdict, Invalid)
+
+
+@given(
+    st.sampled_from(["0", "1m", "1", "16Gi", "17.8Gi", "24Gi", "80Gi", "1Ti"]),
+    st.floats(0.001, 1.0),
+    st.sampled_from([None, "0", "1m", "1Gi", "40Gi"]),
+    st.sampled_from(["Auto", "NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]),
+    st.sampled_from(["Auto", "float32", "float16"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_budget_gets_a_plan_or_the_numbers(
+    memory: str, utilization: float, arena: str | None, strategy: str, dtype: str
+) -> None:
+    budget = {"deviceMemory": memory, "utilization": utilization, **({"arena": arena} if arena else {})}
+
+    verdict = judged(memory=budget, stateCache={"strategy": strategy, "stateDtype": dtype})
+
+    assert isinstance(verdict, Fits | DoesNotFit)
+    if isinstance(verdict, Fits):
+        plan = verdict.plan
+        assert strategy in ("Auto", plan.strategy)
+        assert dtype in ("Auto", plan.state_dtype)
+        assert plan.max_running_requests >= 1
+        assert plan.slots >= plan.slots_per_sequence
+        assert str(plan.max_running_requests) in verdict.message
+    else:
+        assert any(unit in verdict.message for unit in ("Gi", "Mi", "Ki"))
+
+
+def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
+    small, large = 1 << 30, 80 << 30
+
+    assert isinstance(judged(small, memory={"deviceMemory": "80Gi"}), Fits)
+    assert isinstance(judged(large, memory={"deviceMemory": "1Gi"}), DoesNotFit)
+    assert isinstance(judged(large, memory={}), Fits)
+
+
+def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
+    of = MambaDeployment.model_validate(readable(fitting_owner()), by_alias=True, by_name=False)
+
+    assert judge(of, None, {"model_type": "nonsense"}) == judge(of, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "advice"),
+    [
+        ({"memory": {}}, "set spec.memory.deviceMemory"),
+        (
+            {"memory": {}, "resources": {"gpus": 0}},
+            "set spec.resources.memory, spec.memory.deviceMemory or spec",
+        ),
+    ],
+)
+def test_an_unknown_memory_says_where_to_write_it(spec: dict[str, Any], advice: str) -> None:
+    verdict = judged(**spec)
+
+    assert isinstance(verdict, Unknown)
+    assert advice in verdict.message
+
+
+def test_a_machine_without_a_gpu_is_planned_by_its_arena_or_its_memory() -> None:
+    plain = owner(resources={"gpus": 0, "memory": "80Gi"}, model={"uri": "hf://a/b", "config": nano_config()})
+    by_memory = judge(MambaDeployment.model_validate(readable(plain), by_alias=True, by_name=False), 1 << 30)
+    by_arena = judged(resources={"gpus": 0}, memory={"arena": "20Gi"})
+
+    assert isinstance(by_memory, Fits)
+    assert isinstance(by_arena, Fits)
+    assert by_memory.plan.slots > by_arena.plan.slots

@@ -1,0 +1,222 @@
+"""What one look sees: everything or nothing, also of objects that others broke."""
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster
+from mamba_operator.errors import ClusterError, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.kinds import OWNED, Kind
+from mamba_operator.manifest import Key, Manifest, Ref
+from mamba_operator.observe import observe, smallest_gpu
+from operator_objects import UID, applied, fitting_owner, owner
+
+KEY = Key("models", "nano")
+GI = 2**30
+
+
+def cluster_of(*objects: Manifest) -> FakeCluster:
+    return FakeCluster(fitting_owner(), *objects)
+
+
+def node(memory: str, **labels: str) -> Manifest:
+    return {
+        "kind": "Node",
+        "metadata": {
+            "name": f"node-{memory}-{len(labels)}",
+            "labels": {"nvidia.com/gpu.memory": memory, **labels},
+        },
+    }
+
+
+async def test_children_are_told_from_objects_that_only_carry_our_labels() -> None:
+    children = applied(fitting_owner())
+    copied = copy.deepcopy(children[1])
+    copied["metadata"] |= {"name": "copied-by-hand", "uid": "theirs", "ownerReferences": []}
+
+    seen = await observe(cluster_of(*children, copied), KEY)
+
+    assert len(seen.children) == len(children)
+    assert set(seen.strangers) == {Ref(copied["kind"], "copied-by-hand")}
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        {"apiVersion": "apps/v1", "kind": "MambaDeployment", "controller": True, "uid": UID},
+        {"apiVersion": "serving.mambaserve.io/v1alpha1", "kind": "Other", "controller": True, "uid": UID},
+        {"apiVersion": "serving.mambaserve.io/v1alpha1", "kind": "MambaDeployment", "uid": UID},
+        {"apiVersion": "serving.mambaserve.io/v1alpha1", "kind": "MambaDeployment", "controller": True,
+         "uid": "of another life"},
+    ],
+    ids=["another group", "another kind", "not its controller", "another uid"],
+)  # fmt: skip
+async def test_only_a_controlling_reference_to_this_very_object_makes_a_child(reference: Manifest) -> None:
+    one = applied(fitting_owner())[1]
+    one["metadata"]["ownerReferences"] = [reference]
+
+    seen = await observe(cluster_of(one), KEY)
+
+    assert seen.children == {}
+    assert len(seen.strangers) == 1
+
+
+async def test_children_of_a_later_version_of_the_api_are_still_children() -> None:
+    one = applied(fitting_owner())[1]
+    one["metadata"]["ownerReferences"][0]["apiVersion"] = "serving.mambaserve.io/v1"
+
+    assert len((await observe(cluster_of(one), KEY)).children) == 1
+
+
+async def test_nothing_of_another_namespace_or_another_deployment_is_seen() -> None:
+    elsewhere, other = (copy.deepcopy(applied(fitting_owner())[1]) for _ in range(2))
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    other["metadata"]["labels"]["app.kubernetes.io/instance"] = "nano-2"
+
+    seen = await observe(cluster_of(elsewhere, other), KEY)
+
+    assert (seen.children, seen.strangers) == ({}, {})
+
+
+@pytest.mark.parametrize("kind", [*OWNED], ids=lambda kind: kind.plural)
+async def test_one_list_without_an_answer_is_no_look_at_all(kind: Kind) -> None:
+    cluster = cluster_of(*applied(fitting_owner()))
+    cluster.fault = lambda verb, of, _: (
+        Unreachable("expired", status=410) if (verb, of) == ("list", kind.kind) else None
+    )
+
+    with pytest.raises(Unreachable):
+        await observe(cluster, KEY)
+
+
+async def test_what_was_listed_is_told_only_when_everything_was() -> None:
+    told: list[str] = []
+    cluster = cluster_of(*applied(fitting_owner()))
+    cluster.fault = lambda verb, of, _: NotFound("gone", status=404) if of == "EndpointSlice" else None
+
+    with pytest.raises(NotFound):
+        await observe(cluster, KEY, seen=lambda kind, _: told.append(kind.kind))
+
+    assert told == []
+
+
+async def test_the_first_failure_ends_the_other_requests() -> None:
+    ended: list[str] = []
+
+    class Slow(FakeCluster):
+        async def list(self, kind: Kind, *arguments: Any, **named: Any) -> list[Manifest]:
+            if kind.kind == "Pod":
+                raise Unreachable("away")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(kind.kind)
+            return []
+
+    with pytest.raises(Unreachable):
+        await asyncio.wait_for(observe(Slow(fitting_owner()), KEY), 5)
+
+    assert len(ended) >= len(OWNED)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        None, [], "text", 5,
+        {"memory": "80Gi", "resources": ["gpu"], "scheduling": 1},
+        {"scheduling": {"nodeSelector": ["a"]}},
+        {"model": "builtin://tiny-recall"},
+        {"model": {"uri": 5}},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_broken_spec_is_observed_like_any_other(spec: Any) -> None:
+    cluster = FakeCluster({**owner(), "spec": spec}, node("1024"))
+
+    seen = await observe(cluster, KEY)
+
+    assert seen.owner is not None
+    assert seen.owner["spec"] == spec
+    assert seen.node_gpu_memory == GI
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Forbidden("no rule", status=403), Refused("unable to parse requirement: 'big gpu'", status=400)],
+    ids=["no right to read nodes", "a selector that is none"],
+)
+async def test_nodes_that_cannot_be_asked_for_leave_the_memory_unknown(error: ClusterError) -> None:
+    of = fitting_owner(memory={}, scheduling={"nodeSelector": {"pool": "big gpu"}})
+    cluster = FakeCluster(of)
+    cluster.fault = lambda _verb, kind, _name: error if kind == "Node" else None
+
+    assert (await observe(cluster, KEY)).node_gpu_memory is None
+
+
+async def test_nodes_that_give_no_answer_end_the_look() -> None:
+    cluster = FakeCluster(fitting_owner(memory={}))
+    cluster.fault = lambda _verb, kind, _name: Unreachable("away") if kind == "Node" else None
+
+    with pytest.raises(Unreachable):
+        await observe(cluster, KEY)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"memory": {"deviceMemory": "80Gi"}}, {"memory": {}, "resources": {"gpus": 0}}],
+    ids=["the spec says it", "there is no GPU"],
+)
+async def test_nodes_are_not_read_when_their_answer_would_not_count(spec: dict[str, Any]) -> None:
+    cluster = FakeCluster(fitting_owner(**spec))
+    cluster.fault = lambda _verb, kind, _name: pytest.fail("read") if kind == "Node" else None
+
+    assert (await observe(cluster, KEY)).node_gpu_memory is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "smallest"),
+    [
+        ([], None),
+        (["81920"], 80 * GI),
+        (["81920", "16384", "40960"], 16 * GI),
+        (["many", "", "-5", "81920"], 80 * GI),
+        (["many"], None),
+        (["81920.5"], int(81920 * GI / 1024)),
+    ],
+)
+def test_the_smallest_gpu_counts_and_labels_that_are_no_number_do_not(
+    labels: list[str], smallest: int | None
+) -> None:
+    assert smallest_gpu([node(label) for label in labels]) == smallest
+
+
+def test_nodes_without_labels_have_no_gpu() -> None:
+    assert smallest_gpu([{"metadata": {}}, {"metadata": {"labels": None}}, {}]) is None
+
+
+async def test_engines_come_from_all_slices_once_each_and_in_order() -> None:
+    def slice_of(name: str, *endpoints: Manifest) -> Manifest:
+        meta = {"name": name, "namespace": "models", "labels": {"kubernetes.io/service-name": "nano-engine"}}
+        return {"kind": "EndpointSlice", "metadata": meta, "endpoints": [*endpoints]}
+
+    ready = {"addresses": ["10.0.0.2"], "targetRef": {"name": "b"}, "conditions": {"ready": True}}
+    cluster = cluster_of(
+        slice_of("one", ready, {"addresses": ["10.0.0.1"], "conditions": {"ready": False}}),
+        slice_of("two", ready, {"addresses": ["10.0.0.3"]}, {"addresses": None}),
+        {**slice_of("three"), "endpoints": None},
+    )
+
+    seen = await observe(cluster, KEY)
+
+    assert [(one.address, one.pod, one.ready) for one in seen.engines] == [
+        ("10.0.0.1", "", False), ("10.0.0.2", "b", True), ("10.0.0.3", "", True),
+    ]  # fmt: skip
+
+
+async def test_an_object_whose_kind_is_not_served_any_more_is_gone() -> None:
+    seen = await observe(FakeCluster(), KEY)
+
+    assert seen.owner is None
+    assert seen.uid == ""

@@ -1,0 +1,200 @@
+"""What pods suffer from: the worst first, the same pod each time, and nothing that passes by itself."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mamba_api.conditions import REASONS_OF, ConditionType, Reason
+from mamba_operator.manifest import Manifest
+from mamba_operator.pod_trouble import MAX_WORDS, is_draining, is_loading, trouble
+from mamba_operator.workload_state import WorkloadState, workload_state
+
+READY = {"type": "Ready", "status": "True"}
+
+
+def pod(
+    name: str = "nano-engine-a", *, component: str = "engine", going: bool = False, **status: Any
+) -> Manifest:
+    meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/component": component}}
+    if going:
+        meta["deletionTimestamp"] = "2026-01-02T11:59:00Z"
+    return {"kind": "Pod", "metadata": meta, "status": {"phase": "Running", **status}}
+
+
+def with_container(
+    name: str = "nano-engine-a", *, of: str = "containerStatuses", **container: Any
+) -> Manifest:
+    return pod(name, **{of: [{"name": "engine", **container}]})
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(reason: str = "Error", code: int = 1, message: str = "") -> dict[str, Any]:
+    return {"terminated": {"reason": reason, "exitCode": code, "message": message}}
+
+
+UNSCHEDULABLE = pod(
+    "nano-engine-z", phase="Pending",
+    conditions=[
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"},
+    ],
+)  # fmt: skip
+
+FOUND: list[tuple[str, Manifest, Reason, str]] = [
+    ("a pull that fails", with_container(state=waiting("ErrImagePull", "denied")), Reason.IMAGE_PULL_FAILED,
+     "pod nano-engine-a, container engine: denied"),
+    ("a name that is no image", with_container(state=waiting("InvalidImageName")), Reason.IMAGE_PULL_FAILED,
+     "InvalidImageName"),
+    ("a pull that is not allowed", with_container(state=waiting("ErrImageNeverPull")),
+     Reason.IMAGE_PULL_FAILED, "ErrImageNeverPull"),
+    ("an init container that cannot be pulled",
+     with_container(of="initContainerStatuses", state=waiting("ImagePullBackOff")),
+     Reason.IMAGE_PULL_FAILED, ""),
+    ("back-off",
+     with_container(state=waiting("CrashLoopBackOff"), lastState=ended(code=2, message="bad flag")),
+     Reason.ENGINE_CRASHING, "exit code 2: bad flag"),
+    ("back-off that forgot its end", with_container(state=waiting("CrashLoopBackOff", "back-off 5m0s")),
+     Reason.ENGINE_CRASHING, "ended again and again: back-off 5m0s"),
+    ("a second end before the back-off", with_container(state=ended(code=3), restartCount=2),
+     Reason.ENGINE_CRASHING, "exit code 3: Error"),
+    ("killed for memory", with_container(state=ended("OOMKilled", 137)), Reason.OUT_OF_MEMORY,
+     "raise spec.resources.memory"),
+    ("killed for memory and waiting", with_container(
+        state=waiting("CrashLoopBackOff"), lastState=ended("OOMKilled", 137), restartCount=9),
+     Reason.OUT_OF_MEMORY, "was killed for memory"),
+    ("no node", UNSCHEDULABLE, Reason.UNSCHEDULABLE, "pod nano-engine-z: 0/3 nodes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "reason", "words"), [row[1:] for row in FOUND], ids=[row[0] for row in FOUND]
+)
+def test_trouble_is_named_with_its_pod_and_its_words(one: Manifest, reason: Reason, words: str) -> None:
+    found = trouble([one])
+
+    assert found is not None
+    assert found.reason is reason
+    assert words in found.message
+    assert reason in REASONS_OF[ConditionType.DEGRADED]
+
+
+PASSING: list[tuple[str, Manifest]] = [
+    ("no status yet", {"kind": "Pod", "metadata": {"name": "x"}}),
+    ("a container that is being made", with_container(state=waiting("ContainerCreating"))),
+    ("one that ended once", with_container(state=ended(), restartCount=1)),
+    ("one that ended often and is ready again", with_container(ready=True, state={"running": {}},
+     lastState=ended(), restartCount=50)),
+    ("one that was killed for memory and is ready again", with_container(ready=True, state={"running": {}},
+     lastState=ended("OOMKilled", 137), restartCount=1)),
+    ("an init container that is done", with_container(of="initContainerStatuses", ready=True,
+     state=ended("Completed", 0))),
+    ("a pod that is scheduled", pod(conditions=[{"type": "PodScheduled", "status": "True"}])),
+    ("one without containers", pod(containerStatuses=None, initContainerStatuses=None, conditions=None)),
+    ("a pod on its way out", {**with_container(state=waiting("ImagePullBackOff")), "metadata": {
+        "name": "x", "deletionTimestamp": "2026-01-02T11:59:00Z"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", [row[1] for row in PASSING], ids=[row[0] for row in PASSING])
+def test_what_passes_by_itself_is_no_trouble(one: Manifest) -> None:
+    assert trouble([one]) is None
+
+
+@given(st.permutations([row[1] for row in FOUND if row[2] is not Reason.OUT_OF_MEMORY]))
+def test_the_worst_is_told_in_whatever_order_the_pods_are_listed(pods: list[Manifest]) -> None:
+    found = trouble(pods)
+
+    assert found is not None
+    assert found.reason is Reason.IMAGE_PULL_FAILED
+    killed = trouble([*pods, with_container("zzz", state=ended("OOMKilled", 137))])
+    assert killed is not None
+    assert killed.message.startswith("pod zzz")
+
+
+@given(st.permutations([f"nano-engine-{letter}" for letter in "abcd"]))
+def test_of_many_pods_with_one_trouble_the_first_by_name_is_told_so_that_the_message_stands_still(
+    names: list[str],
+) -> None:
+    found = trouble(with_container(name, state=waiting("ErrImagePull")) for name in names)
+
+    assert found is not None
+    assert found.message.startswith("pod nano-engine-a,")
+
+
+def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> None:
+    words = "Traceback\n" * 200 + "RuntimeError: no such file"
+
+    found = trouble([with_container(state=ended(message=words), restartCount=5)])
+
+    assert found is not None
+    assert found.message.endswith("RuntimeError: no such file")
+    assert len(found.message) < MAX_WORDS + 150
+
+
+@pytest.mark.parametrize(
+    ("one", "loading", "draining"),
+    [
+        (pod(), True, False),
+        (pod(conditions=[READY]), False, False),
+        (pod(going=True), False, True),
+        (pod(conditions=[READY], going=True), False, True),
+        (pod(phase="Pending"), False, False),
+        (pod(phase="Pending", going=True), False, False),
+        (pod(component="gateway"), False, False),
+        (pod(component="gateway", going=True), False, False),
+        ({"metadata": {"labels": None}}, False, False),
+    ],
+)
+def test_an_engine_loads_until_it_is_ready_and_drains_once_it_goes(
+    one: Manifest, loading: bool, draining: bool
+) -> None:
+    assert (is_loading(one), is_draining(one)) == (loading, draining)
+
+
+def deployment(generation: int = 1, wanted: int | None = 3, **status: Any) -> Manifest:
+    return {"metadata": {"generation": generation}, "spec": {"replicas": wanted}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        (None, WorkloadState()),
+        ({"metadata": {}}, WorkloadState(exists=True, current=True, wanted=1)),
+        (deployment(wanted=None), WorkloadState(exists=True, wanted=1)),
+        (deployment(wanted=0, observedGeneration=1), WorkloadState(exists=True, current=True, wanted=0)),
+        (deployment(generation=2, observedGeneration=1), WorkloadState(exists=True, wanted=3)),
+        (
+            deployment(observedGeneration=1, replicas=4, updatedReplicas=2, readyReplicas=3),
+            WorkloadState(exists=True, current=True, wanted=3, replicas=4, updated=2, ready=3),
+        ),
+        (
+            deployment(observedGeneration=1, readyReplicas=None),
+            WorkloadState(exists=True, current=True, wanted=3),
+        ),
+    ],
+)
+def test_numbers_that_a_deployment_leaves_out_are_zero(
+    given_: Manifest | None, expected: WorkloadState
+) -> None:
+    assert workload_state(given_) == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "stuck"),
+    [
+        ({"status": "False", "reason": "ProgressDeadlineExceeded", "message": "no room"}, "no room"),
+        ({"status": "False", "reason": "ProgressDeadlineExceeded"}, "no progress within the deadline"),
+        ({"status": "True", "reason": "ProgressDeadlineExceeded"}, None),
+        ({"status": "False", "reason": "FailedCreate", "message": "quota"}, None),
+    ],
+)
+def test_a_deployment_is_stuck_when_its_controller_says_so(
+    condition: dict[str, str], stuck: str | None
+) -> None:
+    conditions = [{"type": "Available", "status": "True"}, {"type": "Progressing", **condition}]
+
+    assert workload_state(deployment(conditions=conditions)).stuck == stuck

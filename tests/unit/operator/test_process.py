@@ -1,0 +1,135 @@
+"""The operator process around its parts: it waits for the CRD, looks at everything, and shows what is due."""
+
+import asyncio
+
+import pytest
+from prometheus_client import generate_latest
+
+from fake_cluster import FakeCluster
+from mamba_operator.errors import ClusterError, Forbidden, Unreachable
+from mamba_operator.kinds import Kind
+from mamba_operator.main import CRD_PERIOD, Operator
+from mamba_operator.manifest import Key
+from mamba_operator.settings import OperatorSettings
+from operator_objects import owner
+from virtual_time import in_virtual_time
+
+
+def operator(cluster: FakeCluster, *, namespaces: tuple[str, ...] = ()) -> Operator:
+    settings = OperatorSettings(liveness_port=0, resync=300, lease_namespace="models", namespaces=namespaces)
+    return Operator(settings, cluster)
+
+
+def metric(of: Operator, name: str) -> float:
+    lines = generate_latest(of._metrics.registry).decode().splitlines()
+    [value] = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")]
+    return float(value)
+
+
+@in_virtual_time
+async def test_the_depth_of_the_queue_falls_when_the_work_is_done() -> None:
+    subject = operator(FakeCluster())
+    for name in ("a", "b", "c"):
+        subject._queue.add(Key("models", name))
+    assert metric(subject, "mambaserve_operator_queue_depth") == 3
+
+    async def work(_: Key) -> float | None:
+        return None
+
+    task = asyncio.create_task(subject._queue.run(work, 2))
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert metric(subject, "mambaserve_operator_queue_depth") == 0
+
+
+class Installing(FakeCluster):
+    """Serves our kind from a moment on."""
+
+    def __init__(self, served_from: float, error: ClusterError | None = None) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+        self._served_from, self._error = served_from, error
+
+    async def serves(self, kind: Kind) -> bool:
+        now = asyncio.get_running_loop().time()
+        self.asked.append(now)
+        if now < self._served_from and self._error is not None:
+            raise self._error
+        return now >= self._served_from
+
+
+@pytest.mark.parametrize("error", [None, Unreachable("away"), Forbidden("no", status=403)], ids=repr)
+def test_an_operator_that_was_installed_before_the_crd_waits_for_it(error: ClusterError | None) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        cluster = Installing(served_from=33, error=error)
+
+        await asyncio.wait_for(operator(cluster)._crd_served(), 1000)
+
+        assert cluster.asked[-1] - 33 < CRD_PERIOD
+        assert len(cluster.asked) == 8
+
+    run()
+
+
+def due(of: Operator) -> set[Key]:
+    return set(of._queue._due)
+
+
+@in_virtual_time
+async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end_that() -> None:
+    cluster = FakeCluster(owner("a"), owner("b"))
+    subject = operator(cluster)
+    resyncing = asyncio.create_task(subject._resync())
+    await asyncio.sleep(1)
+    assert due(subject) == {Key("models", "a"), Key("models", "b")}
+    subject._queue._due.clear()
+    subject._queue._waiting.clear()
+
+    cluster.fault = lambda *_: Unreachable("away")
+    await asyncio.sleep(320)
+    assert due(subject) == set()
+    cluster.fault = lambda *_: None
+    await asyncio.sleep(320)
+
+    assert due(subject) == {Key("models", "a"), Key("models", "b")}
+    resyncing.cancel()
+    await asyncio.gather(resyncing, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_an_operator_of_some_namespaces_looks_at_no_others() -> None:
+    elsewhere = owner("b")
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    third = owner("c")
+    third["metadata"]["namespace"] = "third"
+    subject = operator(FakeCluster(owner("a"), elsewhere, third), namespaces=("models", "third"))
+    resyncing = asyncio.create_task(subject._resync())
+    await asyncio.sleep(1)
+
+    assert due(subject) == {Key("models", "a"), Key("third", "c")}
+    resyncing.cancel()
+    await asyncio.gather(resyncing, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_a_pass_that_hangs_fails_the_liveness_of_the_holder() -> None:
+    subject = operator(FakeCluster())
+    subject._leadership.holds = True
+
+    async def hang(_: Key) -> float | None:
+        await asyncio.sleep(1e6)
+        return None
+
+    subject._queue.add(Key("models", "nano"))
+    task = asyncio.create_task(subject._queue.run(hang, 1))
+    # The lag of the loop is measured by the wall clock and is not what is tested here.
+    await asyncio.sleep(239)
+    assert "a pass hangs" not in subject._problems()
+    await asyncio.sleep(2)
+    assert "a pass hangs" in subject._problems()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "a pass hangs" not in subject._problems()

@@ -1,0 +1,153 @@
+"""Whatever the API accepts, the processes in the pods accept too, and they are told the very same numbers."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mamba_api import names
+from mamba_api.quantity import Duration, Quantity
+from mamba_gateway.settings import GatewaySettings
+from mamba_operator.manifest import Manifest
+from mamba_operator.render.number import number
+from mamba_server.settings import EngineSettings
+from operator_objects import owner, planned
+
+SWITCHES = {"no-overlap": ("overlap", False), "batch-invariant": ("batch_invariant", True)}
+
+
+def told(container: Manifest, more: dict[str, str] | None = None) -> dict[str, Any]:
+    """Settings that a container is given, by command line and environment."""
+    environment = {one["name"]: one["value"] for one in container["env"] if "value" in one} | (more or {})
+    found: dict[str, Any] = {
+        key.removeprefix(names.ENV_PREFIX).lower(): value
+        for key, value in environment.items()
+        if key.startswith(names.ENV_PREFIX)
+    }
+    words = container["args"][1:]
+    while words:
+        word = words.pop(0).removeprefix("--")
+        if word in SWITCHES:
+            key, value = SWITCHES[word]
+            found[key] = value
+        else:
+            found[word.replace("-", "_")] = words.pop(0)
+    return found
+
+
+def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
+    """Both processes' settings, read as they read them."""
+    made = {
+        (one.manifest["kind"], one.manifest["metadata"]["name"]): one.manifest
+        for one in planned(owner(**spec)).applies
+    }
+
+    def container(name: str) -> Manifest:
+        found: Manifest = made["Deployment", name]["spec"]["template"]["spec"]["containers"][0]
+        return found
+
+    engine = EngineSettings(**told(container("nano-engine"), made["ConfigMap", "nano-engine"]["data"]))
+    return engine, GatewaySettings(**told(container("nano")))
+
+
+DURATIONS = st.sampled_from(["1ms", "0.001ms", "1s", "1234567s", "1.5h", "33333.333s", "999999h"])
+SIZES = st.sampled_from(["1n", "1m", "1", "4096", "1.5Mi", "16Mi", "123456789123", "9Ei"])
+WEIGHTS = st.one_of(st.sampled_from([0.0, 1e-300, 100.0]), st.floats(0, 100))
+SHARES = st.floats(1e-6, 1.0)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_gateway_is_told_the_limits_and_weights_of_the_spec(data: st.DataObject) -> None:
+    limits = data.draw(
+        st.fixed_dictionaries(
+            {"queueTimeout": DURATIONS, "requestTimeout": DURATIONS, "maxBodySize": SIZES},
+            optional={"maxInFlight": st.integers(1, 10**6), "maxQueued": st.integers(0, 10**6)},
+        )
+    )
+    routing = {"prefixWeight": data.draw(WEIGHTS), "loadWeight": data.draw(WEIGHTS)}
+    drain = data.draw(DURATIONS | st.just("0s"))
+
+    _, made = processes(gateway={"limits": limits, "routing": routing}, rollout={"drainTimeout": drain})
+
+    assert made.queue_timeout == made.hold_timeout == Duration(limits["queueTimeout"]).seconds
+    assert made.request_timeout == Duration(limits["requestTimeout"]).seconds
+    assert made.max_body_bytes == Quantity(limits["maxBodySize"]).bytes
+    assert made.drain_timeout == Duration(drain).seconds
+    assert (made.max_in_flight, made.max_queue) == (
+        limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),
+    )  # fmt: skip
+    given_ = told_weights(limits, routing)
+    assert given_ == (routing["prefixWeight"], routing["loadWeight"])
+
+
+def told_weights(limits: dict[str, Any], routing: dict[str, float]) -> tuple[float, float]:
+    made = planned(owner(gateway={"limits": limits, "routing": routing})).applies
+    [deployment] = [
+        one.manifest
+        for one in made
+        if one.manifest["kind"] == "Deployment" and one.manifest["metadata"]["name"] == "nano"
+    ]
+    found = told(deployment["spec"]["template"]["spec"]["containers"][0])
+    return float(found["prefix_weight"]), float(found["load_weight"])
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataObject) -> None:
+    page = data.draw(st.sampled_from([1, 16, 1024]))
+    cache = {
+        "strategy": data.draw(st.sampled_from(["Auto", "NoBuffer", "ExtraBuffer", "ExtraBufferLazy"])),
+        "stateDtype": data.draw(st.sampled_from(["Auto", "float32", "float16"])),
+        "trackInterval": page * data.draw(st.integers(1, 64)),
+        "eviction": data.draw(st.sampled_from(["RecomputeCost", "LRU"])),
+        "maxCheckpointsPerPath": data.draw(st.integers(1, 1024)),
+        "prefixCaching": data.draw(st.booleans()),
+    }
+    engine = {
+        "pageSize": page,
+        "dtype": data.draw(st.sampled_from(["Auto", "float32", "bfloat16", "float16"])),
+        "chunkedPrefillTokens": data.draw(st.integers(1, 1_048_576)),
+        "overlapSchedule": data.draw(st.booleans()),
+        "batchInvariant": data.draw(st.booleans()),
+    }
+    memory = {"utilization": data.draw(SHARES), "deviceMemory": data.draw(SIZES)}
+
+    # Without the model's configuration the user's words reach the engine, not the planner's choice.
+    made, _ = processes(
+        model={"uri": "hf://org/model"}, stateCache=cache, engine=engine, memory=memory, resources={"gpus": 1}
+    )
+
+    assert made.utilization == memory["utilization"]
+    assert made.device_memory == Quantity(memory["deviceMemory"]).bytes
+    assert (made.page_size, made.track_interval) == (page, cache["trackInterval"])
+    assert (made.prefix_caching, made.max_checkpoints_per_path) == (
+        cache["prefixCaching"], cache["maxCheckpointsPerPath"],
+    )  # fmt: skip
+    assert (made.overlap, made.batch_invariant) == (engine["overlapSchedule"], engine["batchInvariant"])
+    assert made.chunked_prefill_tokens == engine["chunkedPrefillTokens"]
+    assert made.strategy == cache["strategy"]
+    assert made.state_dtype.lower() == str(cache["stateDtype"]).lower()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["hf://org/model", "hf://org/model@v1", "pvc://claim/a/b", "file:///srv/m", "builtin://tiny-recall"],
+)
+def test_the_engine_is_told_the_models_address_to_the_letter(uri: str) -> None:
+    made, _ = processes(model={"uri": uri, "servedName": "--not an option"})
+
+    assert (made.model, made.served_model_name) == (uri, "--not an option")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_reads_back_as_itself(value: float) -> None:
+    assert float(number(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(300.0, "300"), (0.9, "0.9"), (0.0, "0"), (1e-7, "1e-07"), (5, "5")]
+)
+def test_a_number_is_written_as_people_write_it(value: float, text: str) -> None:
+    assert number(value) == text
