@@ -188,7 +188,8 @@ def conversation(
     model: str, strategy: str, track_interval: int, *, turns: int = 10, user: int = 120, answer: int = 60
 ) -> dict[str, Any]:
     """(c) Tokens that went through the model in a chat, against every token of it once."""
-    with engine(model, strategy=strategy, track_interval=track_interval) as it:
+    longest = turns * (user + answer) + 1
+    with engine(model, strategy=strategy, track_interval=track_interval, max_model_len=longest) as it:
         vocabulary, page = it.model.vocab_size, it.plan.page_size
         history: list[int] = []
         computed = aligned = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import kopf
 import structlog
+import yaml
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -226,6 +227,10 @@ def in_pod() -> bool:
     return SERVICE_ACCOUNT_NAMESPACE.exists()
 
 
+# The loader lets out what a file that is no kubeconfig makes it trip over.
+UNUSABLE = (kube_config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
+
+
 async def _configuration(settings: OperatorSettings) -> Configuration:
     configuration = Configuration()
     try:
@@ -237,9 +242,10 @@ async def _configuration(settings: OperatorSettings) -> Configuration:
             await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=settings.kubeconfig, client_configuration=configuration
             )
-    except (kube_config.ConfigException, OSError) as error:
+    except UNUSABLE as error:
+        said = " ".join(str(error).split())
         raise SettingsInvalid(
-            f"no way into a cluster: {error}; give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
+            f"no way into a cluster: {said}; give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
         ) from error
     return configuration
 

@@ -25,7 +25,7 @@ OF_REQUESTS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", 
 HELP = {
     "requests_running": "Sequences in the running batch.",
     "requests_waiting": "Requests that wait for admission.",
-    "recomputed_tokens": "Prompt tokens computed because no checkpoint covered them, or after preemption.",
+    "recomputed_tokens": "Tokens computed again after a preemption.",
     "sequences_finished": "Sequences the engine finished, by reason.",
     "checkpoints": "Checkpoints in the tree.",
     "slabs": "Slabs of the arena by owner; one holds a state or pages.",

@@ -60,6 +60,9 @@ def load_text(directory: Path) -> TextSide:
     return TextSide(tokenizer, template, GenerationDefaults.load(directory))
 
 
+LAST_PORT = 65_535
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises ServeError."""
     try:
@@ -174,10 +177,12 @@ class Server:
     async def run(self) -> int:
         """Serve until a signal; the exit code. Raises ServeError."""
         settings = self._settings
-        public = listen(settings.host, settings.port)
         wanted = settings.admin_port
         if wanted is None:
             wanted = 0 if settings.port == 0 else settings.port + 1
+        if wanted > LAST_PORT:
+            raise ServeError(f"no port is left after {settings.port} for the admin server: give --admin-port")
+        public = listen(settings.host, settings.port)
         try:
             private = listen(settings.admin_host, wanted)
         except ServeError:

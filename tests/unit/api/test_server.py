@@ -46,6 +46,11 @@ def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) 
     assert is_loopback(host) is loopback
 
 
+async def test_the_last_port_leaves_none_for_the_admin_server() -> None:
+    with pytest.raises(ServeError, match="give --admin-port"):
+        await Server(EngineSettings(model="m", host="127.0.0.1", port=65_535)).run()
+
+
 async def test_an_admin_server_beyond_loopback_needs_a_token() -> None:
     with pytest.raises(BadConfiguration, match="admin_token_file"):
         Server(EngineSettings(model="m", admin_host="10.0.0.1"))

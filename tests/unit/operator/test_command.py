@@ -85,6 +85,19 @@ async def test_a_kubeconfig_that_is_not_there_is_wrong_usage(
         await run(OperatorSettings(kubeconfig=str(tmp_path / "absent")))
 
 
+@pytest.mark.parametrize("text", ["current-context: nowhere\n", "[1", "text", "clusters: 5\n"], ids=range(4))
+async def test_what_is_no_kubeconfig_is_wrong_usage(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mamba_operator.main import run
+
+    monkeypatch.setenv("KUBECONFIG", "")
+    file = tmp_path / "config"
+    file.write_text(text)
+    with pytest.raises(SettingsInvalid, match=r"no way into a cluster: .*--kubeconfig FILE"):
+        await run(OperatorSettings(kubeconfig=str(file)))
+
+
 def test_help_names_every_environment_variable() -> None:
     import typer
 
