@@ -80,8 +80,8 @@ def strategies(found: dict[str, Any], path: Path) -> None:
             axes.bar([at + 0.27 * (index - 1) for at in range(len(sizes))], values, 0.25, label=name)
         axes.set_xticks(range(len(sizes)), [f"{size:g} MiB" for size in sizes])
         axes.set_title(label, fontsize=10)
-    all_axes[0].legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
