@@ -11,6 +11,40 @@ import torch
 
 from mamba_kernels.slot_plan import IntArray, SlotPlan, index_tensor
 
+NARROW = 16
+"""Chunks of at most so many rows are not padded to the chunk size: a checkpoint near the end of a prompt
+leaves two short ones behind, which would cost as much as whole ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGroup:
+    """Chunks that are padded to one width. It follows from a chunk's own length alone, so that a chunk's
+    result does not depend on its neighbours. g chunks, t rows."""
+
+    width: int
+    """Q."""
+    chunks: torch.Tensor | slice
+    """[g] which of the plan's chunks."""
+    rows: torch.Tensor | None
+    """[g * Q] int64: row of each padded position (padding repeats the chunk's last row); None = identity."""
+    padding: torch.Tensor | None
+    """[g, Q] bool: positions beyond the chunk's end; None when there is none."""
+    unpadded: torch.Tensor | None
+    """[t] int64: padded position of each row; None = identity."""
+    targets: torch.Tensor | None
+    """[t] int64: where those rows lie among the plan's; None = they are all of them, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """Those chunks of one rank that are in one group."""
+
+    group: int
+    at: torch.Tensor | slice
+    """Their places in the group."""
+    of_rank: torch.Tensor | slice
+    """Their places among the chunks of the rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
@@ -19,14 +53,9 @@ class ChunkPlan:
     tokens: int
     """Prefill rows: the pieces lie one after another in rows 0..tokens."""
     chunks: int
-    chunk_size: int
-    """C: every chunk is padded to it, so that a chunk's result does not depend on its neighbours."""
-    rows: torch.Tensor | None
-    """[n * C] int64: row of each padded position (padding repeats the chunk's last row); None = identity."""
-    padding: torch.Tensor | None
-    """[n, C] bool: positions beyond the chunk's end; None when there is none."""
-    unpadded: torch.Tensor | None
-    """[tokens] int64: padded position of each row; None = identity."""
+    groups: list[ChunkGroup]
+    rank_parts: list[list[RankPart]]
+    """Per rank r: `rank_chunks[r]` by group."""
     rank_chunks: list[torch.Tensor | slice]
     """Per rank r: the chunks that are the r-th of their piece, in order of pieces that have that many."""
     rank_before: list[torch.Tensor | slice]
@@ -78,25 +107,20 @@ class ChunkPlan:
 
         chunk_* are [n], with `chunk_sequence` counted from the first piece and `chunk_start` from row 0.
         """
-        n, C = len(chunk_start), chunk_size
         tokens = int(piece_start[-1])
-        offsets = np.arange(C)
-        inside = offsets < chunk_len[:, None]
-        whole = n * C == tokens and bool(inside.all())
+        width = np.where(chunk_len <= NARROW, min(NARROW, chunk_size), chunk_size)
+        members = [np.flatnonzero(width == each).astype(np.int32) for each in np.unique(width)]
         ranks = int(chunk_rank.max()) + 1
         order = [np.flatnonzero(chunk_rank == rank).astype(np.int32) for rank in range(ranks)]
         tracked = np.flatnonzero(chunk_track >= 0)
         return cls(
             tokens=tokens,
-            chunks=n,
-            chunk_size=C,
-            rows=None
-            if whole
-            else index_tensor(
-                (chunk_start[:, None] + np.minimum(offsets, chunk_len[:, None] - 1)).ravel(), device
-            ),
-            padding=None if inside.all() else index_tensor(~inside, device).bool(),
-            unpadded=None if whole else index_tensor(np.flatnonzero(inside.ravel()), device),
+            chunks=len(chunk_start),
+            groups=[
+                _group(each, int(width[each[0]]), chunk_start[each], chunk_len[each], tokens, device)
+                for each in members
+            ],
+            rank_parts=[_rank_parts(chunks, members, device) for chunks in order],
             rank_chunks=[_slice_or_index(chunks, device) for chunks in order],
             rank_before=[_slice_or_index((chunks - 1).astype(np.int32), device) for chunks in order],
             last=index_tensor(np.flatnonzero(np.diff(chunk_sequence, append=-1) != 0), device),
@@ -108,6 +132,34 @@ class ChunkPlan:
             tracked_piece=chunk_sequence[tracked],
             tracked_end=(chunk_start + chunk_len)[tracked],
         )
+
+
+def _group(
+    chunks: IntArray, width: int, start: IntArray, length: IntArray, tokens: int, device: torch.device
+) -> ChunkGroup:
+    offsets = np.arange(width)
+    inside = offsets < length[:, None]
+    rows = start[:, None] + np.minimum(offsets, length[:, None] - 1)
+    everything = len(chunks) * width == tokens and bool(inside.all())
+    return ChunkGroup(
+        width=width,
+        chunks=_slice_or_index(chunks, device),
+        rows=None if everything else index_tensor(rows.ravel(), device),
+        padding=None if inside.all() else index_tensor(~inside, device).bool(),
+        unpadded=None if inside.all() else index_tensor(np.flatnonzero(inside.ravel()), device),
+        targets=None if int(inside.sum()) == tokens else index_tensor(rows[inside], device),
+    )
+
+
+def _rank_parts(chunks: IntArray, members: list[IntArray], device: torch.device) -> list[RankPart]:
+    out = []
+    for number, group in enumerate(members):
+        there = np.isin(chunks, group)
+        if there.any():
+            at = np.searchsorted(group, chunks[there]).astype(np.int32)
+            of_rank = np.flatnonzero(there).astype(np.int32)
+            out.append(RankPart(number, _slice_or_index(at, device), _slice_or_index(of_rank, device)))
+    return out
 
 
 def _slice_or_index(chunks: IntArray, device: torch.device) -> torch.Tensor | slice:

@@ -4,11 +4,13 @@ Called by the Mamba2 mixer for the rows that prefill. Reads initial states from 
 states and checkpoints to theirs; a chunk's result depends on its own sequence alone.
 """
 
+from dataclasses import dataclass
+
 import torch
 
 from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
-from mamba_kernels.ssd_prefill.plan import ChunkPlan
+from mamba_kernels.ssd_prefill.plan import ChunkGroup, ChunkPlan
 from mamba_kernels.step_size import step_size
 
 BLOCK_ELEMENTS = 1 << 23
@@ -21,38 +23,65 @@ def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: t
     state: [slabs, H, P, N], any strides, read and written at the plan's slots; out: [T, H, P], written;
     T = plan.tokens.
     """
-    x, B, C = inputs.x, inputs.B, inputs.C
-    kind = accumulator(x.dtype)
-    H, P = x.shape[1:]
-    n, Q = plan.chunks, plan.chunk_size
+    kind = accumulator(inputs.x.dtype)
+    H, P = inputs.x.shape[1:]
+    G, N = inputs.B.shape[1:]
     step = step_size(inputs.dt, inputs.dt_bias, inputs.dt_limit, kind)
-    x, B, C, step = (_padded(tensor, plan) for tensor in (x.to(kind), B.to(kind), C.to(kind), step))
-    if plan.padding is not None:
-        # dt = 0 leaves the state as it is and adds nothing.
-        step = step.masked_fill(plan.padding[..., None], 0)
-    log_decay = (step * inputs.A).cumsum(1)  # [n, Q, H], from the chunk's start, inclusive
-    B = B.transpose(1, 2)  # [n, G, Q, N]
-    C = C.transpose(1, 2).contiguous()
-
-    ends = _chunk_states(x, step, log_decay, B)  # [n, G, H/G*P, N]
-    y = _within_chunks(x, step, log_decay, B, C)  # [n, Q, H, P]
-    _between_chunks(state, ends, log_decay, C, y, plan)
-    torch.addcmul(y, x, inputs.D[:, None], out=y)
-    rows = y.view(n * Q, H, P)
-    out.copy_(rows if plan.unpadded is None else rows[plan.unpadded])
-
-
-def _padded(tensor: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
-    """[T, ...] as [n, Q, ...]."""
-    if plan.rows is not None:
-        tensor = tensor[plan.rows]
-    return tensor.reshape(plan.chunks, plan.chunk_size, *tensor.shape[1:])
+    parts = [_Part.of(inputs, step, group, kind) for group in plan.groups]
+    ends = step.new_empty(plan.chunks, G, H // G * P, N)
+    whole = step.new_empty(plan.chunks, H)
+    outputs = []
+    for part in parts:
+        ends[part.group.chunks] = _chunk_states(part)
+        whole[part.group.chunks] = torch.exp(part.log_decay[:, -1])
+        outputs.append(_within_chunks(part))
+    _between_chunks(state, ends, whole, parts, outputs, plan)
+    for part, y in zip(parts, outputs, strict=True):
+        torch.addcmul(y, part.x, inputs.D[:, None], out=y)
+        rows = y.view(-1, H, P)
+        rows = rows if part.group.unpadded is None else rows[part.group.unpadded]
+        if part.group.targets is None:
+            out.copy_(rows)
+        else:
+            out[part.group.targets] = rows.to(out.dtype)
 
 
-def _chunk_states(
-    x: torch.Tensor, step: torch.Tensor, log_decay: torch.Tensor, B: torch.Tensor
-) -> torch.Tensor:
-    """State each chunk adds by itself at its end: sum_j exp(l_end - l_j) dt_j x_j B_j^T, [n, G, H/G*P, N]."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The inputs of one group of g chunks, padded to its width Q."""
+
+    group: ChunkGroup
+    x: torch.Tensor
+    """[g, Q, H, P]"""
+    step: torch.Tensor
+    """[g, Q, H]"""
+    log_decay: torch.Tensor
+    """[g, Q, H], from the chunk's start, inclusive."""
+    B: torch.Tensor
+    """[g, G, Q, N]"""
+    C: torch.Tensor
+    """[g, G, Q, N]"""
+
+    @classmethod
+    def of(cls, inputs: ScanInputs, step: torch.Tensor, group: ChunkGroup, kind: torch.dtype) -> "_Part":
+        x, B, C, step = (_padded(tensor, group).to(kind) for tensor in (inputs.x, inputs.B, inputs.C, step))
+        if group.padding is not None:
+            # dt = 0 leaves the state as it is and adds nothing.
+            step = step.masked_fill(group.padding[..., None], 0)
+        log_decay = (step * inputs.A).cumsum(1)
+        return cls(group, x, step, log_decay, B.transpose(1, 2), C.transpose(1, 2).contiguous())
+
+
+def _padded(tensor: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
+    """[T, ...] as [g, Q, ...]."""
+    if group.rows is not None:
+        tensor = tensor[group.rows]
+    return tensor.reshape(-1, group.width, *tensor.shape[1:])
+
+
+def _chunk_states(part: _Part) -> torch.Tensor:
+    """State each chunk adds by itself at its end: sum_j exp(l_end - l_j) dt_j x_j B_j^T, [g, G, H/G*P, N]."""
+    x, step, log_decay, B = part.x, part.step, part.log_decay, part.B
     n, Q, H, P = x.shape
     G, N = B.shape[1], B.shape[3]
     weight = torch.exp(log_decay[:, -1:] - log_decay).mul_(step)  # [n, Q, H]
@@ -62,56 +91,59 @@ def _chunk_states(
     return torch.bmm(flat.transpose(1, 2), B.reshape(n * G, Q, N)).view(n, G, -1, N)
 
 
-def _within_chunks(
-    x: torch.Tensor, step: torch.Tensor, log_decay: torch.Tensor, B: torch.Tensor, C: torch.Tensor
-) -> torch.Tensor:
-    """y_i = sum_{j <= i} exp(l_i - l_j) (C_i . B_j) dt_j x_j inside each chunk, [n, Q, H, P]."""
+def _within_chunks(part: _Part) -> torch.Tensor:
+    """y_i = sum_{j <= i} exp(l_i - l_j) (C_i . B_j) dt_j x_j inside each chunk, [g, Q, H, P]."""
+    x, step, log_decay, B, C = part.x, part.step, part.log_decay, part.B, part.C
     n, Q, H, P = x.shape
     G, N = B.shape[1], B.shape[3]
     y = torch.empty_like(x)
     future = torch.ones(Q, Q, dtype=torch.bool, device=x.device).triu_(1)
     block = max(1, BLOCK_ELEMENTS // (H * Q * Q))
     for first in range(0, n, block):
-        part = slice(first, min(first + block, n))
-        size = part.stop - first
+        some = slice(first, min(first + block, n))
+        size = some.stop - first
         pairs = torch.bmm(
-            C[part].reshape(size * G, Q, N), B[part].reshape(size * G, Q, N).transpose(1, 2)
+            C[some].reshape(size * G, Q, N), B[some].reshape(size * G, Q, N).transpose(1, 2)
         ).view(size, G, 1, Q, Q)
-        rates = log_decay[part].transpose(1, 2).contiguous()  # [size, H, Q]
+        rates = log_decay[some].transpose(1, 2).contiguous()  # [size, H, Q]
         # Differences before exp, masked before exp: no factor ever overflows.
         weight = (rates[..., None] - rates[:, :, None]).masked_fill_(future, -torch.inf).exp_()
         weight.view(size, G, -1, Q, Q).mul_(pairs)
-        inflow = (x[part] * step[part, ..., None]).transpose(1, 2).reshape(size * H, Q, P)
-        y[part] = torch.bmm(weight.view(size * H, Q, Q), inflow).view(size, H, Q, P).transpose(1, 2)
+        inflow = (x[some] * step[some, ..., None]).transpose(1, 2).reshape(size * H, Q, P)
+        y[some] = torch.bmm(weight.view(size * H, Q, Q), inflow).view(size, H, Q, P).transpose(1, 2)
     return y
 
 
 def _between_chunks(
     state: torch.Tensor,
     ends: torch.Tensor,
-    log_decay: torch.Tensor,
-    C: torch.Tensor,
-    y: torch.Tensor,
+    whole: torch.Tensor,
+    parts: list[_Part],
+    outputs: list[torch.Tensor],
     plan: ChunkPlan,
 ) -> None:
-    """Carry states from chunk to chunk, in rank order: `ends` becomes the true end states, `y` gains theirs.
+    """Carry states from chunk to chunk, in rank order: `ends` [n, G, H/G*P, N] becomes the true end states,
+    `outputs` gain theirs. `whole` [n, H]: decay over each chunk.
 
     All sources are read before any slot is written: one piece's target may be nobody else's source in the
     same step, but a piece's own source and target may be one slot.
     """
-    n, Q, H, P = y.shape
-    G, N = C.shape[1], C.shape[3]
-    decay = torch.exp(log_decay)  # [n, Q, H]
-    whole = decay[:, -1].view(n, G, -1, 1, 1)
+    n, G, _, N = ends.shape
+    H, P = outputs[0].shape[2:]
+    decays = [torch.exp(part.log_decay).view(*part.step.shape[:2], G, H // G, 1) for part in parts]
     states = ends.view(n, G, H // G, P, N)
-    outputs = y.view(n, Q, G, H // G, P)
+    whole = whole.view(n, G, H // G, 1, 1)
     initial = plan.slots.read(state).to(ends.dtype)
     for rank, (chunks, before) in enumerate(zip(plan.rank_chunks, plan.rank_before, strict=True)):
         start = initial.view(-1, G, H // G, P, N) if rank == 0 else states[before]
         if rank > 0 or plan.slots.fresh is None or len(plan.slots.source_slots) > 1:
-            carried = torch.matmul(C[chunks], start.reshape(-1, G, H // G * P, N).transpose(2, 3))
-            carried = carried.view(-1, G, Q, H // G, P).transpose(1, 2)
-            outputs[chunks] += carried * decay[chunks].view(-1, Q, G, H // G, 1)
+            for some in plan.rank_parts[rank]:
+                Q = parts[some.group].group.width
+                C = parts[some.group].C[some.at]
+                y = outputs[some.group].view(-1, Q, G, H // G, P)
+                flat = start[some.of_rank].reshape(-1, G, H // G * P, N)
+                carried = torch.matmul(C, flat.transpose(2, 3)).view(-1, G, Q, H // G, P).transpose(1, 2)
+                y[some.at] += carried * decays[some.group][some.at]
             states[chunks] += start * whole[chunks]
     plan.slots.write(state, states[plan.last].view(-1, H, P, N))
     if plan.tracked is not None and plan.tracked_slots is not None:
