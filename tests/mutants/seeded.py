@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "pages that no checkpoint reaches are spared for ever", CACHE + "room.py",
-        "                elif spare_leaves:\n                    spare_leaves = False\n", "",
+        "            elif spare_leaves:\n                spare_leaves = False\n", "",
     ),
     Mutant(
         "an admission trusts what was matched before the last one", ENGINE + "scheduler.py",

@@ -9,7 +9,7 @@ Called by the tree and the state cache.
 
 import heapq
 import itertools
-from typing import Literal, Self
+from typing import Literal
 
 from mamba_server.cache.node import Node
 
@@ -56,16 +56,12 @@ class Eviction:
         """
         if self.policy == "LRU":
             return False
-        with self.victims() as queue:
-            while (node := queue.checkpoint()) is not None:
-                queue.keep(node)
-                if not node.state_lock:
-                    return self._clock + GUESS * tokens > node.priority
+        while (node := self.checkpoint()) is not None:
+            # A locked one is offered again when it is unlocked.
+            if not node.state_lock:
+                self.offer(node)
+                return self._clock + GUESS * tokens > node.priority
         return False
-
-    def victims(self) -> "VictimQueue":
-        """Nodes from the least valuable up. What is not taken goes back when the queue is closed."""
-        return VictimQueue(self)
 
     def bare(self) -> Node | None:
         """The least recently used node without a checkpoint, out of the heap; None if there is none."""
@@ -113,31 +109,3 @@ class Heap:
             if stamp == node.stamp and node.parent is not None:
                 return node
         return None
-
-
-class VictimQueue:
-    """One search for victims; use as a context manager."""
-
-    def __init__(self, eviction: Eviction) -> None:
-        self._eviction = eviction
-        self._passed: list[Node] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for node in self._passed:
-            if node.parent is not None:
-                self._eviction.offer(node)
-
-    def checkpoint(self) -> Node | None:
-        """The next node with a checkpoint, or None."""
-        return self._eviction.checkpoint()
-
-    def bare(self) -> Node | None:
-        """The next node without one, or None."""
-        return self._eviction.bare()
-
-    def keep(self, node: Node) -> None:
-        """Not this one, now: put it back at the end of the search."""
-        self._passed.append(node)

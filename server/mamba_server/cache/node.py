@@ -66,10 +66,8 @@ class Node:
         """How many of this node's pages the text `raw` has at byte `at`."""
         if raw.startswith(self.raw, at):
             return len(self.pages)
-        other = np.frombuffer(raw, np.int32, min(len(self.raw), len(raw) - at) // TOKEN_BYTES, at)
-        same = self.tokens[: len(other)] == other
-        first = len(other) if same.all() else int(same.argmin())
-        return first // (len(self.raw) // TOKEN_BYTES // len(self.pages))
+        page_size = len(self.raw) // TOKEN_BYTES // len(self.pages)
+        return common_pages(self.tokens, np.frombuffer(raw, np.int32, offset=at), page_size)
 
     def path(self) -> list["Node"]:
         """From just below the root down to this node."""
@@ -89,3 +87,11 @@ class Node:
                 return node.depth
             node = node.parent
         return 0
+
+
+def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
+    """How many whole pages the two token runs share from their start."""
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
+    same = int(differs.argmax()) if differs.any() else size
+    return same // page_size

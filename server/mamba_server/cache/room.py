@@ -54,21 +54,21 @@ class Room:
         # Leaves without a checkpoint only show where prompts part. They are spared while slots alone are
         # short, and go before all that can be resumed when pages are.
         spare_leaves = pages <= self.arena.partial_pages
-        with self.tree.eviction.victims() as queue:
-            while not self.arena.fits(slots, pages):
-                node = None if spare_leaves else queue.bare()
-                if node is not None:
-                    if not node.children and not node.kv_lock:
-                        self._drop_leaf(node)
-                    continue
-                node = queue.checkpoint()
-                if node is not None:
-                    if not node.state_lock:
-                        self.evict(node)
-                elif spare_leaves:
-                    spare_leaves = False
-                else:
-                    return
+        eviction = self.tree.eviction
+        while not self.arena.fits(slots, pages):
+            node = None if spare_leaves else eviction.bare()
+            if node is not None:
+                if not node.children and not node.kv_lock:
+                    self._drop_leaf(node)
+                continue
+            node = eviction.checkpoint()
+            if node is not None:
+                if not node.state_lock:
+                    self.evict(node)
+            elif spare_leaves:
+                spare_leaves = False
+            else:
+                return
 
     def evict(self, node: Node) -> None:
         """Evict the checkpoint of `node` (not locked) and the pages that only it could resume."""

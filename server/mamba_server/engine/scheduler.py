@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
-from mamba_server.cache.holding import Holding
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
 from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
-from mamba_server.engine.shared_prefix import common_depth, deepest, pending_depths
+from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
 
 
 @dataclass(slots=True)
@@ -41,11 +40,6 @@ class Limits:
 MOST_HELD = 64
 """Waiting sequences that one step may put off for the prefix of another."""
 _NONE: Ints = np.empty(0, np.int32)
-
-
-def _leads(holding: Holding) -> bool:
-    """Checkpoints of its prefill are planned or being written."""
-    return bool(pending_depths(holding)) or any(d > holding.depth for d in holding.placement.depths)
 
 
 @dataclass(slots=True)
@@ -247,7 +241,9 @@ class Scheduler:
         """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
         if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
-        self.leading = [each for each in self.leading if each.holding is not None and _leads(each.holding)]
+        self.leading = [
+            each for each in self.leading if each.holding is not None and coming_depths(each.holding)
+        ]
         awaited = deepest(
             sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mamba_server.cache.holding import Holding
+from mamba_server.cache.node import common_pages
 from mamba_server.engine.sequence import Sequence
 
 
@@ -34,6 +35,12 @@ def pending_depths(holding: Holding) -> list[int]:
     return [each.checkpoint.depth for each in holding.pending if not each.decode]
 
 
+def coming_depths(holding: Holding) -> list[int]:
+    """Depths of the prefill checkpoints that are planned or being written."""
+    planned = [depth for depth in holding.placement.depths if depth > holding.depth]
+    return planned + pending_depths(holding)
+
+
 def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
     """Tokens of whole pages that both prompts begin with, at most one short of the length of `one`."""
     if one.salt != other.salt:
@@ -41,10 +48,7 @@ def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
     left, right = one.known_tokens(), other.known_tokens()
     if not np.array_equal(left[:page_size], right[:page_size]):
         return 0
-    size = min(len(left) - 1, len(right))
-    differs = left[:size] != right[:size]
-    same = int(differs.argmax()) if differs.any() else size
-    return same // page_size * page_size
+    return common_pages(left[:-1], right, page_size) * page_size
 
 
 def deepest(
@@ -60,8 +64,7 @@ def deepest(
         if holding is None:
             continue
         common = common_depth(sequence, leader, page_size)
-        planned = [depth for depth in holding.placement.depths if depth > holding.depth]
-        depths = [depth for depth in (*planned, *pending_depths(holding)) if depth <= common]
+        depths = [depth for depth in coming_depths(holding) if depth <= common]
         if new_checkpoints and holding.depth < common <= leader.target:
             depths.append(common)
         depth = max(depths, default=0)

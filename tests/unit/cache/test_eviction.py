@@ -61,15 +61,15 @@ def test_a_node_out_of_the_tree_is_no_victim() -> None:
 
 
 def test_what_a_search_passes_over_is_found_by_the_next() -> None:
-    eviction, (a, b) = Eviction("LRU"), chain(4, 8)
-    eviction.used(a)
-    eviction.used(b)
-    with eviction.victims() as queue:
-        assert queue.checkpoint() is a
-        queue.keep(a)
-        assert queue.checkpoint() is b
-        assert queue.checkpoint() is None
-    assert order(eviction) == [4]
+    eviction, (a, b, c) = Eviction("RecomputeCost"), chain(4, 12, 36)
+    for node in (a, b, c):
+        eviction.used(node)
+    a.state_lock = 1
+    # Past the locked one it looks at the next, and takes neither.
+    assert eviction.displaces(1000)
+    a.state_lock = 0
+    eviction.offer(a)
+    assert order(eviction) == [4, 12, 36]
 
 
 def test_the_heap_does_not_grow_with_hits() -> None:
