@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mamba_api.schema import crd_yaml
 from operator_objects import nano_config
 from operator_process import OperatorProcess, running_operator
 from testcluster.control_plane import ControlPlane
@@ -25,16 +24,6 @@ KINDS = (
     "deployments,persistentvolumeclaims"
 )
 OURS = "app.kubernetes.io/managed-by=mambaserve-operator"
-
-
-@pytest.fixture(scope="module")
-def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the CRD in force."""
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
-    return control_plane
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mamba_api.schema import crd_yaml
 from operator_objects import nano_config
 from operator_process import ROOT, running_operator
 from testcluster.control_plane import ControlPlane
@@ -26,16 +25,6 @@ KINDS = (
 CHILDREN = 11
 SHORT_LEASE = {"MAMBASERVE_LEASE_DURATION": "6"}
 """For tests that kill a holder: the next one waits so long."""
-
-
-@pytest.fixture(scope="module")
-def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the CRD in force."""
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
-    return control_plane
 
 
 def deployment(name: str, **spec: Any) -> dict[str, Any]:

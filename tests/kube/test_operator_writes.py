@@ -7,7 +7,6 @@ import pytest
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from mamba_api.schema import crd_yaml
 from mamba_operator.apply import status_manifest
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import Conflict, NotFound, Refused
@@ -19,16 +18,6 @@ from testcluster.control_plane import ControlPlane
 pytestmark = pytest.mark.kube
 READY = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-02T12:00:00Z"}
 AUDITED = '{"status":{"conditions":[{"type":"Audited","status":"True","reason":"Seen","lastTransitionTime":"2026-01-02T12:00:00Z"}]}}'  # noqa: E501 - one patch
-
-
-@pytest.fixture(scope="module")
-def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane with the CRD in force."""
-    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
-    return control_plane
 
 
 @asynccontextmanager

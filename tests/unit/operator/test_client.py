@@ -2,35 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 
+from handled_api_server import Handler, client
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
 from mamba_operator.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
 from operator_objects import fitting_owner
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 POD_LIST = {"items": [{"metadata": {"name": "a"}}], "metadata": {}}
-
-
-@asynccontextmanager
-async def client(handler: Handler, *, timeout: float = 5.0) -> AsyncIterator[KubeClient]:
-    async def route(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", route)
-    async with TestServer(app) as server:
-        address = str(server.make_url("")).rstrip("/")
-        async with ApiClient(Configuration(host=address)) as api:
-            yield KubeClient(api, timeout=timeout)
 
 
 def answering(body: Any, status: int = 200, **headers: str) -> Handler:

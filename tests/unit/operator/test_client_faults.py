@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-from kubernetes.aio.client import ApiClient, Configuration
 
-from mamba_operator.client import MAX_MESSAGE, KubeClient
+from handled_api_server import client
+from mamba_operator.client import MAX_MESSAGE
 from mamba_operator.errors import (
     ClusterError,
     Conflict,
@@ -23,21 +20,6 @@ from mamba_operator.errors import (
 )
 from mamba_operator.kinds import BY_NAME, EVENT, LEASE, MAMBA_DEPLOYMENT, NODE, SERVICE, Kind
 from operator_objects import fitting_owner
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def client(handler: Handler, *, timeout: float = 5.0) -> AsyncIterator[KubeClient]:
-    async def route(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", route)
-    async with TestServer(app) as server:
-        address = str(server.make_url("")).rstrip("/")
-        async with ApiClient(Configuration(host=address)) as api:
-            yield KubeClient(api, timeout=timeout)
 
 
 def page(name: str, more: str = "") -> web.Response:

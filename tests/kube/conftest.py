@@ -1,0 +1,16 @@
+"""What tests against a real API server share."""
+
+import pytest
+
+from mamba_api.schema import crd_yaml
+from testcluster.control_plane import ControlPlane
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the CRD in force."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
+    )
+    return control_plane
