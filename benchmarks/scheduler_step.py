@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream

@@ -19,6 +19,7 @@ import yaml
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
+from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, SettingsInvalid
 from mamba_operator.freshness import Freshness
@@ -42,8 +43,11 @@ FIRST = asyncio.FIRST_COMPLETED
 class Operator:
     """One operator process."""
 
-    def __init__(self, settings: OperatorSettings, client: KubeClient) -> None:
+    def __init__(
+        self, settings: OperatorSettings, client: KubeClient, shipped: ShippedConfig = nothing_shipped
+    ) -> None:
         self._settings = settings
+        self._shipped = shipped
         self._client = client
         self._metrics = OperatorMetrics()
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -113,6 +117,7 @@ class Operator:
             timeout=settings.reconcile_timeout,
             resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
             seen=self._seen,
+            shipped=self._shipped,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -250,8 +255,8 @@ async def _configuration(settings: OperatorSettings) -> Configuration:
     return configuration
 
 
-async def run(settings: OperatorSettings) -> None:
-    """Run one operator until SIGTERM or SIGINT.
+async def run(settings: OperatorSettings, shipped: ShippedConfig = nothing_shipped) -> None:
+    """Run one operator until SIGTERM or SIGINT. `shipped` reads configurations of models that ship with us.
 
     Raises:
         SettingsInvalid: no usable credentials.
@@ -264,6 +269,6 @@ async def run(settings: OperatorSettings) -> None:
     # kopf logs every event it hands over; ours are the ones that matter.
     logging.getLogger("kopf").setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
     async with ApiClient(await _configuration(settings)) as api:
-        operator = Operator(settings, KubeClient(api, timeout=settings.request_timeout))
+        operator = Operator(settings, KubeClient(api, timeout=settings.request_timeout), shipped)
         operator.take_signals()
         await operator.run()

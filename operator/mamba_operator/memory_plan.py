@@ -1,18 +1,18 @@
 """`judge`: asks the planner whether an engine of this deployment fits its memory. Pure; called by `plan`.
 
-The arithmetic is `mamba_server.budget`, the same that the engine sizes its arena with; here a spec is turned
+The arithmetic is `mamba_planner`, the same that the engine sizes its arena with; here a spec is turned
 into the planner's terms and its answer into a verdict.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import mamba_planner
 from mamba_api.conditions import Reason
 from mamba_api.v1alpha1 import MambaDeployment, Plan
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
-from mamba_server import budget
-from mamba_server.budget.of_spec import constraints_of, workload_of
-from mamba_server.model.families import ModelConfigError, model_config_from_hf
+from mamba_planner.families import ModelConfigError, model_config_from_hf
+from mamba_planner.of_spec import constraints_of, workload_of
 
 
 def judge(
@@ -44,10 +44,10 @@ def judge(
         )
     try:
         model = model_config_from_hf(known, "spec.model.config")
-        planned = budget.plan(model, constraints_of(spec), device, None, workload_of(spec))
-    except (ModelConfigError, budget.UnusableInput) as error:
+        planned = mamba_planner.plan(model, constraints_of(spec), device, None, workload_of(spec))
+    except (ModelConfigError, mamba_planner.UnusableInput) as error:
         return Invalid(str(error))
-    except budget.DoesNotFit as error:
+    except mamba_planner.DoesNotFit as error:
         return DoesNotFit(str(error))
     message = (
         f"{planned.strategy} with {planned.state_dtype} states: up to {planned.max_running_requests} "
@@ -58,7 +58,7 @@ def judge(
     return Fits(Plan.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
 
 
-def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.Device | None:
+def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> mamba_planner.Device | None:
     spec = deployment.spec
     if spec.resources.gpus:
         given = spec.memory.device_memory.bytes if spec.memory.device_memory is not None else node_gpu_memory
@@ -69,4 +69,4 @@ def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.
     if given is None and spec.memory.arena is not None:
         # An arena of a given size is planned for whatever the device has.
         given = 0
-    return None if given is None else budget.Device(kind, given)
+    return None if given is None else mamba_planner.Device(kind, given)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from mamba_api.v1alpha1 import Status
 from mamba_operator.announce import announce
 from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
@@ -56,6 +57,7 @@ class Reconciler:
         seen: Callable[[Kind, Manifest, float], None] | None = None,
         now: Callable[[], datetime] = now_utc,
         token: Callable[[], str] = new_token,
+        shipped: ShippedConfig = nothing_shipped,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -66,6 +68,7 @@ class Reconciler:
         self._seen = seen
         self._now = now
         self._token = token
+        self._shipped = shipped
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -95,7 +98,10 @@ class Reconciler:
         asked = time.monotonic()
         seen = self._seen
         snapshot = await observe(
-            self._client, key, seen=None if seen is None else lambda kind, one: seen(kind, one, asked)
+            self._client,
+            key,
+            shipped=self._shipped,
+            seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
         )
         if snapshot.owner is None:
             return None

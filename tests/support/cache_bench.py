@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from guarded_arena import GuardedArena
+from mamba_planner.strategy import reservation
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.holding import Holding
 from mamba_server.cache.node import Tokens
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 from guarded_arena import GuardedArena
+from mamba_planner.strategy import reservation
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream

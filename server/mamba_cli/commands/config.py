@@ -67,7 +67,7 @@ def _defaults(name: str) -> dict[str, Any]:
     """Defaults that live in a settings model instead of the option."""
     if name != "serve":
         return {}
-    from mamba_server.settings import EngineSettings
+    from mamba_planner.engine_settings import EngineSettings
 
     return {
         field: info.default for field, info in EngineSettings.model_fields.items() if not info.is_required()

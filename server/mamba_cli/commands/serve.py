@@ -101,9 +101,9 @@ def run(given: dict[str, Any]) -> int:
     """Serve with these settings over those of the environment; the exit code. Raises CliError."""
     from pydantic import ValidationError
 
+    from mamba_planner.engine_settings import EngineSettings
     from mamba_server.api.errors import ServeError
     from mamba_server.api.server import serve
-    from mamba_server.settings import EngineSettings
 
     try:
         settings = EngineSettings(**given)

@@ -15,7 +15,7 @@ from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.supervisor import Rules
 from mamba_cli.local.translate import not_in_local_mode
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
-from mamba_server.budget import Device
+from mamba_planner import Device
 
 
 def bring_up(

@@ -3,7 +3,7 @@
 import subprocess
 
 from mamba_cli.errors import RunFailed
-from mamba_server.budget import Device
+from mamba_planner import Device
 from mamba_server.host_memory import available_bytes
 
 _QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

@@ -8,10 +8,10 @@ from mamba_cli.errors import InvalidInput
 from mamba_cli.local.devices import cpu_device
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import ModelFacts, facts_of_directory, facts_of_model
-from mamba_server.budget import Constraints, Device, DoesNotFit, Plan, UnusableInput, Workload, plan
-from mamba_server.budget.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
-from mamba_server.budget.of_spec import constraints_of, workload_of
-from mamba_server.model.config import ModelConfig
+from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, Workload, plan
+from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.of_spec import constraints_of, workload_of
 
 ASSUMED_MEMORY = 80 << 30
 
@@ -35,7 +35,7 @@ class PlanOutcome:
     constraints: Constraints
     device: Device
     weights: int
-    plan: Plan | None
+    plan: MemoryPlan | None
     misfit: DoesNotFit | None
     notes: tuple[str, ...] = ()
 
@@ -123,7 +123,7 @@ def _outcome(
     by_count = weights_bytes(facts.config, constraints.dtype or facts.config.dtype, ways)
     if known is None:
         notes += ("weights by parameter count: no files at hand",)
-    planned: Plan | None = None
+    planned: MemoryPlan | None = None
     misfit: DoesNotFit | None = None
     try:
         planned = plan(facts.config, constraints, device, known, workload)

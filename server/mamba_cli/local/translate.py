@@ -4,11 +4,11 @@ The operator renders pods from the same spec; the words here are those of the co
 """
 
 from mamba_api.v1alpha1 import MambaDeployment, Spec
-from mamba_server.budget import Plan
+from mamba_planner import MemoryPlan
 
 
 def serve_argv(
-    deployment: MambaDeployment, plan: Plan, *, model: str, device: str, port: int, admin_port: int
+    deployment: MambaDeployment, plan: MemoryPlan, *, model: str, device: str, port: int, admin_port: int
 ) -> list[str]:
     """Arguments of `mambaserve serve` for this deployment as planned.
 

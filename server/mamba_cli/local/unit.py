@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
 from mamba_cli.local.translate import gateway_argv, serve_argv
-from mamba_server.budget import Plan
+from mamba_planner import MemoryPlan
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
 GATEWAY_RANK = 1
@@ -60,7 +60,7 @@ class Unit:
 
 def unit_of(
     loaded: LoadedDeployment,
-    plan: Plan,
+    plan: MemoryPlan,
     *,
     device: str,
     host: str,

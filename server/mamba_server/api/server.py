@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.admin import is_loopback, make_admin
 from mamba_server.api.api_keys import KeyFile
 from mamba_server.api.app import make_app
@@ -30,7 +31,6 @@ from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving, TextSide
 from mamba_server.model import source
 from mamba_server.model.errors import ModelError
-from mamba_server.settings import EngineSettings
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.errors import TextError
 from mamba_server.text.generation_defaults import GenerationDefaults

@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mamba_planner.checkpoint_spacing import decode_spacing
+from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
 from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.placement import Placement, decode_spacing, place
+from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.room import Room
 from mamba_server.cache.slot_life import SlotState
-from mamba_server.cache.strategy import Reservation
 from mamba_server.cache.tree import Match, RadixTree
 
 NO_TOKENS: Tokens = np.empty(0, np.int32)

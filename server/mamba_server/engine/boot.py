@@ -11,16 +11,18 @@ from typing import Any, Literal
 
 import torch
 
-from mamba_server.budget.arithmetic import DTYPE_BYTES
-from mamba_server.budget.constraints import Constraints
-from mamba_server.budget.engine_plan import Plan
-from mamba_server.budget.memory import Device
-from mamba_server.budget.planner import plan
+from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.constraints import Constraints
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.families.registry import load_model_config
+from mamba_planner.memory import Device
+from mamba_planner.memory_plan import MemoryPlan
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.planner import plan
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.layout import CacheLayout
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import NoDevice
@@ -29,13 +31,11 @@ from mamba_server.engine.rows import Rows
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.host_memory import available_bytes
-from mamba_server.model.config import ModelConfig
 from mamba_server.model.device_arena import DTYPES, DeviceArena
-from mamba_server.model.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
 from mamba_server.model.weights import weights_bytes
-from mamba_server.settings import EngineSettings
 
 CHUNK = 64
 """Tokens per prefill chunk: ours to choose. Small for a GPU, right for matrix sizes on a CPU."""
@@ -62,7 +62,7 @@ class Engine:
     """What boot made."""
 
     core: EngineCore
-    plan: Plan
+    plan: MemoryPlan
     model: ModelConfig
     directory: Path
     stream: ForwardStream
@@ -158,7 +158,7 @@ def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
 
 def _cache(
     settings: EngineSettings,
-    made: Plan,
+    made: MemoryPlan,
     layout: CacheLayout,
     fingerprint: str,
     fail: Callable[[AllocationSite], bool] | None,

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.strategy import reservation
+from mamba_planner.strategy import reservation
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels.rms_norm import rms_norm
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.config import ModelConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention

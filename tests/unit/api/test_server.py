@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.admin import is_loopback
 from mamba_server.api.errors import BadConfiguration, ServeError
 from mamba_server.api.server import Server, in_daemon_thread, listen, url_of
-from mamba_server.settings import EngineSettings
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])

@@ -4,7 +4,7 @@ import random
 
 from cache_bench import CacheBench, ids
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.cache.strategy import reservation
+from mamba_planner.strategy import reservation
 
 
 def test_a_prompt_shorter_than_a_page_is_forgotten_once_it_is_computed() -> None:

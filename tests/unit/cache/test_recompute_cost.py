@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import GUESS, Eviction, Policy
 from mamba_server.cache.node import Node
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 
 PAGE = 4

@@ -3,11 +3,11 @@
 import pytest
 
 from cache_bench import CacheBench, ids
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.holding import Checkpoint
 from mamba_server.cache.node import Tokens
-from mamba_server.cache.strategy import reservation
 
 PROMPT = ids(range(17))
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from mamba_cli.commands import serve
 from mamba_cli.errors import CliError, InvalidInput
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api import server
 from mamba_server.api.errors import EngineStartFailed
-from mamba_server.settings import EngineSettings
 
 
 def options() -> dict[str, Any]:

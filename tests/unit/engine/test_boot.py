@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import mamba_server
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
-from mamba_server.settings import EngineSettings
 
 assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from guarded_arena import GuardedArena
+from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream

@@ -17,7 +17,7 @@ from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.edits import Edits, Replan
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
 from mamba_cli.local.unit import Unit, unit_of
-from mamba_server.budget import Device
+from mamba_planner import Device
 
 CONFIG = json.loads(
     (Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json").read_text()

@@ -12,10 +12,10 @@ from mamba_cli.local.changes import changes_of
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.translate import gateway_argv, not_in_local_mode, serve_argv
 from mamba_cli.local.unit import unit_of
-from mamba_server.budget import Constraints, Device, Plan, UnusableInput, Workload, plan
-from mamba_server.budget.of_spec import constraints_of, workload_of
-from mamba_server.model.families import load_model_config
-from mamba_server.settings import EngineSettings
+from mamba_planner import Constraints, Device, MemoryPlan, UnusableInput, Workload, plan
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.families import load_model_config
+from mamba_planner.of_spec import constraints_of, workload_of
 
 CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json"
 GIB = 1 << 30
@@ -27,7 +27,7 @@ def deployment(**spec: Any) -> MambaDeployment:
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Plan:
+def planned(tmp_path: Path) -> MemoryPlan:
     (tmp_path / "config.json").write_text(CONFIG.read_text())
     return plan(load_model_config(tmp_path), Constraints(arena_bytes=GIB), Device("cpu", 0))
 
@@ -39,7 +39,7 @@ def parsed(argv: list[str]) -> dict[str, Any]:
     return dict(group.commands[argv[0]].make_context(argv[0], argv[1:]).params)
 
 
-def test_serve_accepts_every_argument_and_takes_the_plan_over(planned: Plan) -> None:
+def test_serve_accepts_every_argument_and_takes_the_plan_over(planned: MemoryPlan) -> None:
     spec = deployment(
         model={"uri": "file:///m", "servedName": "nice"},
         engine={
@@ -69,7 +69,7 @@ def test_serve_accepts_every_argument_and_takes_the_plan_over(planned: Plan) -> 
     assert settings.max_model_len == planned.max_model_len
 
 
-def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: Plan, tmp_path: Path) -> None:
+def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: MemoryPlan, tmp_path: Path) -> None:
     argv = serve_argv(deployment(), planned, model="/m", device="cpu", port=1, admin_port=2)
     options = {key: value for key, value in parsed(argv).items() if value is not None}
     again = plan(
@@ -80,7 +80,7 @@ def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: Plan, tmp_path
     assert again.max_running_requests == planned.max_running_requests
 
 
-def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: Plan) -> None:
+def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: MemoryPlan) -> None:
     spec = deployment(memory={"deviceMemory": "24Gi", "utilization": 0.8})
     argv = serve_argv(spec, planned, model="/m", device="cuda", port=1, admin_port=2)
     assert "--arena-bytes" not in argv
@@ -88,7 +88,7 @@ def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: Plan) -> No
     assert argv[argv.index("--device-memory") + 1] == str(24 * GIB)
 
 
-def test_extra_arguments_have_the_last_word(planned: Plan) -> None:
+def test_extra_arguments_have_the_last_word(planned: MemoryPlan) -> None:
     spec = deployment(engine={"extraArgs": ["--seed", "7"]})
     argv = serve_argv(spec, planned, model="/m", device="cpu", port=1, admin_port=2)
     assert argv[-2:] == ["--seed", "7"]
@@ -102,7 +102,7 @@ def test_gateway_accepts_its_arguments_with_a_redis_when_there_is_one() -> None:
     assert (options["port"], options["redis_url"]) == (9, "redis://h/0")
 
 
-def test_a_unit_knows_its_children_and_addresses(planned: Plan, tmp_path: Path) -> None:
+def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
     file = tmp_path / "mamba.yaml"
     loaded = LoadedDeployment(
         file, deployment(model={"uri": "file://./model"}, engine={"env": [{"name": "A", "value": "b"}]})

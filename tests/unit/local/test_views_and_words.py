@@ -26,7 +26,7 @@ from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.readiness import Readiness, readiness_of
 from mamba_cli.local.sizes import size_option
 from mamba_cli.local.watch import Stamp, changed, settled
-from mamba_server.budget import LedgerLine
+from mamba_planner import LedgerLine
 from mamba_server.model.errors import WeightsError
 from mamba_server.model.weight_files import WeightsSize, weights_size
 

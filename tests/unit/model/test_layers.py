@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mamba_server.model.config import MlpConfig
+from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel, WeightsError
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader

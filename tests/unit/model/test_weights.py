@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mamba_planner.families.registry import load_model_config
 from mamba_server.model.errors import UnsupportedModel, WeightsError
-from mamba_server.model.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
 from mamba_server.model.weights import Weights, weights_bytes
 from testmodels.checkpoints import random_nemotron_h

@@ -16,7 +16,7 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.manifest import Manifest, metadata
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
-from mamba_server.settings import EngineSettings
+from mamba_planner.engine_settings import EngineSettings
 from operator_objects import UID, fitting_owner, owner, planned
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operator"

@@ -11,7 +11,7 @@ from mamba_api.quantity import Duration, Quantity
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.number import number
-from mamba_server.settings import EngineSettings
+from mamba_planner.engine_settings import EngineSettings
 from operator_objects import owner, planned
 
 SWITCHES = {"no-overlap": ("overlap", False), "batch-invariant": ("batch_invariant", True)}

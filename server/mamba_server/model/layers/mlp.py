@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels import invariant
-from mamba_server.model.config import MlpConfig
+from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader
 
