@@ -72,3 +72,20 @@ class StatusModel(ApiModel):
     """Part of a status: fields that a newer operator wrote are dropped when read, never refused."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+
+
+class SecretRef(ApiModel):
+    """A Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+
+class SecretKeyRef(SecretRef):
+    """One key of a Secret in the same namespace."""
+
+    key: SecretKey = "token"
+    """Key inside the Secret."""

@@ -6,20 +6,10 @@ from pydantic import ConfigDict, Field
 
 from mamba_api.names import MAX_NAME_LENGTH
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
-from mamba_api.v1alpha1.disaggregation import Disaggregation
-from mamba_api.v1alpha1.engine import Engine
-from mamba_api.v1alpha1.gateway import Gateway
-from mamba_api.v1alpha1.memory import Memory
-from mamba_api.v1alpha1.model import Model
-from mamba_api.v1alpha1.prefix_index import PrefixIndex
-from mamba_api.v1alpha1.resources import Resources
-from mamba_api.v1alpha1.rollout import Rollout
-from mamba_api.v1alpha1.scaling import ReplicaCount, Scaling
-from mamba_api.v1alpha1.scheduling import Scheduling
-from mamba_api.v1alpha1.state_cache import StateCache
+from mamba_api.v1alpha1.engine import Engine, Memory, Model, StateCache, Workload
+from mamba_api.v1alpha1.gateway import Gateway, PrefixIndex, Telemetry
+from mamba_api.v1alpha1.pods import Disaggregation, ReplicaCount, Resources, Rollout, Scaling, Scheduling
 from mamba_api.v1alpha1.status import Status
-from mamba_api.v1alpha1.telemetry import Telemetry
-from mamba_api.v1alpha1.workload import Workload
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 

@@ -1,4 +1,4 @@
-"""`spec.gateway`: the OpenAI endpoint in front of the engines."""
+"""In front of the engines: `spec.gateway`, the `prefixIndex` it would route by, and `telemetry`."""
 
 from typing import Annotated
 
@@ -6,8 +6,7 @@ from pydantic import Field
 
 from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
-from mamba_api.v1alpha1.secret_ref import SecretRef
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef
 
 
 class Routing(ApiModel):
@@ -75,3 +74,38 @@ class Gateway(ApiModel):
     """Admission limits of each gateway pod."""
     pod_template: FreeForm | None = None
     """Pod template (metadata, spec) that is merged strategically into the gateway pods."""
+
+
+class Redis(ApiModel):
+    """A Redis that all gateways and engines of the deployment share."""
+
+    url: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(rediss?|unix)://.+$")] | None = None
+    """Address, such as redis://redis.cache.svc:6379/0."""
+    secret_ref: SecretRef | None = None
+    """Secret whose key url holds the whole address with its password; instead of url."""
+
+    rules = (
+        Rule(
+            cel="has(self.url) != has(self.secretRef)",
+            message="redis needs either url or secretRef: give exactly one",
+            holds=lambda self: (self.url is None) != (self.secret_ref is None),
+        ),
+    )
+
+
+class PrefixIndex(ApiModel):
+    """Shared knowledge of resumable prefixes."""
+
+    redis: Redis | None = None
+    """Share the index through Redis; absent = each gateway learns from its own traffic."""
+
+
+class Telemetry(ApiModel):
+    """Tracing of gateway and engines; metrics are always served at /metrics."""
+
+    otlp_endpoint: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://.+$")] | None = (
+        None
+    )
+    """OTLP endpoint, such as http://collector.observability.svc:4318; absent = no traces."""
+    sampling: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of requests that are traced when the client did not decide."""

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mamba_api.strategy import Strategy
 from mamba_api.v1alpha1.base import FreeForm, LongText, StatusModel, Text
-from mamba_api.v1alpha1.state_cache import StateDtype, Strategy
+from mamba_api.v1alpha1.engine import StateDtype
 
 Count = Annotated[int, Field(ge=0)]
 Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
