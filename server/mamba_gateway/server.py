@@ -117,15 +117,13 @@ async def _sources(
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
-    from kubernetes.aio import client
-
-    from mamba_gateway.api_server import ApiServer
-    from mamba_gateway.discovery import configure, watch_engines
+    from mamba_gateway.discovery import watch_engines
     from mamba_gateway.wake import Waker
+    from mamba_kube.access import connected, load_access
 
-    configuration, namespace = await configure(settings.kubeconfig, settings.namespace)
-    async with client.ApiClient(configuration) as api:
-        server = ApiServer(api)
+    access = await load_access(settings.kubeconfig)
+    namespace = settings.namespace or access.namespace
+    async with connected(access) as server:
         waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
         tasks = [
             asyncio.create_task(
@@ -134,7 +132,7 @@ async def _sources(
             asyncio.create_task(waker.work()),
         ]
         try:
-            yield waker.wanted
+            yield waker.request
         finally:
             for task in tasks:
                 task.cancel()
