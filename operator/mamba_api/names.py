@@ -38,8 +38,6 @@ MANAGED_BY = "mambaserve-operator"
 # Own annotations and labels
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 """Hash of what the operator rendered; drift and the need of a roll-out are read from it."""
-ANNOTATION_DRAINING = f"{GROUP}/draining"
-"""On a pod: since when (RFC 3339) it drains; gateways stop choosing it."""
 ANNOTATION_STRATEGY = f"{GROUP}/strategy"
 """On a pod: the state cache strategy its engine was started with."""
 ANNOTATION_EPOCH = f"{GROUP}/epoch"

@@ -1,6 +1,6 @@
 """The ASGI application: routes, models, health and metrics, and what every response carries.
 
-Built once by `server`; the relayed routes are in `exchange`. The engines' admin API has no route here.
+Built once by `server`; the relayed routes are in `proxy`. The engines' admin API has no route here.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -21,16 +21,16 @@ from mamba_gateway.auth import KeyFile
 from mamba_gateway.body import Receive
 from mamba_gateway.endpoints import Pool
 from mamba_gateway.errors import Draining, GatewayError, NoEndpoint, UnknownModel, UnknownRoute, WrongMethod
-from mamba_gateway.exchange import Exchange, error_headers
 from mamba_gateway.headers import request_id
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.proxy_endpoint import ProxyEndpoint, error_headers
 from mamba_gateway.relay import Send
 
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 PROBE = aiohttp.ClientTimeout(total=10)
 
 
-class Surface:
+class LocalRoutes:
     """The routes that the gateway answers itself."""
 
     def __init__(
@@ -125,20 +125,20 @@ class Identified:
         await self._app(scope, receive, named)
 
 
-def build(surface: Surface, exchange: Exchange, rng: Random) -> Asgi:
+def build(local_routes: LocalRoutes, proxy: ProxyEndpoint, rng: Random) -> Asgi:
     """The whole application."""
     get = ["GET"]
     routes = [
-        Route("/v1/completions", exchange, methods=["POST"]),
-        Route("/v1/chat/completions", exchange, methods=["POST"]),
-        Route("/v1/models", surface.models, methods=get),
-        Route("/v1/models/{model:path}", surface.model, methods=get),
-        Route("/health", surface.live, methods=get),
-        Route("/livez", surface.live, methods=get),
-        Route("/readyz", surface.ready, methods=get),
-        Route("/metrics", surface.metrics, methods=get),
-        Route("/version", surface.version, methods=get),
-        Route("/openapi.json", surface.openapi, methods=get),
+        Route("/v1/completions", proxy, methods=["POST"]),
+        Route("/v1/chat/completions", proxy, methods=["POST"]),
+        Route("/v1/models", local_routes.models, methods=get),
+        Route("/v1/models/{model:path}", local_routes.model, methods=get),
+        Route("/health", local_routes.live, methods=get),
+        Route("/livez", local_routes.live, methods=get),
+        Route("/readyz", local_routes.ready, methods=get),
+        Route("/metrics", local_routes.metrics, methods=get),
+        Route("/version", local_routes.version, methods=get),
+        Route("/openapi.json", local_routes.openapi, methods=get),
     ]
     handlers: dict[Any, Any] = {GatewayError: _refuse, HTTPException: _http, Exception: _broken}
     app = Starlette(routes=routes, exception_handlers=handlers)

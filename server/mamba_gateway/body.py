@@ -24,7 +24,7 @@ class ClientGone(Exception):
     """The client closed the connection: nobody is left to answer."""
 
 
-class Peek(msgspec.Struct, frozen=True):
+class RoutingFields(msgspec.Struct, frozen=True):
     """The fields that are read here; everything else is skipped, not decoded."""
 
     model: str | None = None
@@ -75,10 +75,10 @@ async def _discard(receive: Receive, at_most: int) -> None:
                 size += len(message.get("body", b""))
 
 
-def peek(body: bytes) -> Peek:
+def routing_fields(body: bytes) -> RoutingFields:
     """Read the routing fields. Raises `InvalidRequest`, which names the field or where the JSON breaks."""
     try:
-        return msgspec.json.decode(body, type=Peek)
+        return msgspec.json.decode(body, type=RoutingFields)
     except msgspec.ValidationError as error:
         said, _, where = str(error).replace("`", "").partition(" - at $.")
         message = (

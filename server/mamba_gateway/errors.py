@@ -9,11 +9,11 @@ GatewayError                    500 internal_error
 ├── BodyTooSlow                 408 invalid_request_error   the client did not send its body in time
 ├── BodyTooLarge                413 invalid_request_error
 ├── Overloaded                  429 overloaded              the limits are reached; retry later
-├── UpstreamDied                502 upstream_died           the engine broke off; not (or no longer) retried
+├── UpstreamLost                502 upstream_died           the engine broke off; not (or no longer) retried
 ├── NoEndpoint                  503 no_ready_endpoint       no engine can take the request now; retry later
 ├── Draining                    503 draining                this gateway is about to stop; retry elsewhere
-├── UpstreamSilent              504 upstream_silent         the engine sent nothing for too long
-└── TookTooLong                 504 request_timeout         the request's longest life is over
+├── UpstreamIdleTimeout         504 upstream_silent         the engine sent nothing for too long
+└── RequestTimedOut             504 request_timeout         the request's longest life is over
 """
 
 from typing import ClassVar
@@ -53,7 +53,7 @@ class InvalidApiKey(GatewayError):
 
 
 class UnknownRoute(GatewayError):
-    """Nothing is served under this path."""
+    """NoCandidate is served under this path."""
 
     status, kind, code = 404, "invalid_request_error", "not_found"
 
@@ -89,7 +89,7 @@ class Overloaded(GatewayError):
     status, kind, code = 429, "overloaded_error", "overloaded"
 
 
-class UpstreamDied(GatewayError):
+class UpstreamLost(GatewayError):
     """The engine closed the connection before its answer was complete."""
 
     status, kind, code = 502, "server_error", "upstream_died"
@@ -107,13 +107,13 @@ class Draining(GatewayError):
     status, kind, code = 503, "server_error", "draining"
 
 
-class UpstreamSilent(GatewayError):
+class UpstreamIdleTimeout(GatewayError):
     """The engine holds the connection open but sent nothing for longer than the idle limit."""
 
     status, kind, code = 504, "server_error", "upstream_silent"
 
 
-class TookTooLong(GatewayError):
+class RequestTimedOut(GatewayError):
     """The request reached the longest life that the gateway grants."""
 
     status, kind, code = 504, "server_error", "request_timeout"

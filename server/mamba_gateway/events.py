@@ -1,6 +1,6 @@
 """Server-sent events: keeps what is passed on aligned to event boundaries, and makes the error event.
 
-Nothing is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
+NoCandidate is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
 that an error event can follow at any time without spoiling a half-sent one.
 """
 

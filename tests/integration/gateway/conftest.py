@@ -1,4 +1,4 @@
-"""Fake engines (real HTTP servers with a script) and gateways in front of them, all in one event loop."""
+"""Fake engines (real HTTP servers with a script) and gateways in local of them, all in one event loop."""
 
 import asyncio
 import json

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from asgi import Asked, ask
 from mamba_gateway.admission import Admission
-from mamba_gateway.app import Asgi, Surface, build
+from mamba_gateway.app import Asgi, LocalRoutes, build
 from mamba_gateway.auth import KeyFile
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.metrics import GatewayMetrics
@@ -24,15 +24,17 @@ async def generate(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-class Front:
+class Local:
     """The application over a pool that the test fills."""
 
     def __init__(self, session: aiohttp.ClientSession, keys: Path | None = None) -> None:
         self.pool = Pool()
         self.admission = Admission(4, 4, 1.0, time.monotonic)
         self.metrics = GatewayMetrics(self.pool.snapshot)
-        surface = Surface(self.pool, self.admission, self.metrics, session, KeyFile(keys) if keys else None)
-        self.app: Asgi = build(surface, generate, Random(1))  # type: ignore[arg-type]
+        local_routes = LocalRoutes(
+            self.pool, self.admission, self.metrics, session, KeyFile(keys) if keys else None
+        )
+        self.app: Asgi = build(local_routes, generate, Random(1))  # type: ignore[arg-type]
 
     async def ask(self, method: str, path: str, **more: Any) -> Asked:
         return await ask(self.app, method, path, **more).done()
@@ -50,8 +52,8 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-async def front(session: aiohttp.ClientSession) -> Front:
-    return Front(session)
+async def local(session: aiohttp.ClientSession) -> Local:
+    return Local(session)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +68,9 @@ async def front(session: aiohttp.ClientSession) -> Front:
     ],
 )
 async def test_a_wrong_method_is_told_with_the_right_ones(
-    front: Front, method: str, path: str, allow: set[str]
+    local: Local, method: str, path: str, allow: set[str]
 ) -> None:
-    asked = await front.ask(method, path)
+    asked = await local.ask(method, path)
     assert (asked.status, asked.error["code"]) == (405, "method_not_allowed")
     assert f"{method} {path}" in asked.error["message"]
     assert set(asked.headers["allow"].split(", ")) == allow
@@ -77,60 +79,60 @@ async def test_a_wrong_method_is_told_with_the_right_ones(
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/completions/", "/readyz/", "/metrics/", "/v1/chat", "/admin/drain", "//readyz"]
 )
-async def test_any_other_path_is_unknown_and_leads_nowhere_else(front: Front, path: str) -> None:
+async def test_any_other_path_is_unknown_and_leads_nowhere_else(local: Local, path: str) -> None:
     for method in ("GET", "POST"):
-        asked = await front.ask(method, path)
+        asked = await local.ask(method, path)
         assert (asked.status, asked.error["code"]) == (404, "not_found")
         assert "location" not in asked.headers
 
 
-async def test_every_answer_carries_the_request_s_identifier(front: Front) -> None:
+async def test_every_answer_carries_the_request_s_identifier(local: Local) -> None:
     for path, status in (("/livez", 200), ("/nowhere", 404), ("/readyz", 503), ("/v1/models", 200)):
-        asked = await front.ask("GET", path, headers=[("X-Request-Id", "mine-7")])
+        asked = await local.ask("GET", path, headers=[("X-Request-Id", "mine-7")])
         assert (asked.status, asked.headers["x-request-id"]) == (status, "mine-7")
 
 
-async def test_an_identifier_is_made_for_each_request_that_brings_none(front: Front) -> None:
-    made = {(await front.ask("GET", "/livez")).headers["x-request-id"] for _ in range(5)}
+async def test_an_identifier_is_made_for_each_request_that_brings_none(local: Local) -> None:
+    made = {(await local.ask("GET", "/livez")).headers["x-request-id"] for _ in range(5)}
     assert len(made) == 5
 
 
-async def test_before_the_engines_are_known_it_is_not_ready(front: Front) -> None:
-    asked = await front.ask("GET", "/readyz")
+async def test_before_the_engines_are_known_it_is_not_ready(local: Local) -> None:
+    asked = await local.ask("GET", "/readyz")
     assert (asked.status, asked.error["code"]) == (503, "no_ready_endpoint")
     assert int(asked.headers["retry-after"]) >= 1
-    assert (await front.ask("GET", "/livez")).status == 200
-    assert (await front.ask("GET", "/health")).status == 200
+    assert (await local.ask("GET", "/livez")).status == 200
+    assert (await local.ask("GET", "/health")).status == 200
 
 
-async def test_readiness_counts_the_endpoints_and_says_why_the_others_are_not(front: Front) -> None:
-    front.engines(
+async def test_readiness_counts_the_endpoints_and_says_why_the_others_are_not(local: Local) -> None:
+    local.engines(
         a=Report(ready=True), b=Report(ready=False, reason="loading"), c=Report(ready=True, draining=True)
     )
-    asked = await front.ask("GET", "/readyz")
+    asked = await local.ask("GET", "/readyz")
     assert asked.status == 200
     assert asked.json == {
         "status": "ready", "endpoints": {"known": 3, "ready": 1}, "reasons": {"b": "loading"},
     }  # fmt: skip
 
 
-async def test_a_drain_comes_before_every_other_reason(front: Front) -> None:
-    front.admission.draining = True
-    asked = await front.ask("GET", "/readyz")
+async def test_a_drain_comes_before_every_other_reason(local: Local) -> None:
+    local.admission.draining = True
+    asked = await local.ask("GET", "/readyz")
     assert (asked.status, asked.error["code"]) == (503, "draining")
     assert asked.headers["connection"] == "close"
 
 
-async def test_models_of_engines_that_are_away_stay_listed_once(front: Front) -> None:
-    front.engines(
+async def test_models_of_engines_that_are_away_stay_listed_once(local: Local) -> None:
+    local.engines(
         a=Report(ready=False, models=({"id": "m", "owned_by": "a"}, {"no": "id"})),
         b=Report(ready=True, models=({"id": "m", "owned_by": "b"}, {"id": "org/x"})),
         c=Report(ready=True),
     )
-    listed = (await front.ask("GET", "/v1/models")).json
+    listed = (await local.ask("GET", "/v1/models")).json
     assert (listed["object"], [entry["id"] for entry in listed["data"]]) == ("list", ["m", "org/x"])
-    assert (await front.ask("GET", "/v1/models/org/x")).json == {"id": "org/x"}
-    missing = await front.ask("GET", "/v1/models/")
+    assert (await local.ask("GET", "/v1/models/org/x")).json == {"id": "org/x"}
+    missing = await local.ask("GET", "/v1/models/")
     assert (missing.status, missing.error["param"]) == (404, "model")
 
 
@@ -138,21 +140,21 @@ async def test_with_keys_models_need_one_and_probes_do_not(
     session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("key-1\n")
-    front = Front(session, tmp_path / "keys")
-    front.engines(a=Report(ready=True, models=({"id": "m"},)))
+    local = Local(session, tmp_path / "keys")
+    local.engines(a=Report(ready=True, models=({"id": "m"},)))
     for path in ("/v1/models", "/v1/models/m", "/v1/models/other"):
-        asked = await front.ask("GET", path)
+        asked = await local.ask("GET", path)
         assert (asked.status, asked.error["code"]) == (401, "invalid_api_key")
     for path in ("/livez", "/health", "/readyz", "/metrics", "/version"):
-        assert (await front.ask("GET", path)).status == 200
+        assert (await local.ask("GET", path)).status == 200
 
 
-async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(front: Front, monkeypatch) -> None:
+async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(local: Local, monkeypatch) -> None:
     def broken() -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(front.pool, "model_entries", broken)
-    asked = Asked(front.app, "GET", "/v1/models").whole(b"")
+    monkeypatch.setattr(local.pool, "model_entries", broken)
+    asked = Asked(local.app, "GET", "/v1/models").whole(b"")
     with pytest.raises(RuntimeError):
         await asked.done()
     assert (asked.status, asked.error["code"], asked.error["type"]) == (500, "internal_error", "server_error")
@@ -160,7 +162,7 @@ async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(front: F
     assert "x-request-id" in asked.headers
 
 
-async def test_the_document_comes_from_the_first_engine_that_gives_one(front: Front) -> None:
+async def test_the_document_comes_from_the_first_engine_that_gives_one(local: Local) -> None:
     async def broken(_request: web.Request) -> web.Response:
         return web.Response(status=500)
 
@@ -174,36 +176,36 @@ async def test_the_document_comes_from_the_first_engine_that_gives_one(front: Fr
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     base = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        front.pool.set_targets([Target("http://127.0.0.1:9"), Target(f"{base}/a"), Target(f"{base}/b")])
-        none = await front.ask("GET", "/openapi.json")
+        local.pool.set_targets([Target("http://127.0.0.1:9"), Target(f"{base}/a"), Target(f"{base}/b")])
+        none = await local.ask("GET", "/openapi.json")
         assert (none.status, none.error["code"]) == (503, "no_ready_endpoint")
         assert none.headers["retry-after"] == "2"
-        for endpoint in front.pool.snapshot():
-            front.pool.report(endpoint.url, Report(ready=True))
-        assert (await front.ask("GET", "/openapi.json")).json == {"openapi": "3.1.0"}
+        for endpoint in local.pool.snapshot():
+            local.pool.report(endpoint.url, Report(ready=True))
+        assert (await local.ask("GET", "/openapi.json")).json == {"openapi": "3.1.0"}
     finally:
         await runner.cleanup()
 
 
-async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label(front: Front) -> None:
-    front.engines(a=Report(ready=True, models=({"id": "m"},), running=3), b=Report(ready=False))
-    front.pool.begin("http://a")
-    text = (await front.ask("GET", "/metrics")).body.decode()
+async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label(local: Local) -> None:
+    local.engines(a=Report(ready=True, models=({"id": "m"},), running=3), b=Report(ready=False))
+    local.pool.begin("http://a")
+    text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'mambaserve_gateway_endpoint_ready{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_ready{endpoint="b"} 0.0' in text
     assert 'mambaserve_gateway_endpoint_in_flight{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_load{endpoint="a"} 4.0' in text
-    front.engines(b=Report(ready=True, draining=True))
-    text = (await front.ask("GET", "/metrics")).body.decode()
+    local.engines(b=Report(ready=True, draining=True))
+    text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'endpoint="a"' not in text
     assert 'mambaserve_gateway_endpoint_draining{endpoint="b"} 1.0' in text
-    assert front.metrics.model_label("m") == "unknown"
-    assert front.metrics.model_label(None) == "unknown"
-    front.engines(c=Report(ready=False, models=({"id": "m"},)))
-    assert front.metrics.model_label("m") == "m"
+    assert local.metrics.model_label("m") == "unknown"
+    assert local.metrics.model_label(None) == "unknown"
+    local.engines(c=Report(ready=False, models=({"id": "m"},)))
+    assert local.metrics.model_label("m") == "m"
 
 
-async def test_what_is_not_http_is_none_of_the_identifier_s_business(front: Front) -> None:
+async def test_what_is_not_http_is_none_of_the_identifier_s_business(local: Local) -> None:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -212,5 +214,5 @@ async def test_what_is_not_http_is_none_of_the_identifier_s_business(front: Fron
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await front.app({"type": "websocket", "path": "/v1/completions", "headers": []}, receive, send)
+    await local.app({"type": "websocket", "path": "/v1/completions", "headers": []}, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]

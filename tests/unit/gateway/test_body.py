@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.body import DISCARDED_LIMITS, ClientGone, peek, read_body
+from mamba_gateway.body import DISCARDED_LIMITS, ClientGone, read_body, routing_fields
 from mamba_gateway.errors import BodyTooLarge, BodyTooSlow, InvalidRequest
 
 
@@ -91,9 +91,9 @@ async def test_a_client_that_does_not_send_is_not_waited_for() -> None:
 
 
 def test_only_model_and_stream_are_read() -> None:
-    found = peek(b'{"prompt": [1,2], "stream": true, "model": "m", "tools": [{"a": {"model": 3}}]}')
+    found = routing_fields(b'{"prompt": [1,2], "stream": true, "model": "m", "tools": [{"a": {"model": 3}}]}')
     assert (found.model, found.stream) == ("m", True)
-    assert (peek(b"{}").model, peek(b'{"model": null}').stream) == (None, None)
+    assert (routing_fields(b"{}").model, routing_fields(b'{"model": null}').stream) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_only_model_and_stream_are_read() -> None:
 )
 def test_a_wrong_body_is_refused_in_words(raw, param, said) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        peek(raw)
+        routing_fields(raw)
     assert refused.value.param == param
     assert said in refused.value.message

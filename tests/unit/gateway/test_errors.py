@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mamba_gateway import errors
-from mamba_gateway.exchange import error_headers
+from mamba_gateway.proxy_endpoint import error_headers
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.GatewayError)]
 

@@ -2,10 +2,10 @@
 
 import json
 
-from mamba_gateway.errors import UpstreamDied
+from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.events import HELD_LIMIT, EventAligner, error_event
 
-BROKEN = UpstreamDied("gone")
+BROKEN = UpstreamLost("gone")
 
 
 def test_whole_events_pass_at_once() -> None:

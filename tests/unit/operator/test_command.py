@@ -94,7 +94,7 @@ async def test_what_is_no_kubeconfig_is_wrong_usage(
     monkeypatch.setenv("KUBECONFIG", "")
     file = tmp_path / "config"
     file.write_text(text)
-    with pytest.raises(SettingsInvalid, match=r"no way into a cluster: .*--kubeconfig FILE"):
+    with pytest.raises(SettingsInvalid, match=r"Kubernetes configuration: .*--kubeconfig FILE"):
         await run(OperatorSettings(kubeconfig=str(file)))
 
 

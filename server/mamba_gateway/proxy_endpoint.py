@@ -1,7 +1,7 @@
-"""Exchange: one relayed request from the client's first header to the last byte of its answer.
+"""The proxy endpoint: one relayed request from the client's first header to the last byte of its response.
 
-Puts the parts together: keys -> door -> body -> place -> relay, beside a watch for the client's disconnect.
-An ASGI application of its own, because a relay must neither buffer nor parse.
+Puts the parts together: keys -> admission -> body -> permit -> relay, beside a watch for the client's
+disconnect. An ASGI application of its own, because a relay must neither buffer nor parse.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ import structlog
 
 from mamba_gateway.admission import Admission
 from mamba_gateway.auth import KeyFile
-from mamba_gateway.body import ClientGone, Peek, Receive, peek, read_body
+from mamba_gateway.body import ClientGone, Receive, RoutingFields, read_body, routing_fields
 from mamba_gateway.errors import Draining, GatewayError, WrongMethod
 from mamba_gateway.headers import RawHeaders, request_id, to_engine, traceparent
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.relay import Relay, Send, Truncated
-from mamba_gateway.upstream import Call
+from mamba_gateway.relay import Relay, ResponseTruncated, Send
+from mamba_gateway.upstream import UpstreamRequest
 
 log = structlog.get_logger("mambaserve.gateway")
-STOPPING = "the gateway is shutting down; send the request again"
+DRAINING = "the gateway is shutting down; send the request again"
 Message = MutableMapping[str, Any]
 
 
 @dataclass(slots=True)
-class Answer:
-    """What has been sent to the client so far."""
+class ClientResponse:
+    """The sending side of one request: what has been sent to the client so far."""
 
     send: Send
     status: int = 0
@@ -62,7 +62,7 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-class Exchange:
+class ProxyEndpoint:
     """The relayed POST routes of one gateway."""
 
     def __init__(
@@ -82,103 +82,105 @@ class Exchange:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """ASGI entry point."""
-        begin, answer, asked = time.monotonic(), Answer(send), Peek()
+        begin, response, fields = time.monotonic(), ClientResponse(send), RoutingFields()
         try:
             if self._keys:
                 self._keys.check(scope["headers"])
-            with self._admission.door():
+            with self._admission.admit():
                 body = await self._body(scope["headers"], receive)
-                asked = peek(body)
-                await self._relayed(self._call(scope, body, asked), receive, answer)
+                fields = routing_fields(body)
+                await self._relayed(self._upstream_request(scope, body, fields), receive, response)
         except ClientGone:
             self._metrics.cancelled.inc()
-            answer.status = 499
-        except Truncated:
+            response.status = 499
+        except ResponseTruncated:
             pass  # returning without the end of the body makes the server close the connection
         except GatewayError as error:
-            if not answer.status:
+            if not response.status:
                 headers = error_headers(error)
-                await answer({"type": "http.response.start", "status": error.status, "headers": headers})
-                await answer({"type": "http.response.body", "body": error.envelope()})
+                await response({"type": "http.response.start", "status": error.status, "headers": headers})
+                await response({"type": "http.response.body", "body": error.envelope()})
         except Exception:
-            answer.status = answer.status or 500  # what the application makes of it
+            response.status = response.status or 500  # what the application makes of it
             raise
         finally:
-            self._record(scope["path"], asked, answer, begin)
+            self._record(scope["path"], fields, response, begin)
 
-    def cut(self) -> int:
+    def cancel_running(self) -> int:
         """End what still runs; streams get an error event. Returns how many were cut."""
-        self._relay.cutting = True
+        self._relay.cancelling = True
         for task in self._running:
             task.cancel()
         return len(self._running)
 
     async def _body(self, headers: RawHeaders, receive: Receive) -> bytes:
-        # A task of its own, so that `cut` ends a client that is still sending, too.
+        # A task of its own, so that `cancel_running` ends a client that is still sending, too.
         reading = asyncio.create_task(read_body(headers, receive, self._max_body_bytes, self._body_timeout))
         self._running.add(reading)
         try:
             await asyncio.wait((reading,))
             if reading.cancelled():
-                raise Draining(STOPPING, retry_after=1)
+                raise Draining(DRAINING, retry_after=1)
             return reading.result()
         finally:
             self._running.discard(reading)
             reading.cancel()
 
-    def _call(self, scope: MutableMapping[str, Any], body: bytes, asked: Peek) -> Call:
+    def _upstream_request(
+        self, scope: MutableMapping[str, Any], body: bytes, fields: RoutingFields
+    ) -> UpstreamRequest:
         headers = scope["headers"]
         identifier = scope.get("request_id") or request_id(headers, self._rng)
         trace = traceparent(headers, self._rng)
-        return Call(
+        return UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=to_engine(headers, identifier, trace),
             body=body,
-            model=asked.model,
+            model=fields.model,
         )
 
-    async def _relayed(self, call: Call, receive: Receive, answer: Answer) -> None:
-        work = asyncio.create_task(self._work(call, answer))
-        gone = asyncio.create_task(_disconnected(receive))
+    async def _relayed(self, request: UpstreamRequest, receive: Receive, response: ClientResponse) -> None:
+        work = asyncio.create_task(self._work(request, response))
+        disconnected = asyncio.create_task(_disconnected(receive))
         self._running.add(work)
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise ClientGone
-            await _result(work, answer)
+            await _result(work, response)
         finally:
             self._running.discard(work)
             work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            disconnected.cancel()
+            await asyncio.gather(work, disconnected, return_exceptions=True)
 
-    async def _work(self, call: Call, answer: Answer) -> None:
-        async with self._admission.place():
-            await self._relay.run(call, answer)
+    async def _work(self, request: UpstreamRequest, response: ClientResponse) -> None:
+        async with self._admission.permit():
+            await self._relay.run(request, response)
 
-    def _record(self, path: str, asked: Peek, answer: Answer, begin: float) -> None:
+    def _record(self, path: str, fields: RoutingFields, response: ClientResponse, begin: float) -> None:
         now, metrics = time.monotonic(), self._metrics
-        model = metrics.model_label(asked.model)
-        metrics.requests.labels(path, model, str(answer.status)).inc()
+        model = metrics.model_label(fields.model)
+        metrics.requests.labels(path, model, str(response.status)).inc()
         metrics.duration.labels(model).observe(now - begin)
-        if answer.first_byte is not None:
-            metrics.first_byte.labels(model).observe(answer.first_byte - begin)
+        if response.first_byte is not None:
+            metrics.first_byte.labels(model).observe(response.first_byte - begin)
         log.debug(
-            "request", path=path, model=asked.model, status=answer.status, seconds=round(now - begin, 4)
+            "request", path=path, model=fields.model, status=response.status, seconds=round(now - begin, 4)
         )
 
 
-async def _result(work: asyncio.Task[None], answer: Answer) -> None:
+async def _result(work: asyncio.Task[None], response: ClientResponse) -> None:
     try:
         await work
     except asyncio.CancelledError:
-        # Only `cut` cancels a running one; a stream has said so itself by now.
-        if answer.complete:
+        # Only `cancel_running` cancels a running one; a stream has said so itself by now.
+        if response.complete:
             return
-        if answer.status:
-            raise Truncated from None
-        raise Draining(STOPPING, retry_after=1) from None
+        if response.status:
+            raise ResponseTruncated from None
+        raise Draining(DRAINING, retry_after=1) from None
 
 
 async def _disconnected(receive: Receive) -> None:

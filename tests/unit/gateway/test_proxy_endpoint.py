@@ -16,28 +16,28 @@ from eventually import until
 from mamba_gateway.admission import Admission
 from mamba_gateway.auth import KeyFile
 from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.errors import GatewayError, NoEndpoint, UpstreamDied
-from mamba_gateway.exchange import Exchange
+from mamba_gateway.errors import GatewayError, NoEndpoint, UpstreamLost
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.relay import Send, Truncated
-from mamba_gateway.upstream import Call
+from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.relay import ResponseTruncated, Send
+from mamba_gateway.upstream import UpstreamRequest
 
 PATH = "/v1/completions"
 BODY = {"model": "m", "prompt": "x"}
-Script = Callable[[Call, Send], Awaitable[None]]
+Script = Callable[[UpstreamRequest, Send], Awaitable[None]]
 
 
-async def fine(_call: Call, send: Send) -> None:
+async def fine(_call: UpstreamRequest, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def begun(_call: Call, send: Send) -> None:
+async def begun(_call: UpstreamRequest, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"{", "more_body": True})
 
 
-async def hang(_call: Call, _send: Send) -> None:
+async def hang(_call: UpstreamRequest, _send: Send) -> None:
     await asyncio.Event().wait()
 
 
@@ -46,15 +46,15 @@ class ScriptedRelay:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.calls: list[Call] = []
-        self.cutting = False
+        self.calls: list[UpstreamRequest] = []
+        self.cancelling = False
 
-    async def run(self, call: Call, send: Send) -> None:
+    async def run(self, call: UpstreamRequest, send: Send) -> None:
         self.calls.append(call)
         await self.script(call, send)
 
 
-class House:
+class ProxyHarness:
     """A gateway without its server: `ask` it, then read its numbers."""
 
     def __init__(self, script: Script = fine, keys: Path | None = None, **limits: Any) -> None:
@@ -66,17 +66,17 @@ class House:
         self.admission = Admission(
             limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic
         )
-        self.exchange = Exchange(
+        self.proxy = ProxyEndpoint(
             self.relay,  # type: ignore[arg-type]
             self.admission, self.metrics, KeyFile(keys) if keys else None, Random(1),
             max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
         )  # fmt: skip
 
     def ask(self, body: Any = None, **more: Any) -> Asked:
-        return ask(self.exchange, "POST", PATH, BODY if body is None else body, **more)
+        return ask(self.proxy, "POST", PATH, BODY if body is None else body, **more)
 
     def asked(self, **more: Any) -> Asked:
-        return Asked(self.exchange, "POST", PATH, **more)
+        return Asked(self.proxy, "POST", PATH, **more)
 
     def answered(self) -> dict[tuple[str, str], float]:
         """How many requests were counted, by model and status."""
@@ -90,7 +90,7 @@ class House:
         return sum(value for name, _, value in samples(self.metrics.registry) if name == series)
 
     def is_empty(self) -> bool:
-        return (self.admission.inside, self.admission.in_flight) == (0, 0)
+        return (self.admission.admitted, self.admission.in_flight) == (0, 0)
 
 
 def samples(registry: CollectorRegistry) -> list[tuple[str, dict[str, str], float]]:
@@ -98,7 +98,7 @@ def samples(registry: CollectorRegistry) -> list[tuple[str, dict[str, str], floa
 
 
 def failing(error: Exception, *, after: Script | None = None) -> Script:
-    async def script(call: Call, send: Send) -> None:
+    async def script(call: UpstreamRequest, send: Send) -> None:
         if after is not None:
             await after(call, send)
         raise error
@@ -107,13 +107,13 @@ def failing(error: Exception, *, after: Script | None = None) -> Script:
 
 
 async def test_an_answer_is_counted_once_with_its_model_and_status() -> None:
-    house = House()
-    asked = await house.ask().done()
+    harness = ProxyHarness()
+    asked = await harness.ask().done()
     assert (asked.status, asked.body) == (200, b"{}")
-    assert house.answered() == {("m", "200"): 1}
-    assert house.count("mambaserve_gateway_request_duration_seconds_count") == 1
-    assert house.count("mambaserve_gateway_time_to_first_byte_seconds_count") == 1
-    assert house.is_empty()
+    assert harness.answered() == {("m", "200"): 1}
+    assert harness.count("mambaserve_gateway_request_duration_seconds_count") == 1
+    assert harness.count("mambaserve_gateway_time_to_first_byte_seconds_count") == 1
+    assert harness.is_empty()
 
 
 @pytest.mark.parametrize(
@@ -128,109 +128,109 @@ async def test_an_answer_is_counted_once_with_its_model_and_status() -> None:
 async def test_a_refused_body_is_counted_once_under_no_model_of_its_own(
     body: Any, model: str, status: int, code: str
 ) -> None:
-    house = House()
-    asked = await house.ask(body).done()
+    harness = ProxyHarness()
+    asked = await harness.ask(body).done()
     assert (asked.status, asked.error["code"]) == (status, code)
     assert asked.headers["content-type"] == "application/json"
-    assert house.answered() == {(model, str(status)): 1}
-    assert house.relay.calls == []
-    assert house.is_empty()
+    assert harness.answered() == {(model, str(status)): 1}
+    assert harness.relay.calls == []
+    assert harness.is_empty()
 
 
 @pytest.mark.parametrize(
     "error",
-    [NoEndpoint("no engine is known", retry_after=2), UpstreamDied("gone"), GatewayError("odd")],
+    [NoEndpoint("no engine is known", retry_after=2), UpstreamLost("gone"), GatewayError("odd")],
     ids=lambda error: error.code,
 )
 async def test_an_error_of_the_relay_becomes_its_envelope(error: GatewayError) -> None:
-    house = House(failing(error))
-    asked = await house.ask().done()
+    harness = ProxyHarness(failing(error))
+    asked = await harness.ask().done()
     assert asked.status == error.status
     assert asked.error == {
         "message": error.message, "type": error.kind, "param": None, "code": error.code,
     }  # fmt: skip
     assert ("retry-after" in asked.headers) == (error.retry_after is not None)
-    assert house.answered() == {("m", str(error.status)): 1}
-    assert house.is_empty()
+    assert harness.answered() == {("m", str(error.status)): 1}
+    assert harness.is_empty()
 
 
 async def test_an_error_after_the_answer_began_sends_no_second_status() -> None:
-    house = House(failing(UpstreamDied("gone"), after=begun))
-    asked = await house.ask().done()
+    harness = ProxyHarness(failing(UpstreamLost("gone"), after=begun))
+    asked = await harness.ask().done()
     assert [message["type"] for message in asked.messages] == ["http.response.start", "http.response.body"]
-    assert house.answered() == {("m", "200"): 1}
+    assert harness.answered() == {("m", "200"): 1}
 
 
 async def test_a_truncated_answer_ends_without_the_end_of_its_body() -> None:
-    house = House(failing(Truncated(), after=begun))
-    asked = await house.ask().done()
+    harness = ProxyHarness(failing(ResponseTruncated(), after=begun))
+    asked = await harness.ask().done()
     assert not asked.complete
-    assert house.answered() == {("m", "200"): 1}
-    assert house.is_empty()
+    assert harness.answered() == {("m", "200"): 1}
+    assert harness.is_empty()
 
 
 async def test_a_defect_is_counted_as_the_500_that_the_client_gets() -> None:
-    house = House(failing(RuntimeError("a defect")))
+    harness = ProxyHarness(failing(RuntimeError("a defect")))
     with pytest.raises(RuntimeError, match="a defect"):
-        await house.ask().done()
-    assert house.answered() == {("m", "500"): 1}
-    assert house.is_empty()
+        await harness.ask().done()
+    assert harness.answered() == {("m", "500"): 1}
+    assert harness.is_empty()
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "bearer", "Basic key-1"])
 async def test_without_a_key_not_a_byte_of_the_body_is_read(header: str | None, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("key-1\n")
-    house = House(keys=tmp_path / "keys")
-    asked = await house.asked(headers=[("Authorization", header)] if header else []).done()
+    harness = ProxyHarness(keys=tmp_path / "keys")
+    asked = await harness.asked(headers=[("Authorization", header)] if header else []).done()
     assert (asked.status, asked.error["code"]) == (401, "invalid_api_key")
     assert asked.headers["www-authenticate"] == "Bearer"
-    assert house.answered() == {("unknown", "401"): 1}
+    assert harness.answered() == {("unknown", "401"): 1}
 
 
 async def test_the_scheme_of_a_key_may_be_written_in_any_case(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("key-1\n")
-    house = House(keys=tmp_path / "keys")
-    asked = await house.ask(headers=[("AUTHORIZATION", "bEaReR  key-1 ")]).done()
+    harness = ProxyHarness(keys=tmp_path / "keys")
+    asked = await harness.ask(headers=[("AUTHORIZATION", "bEaReR  key-1 ")]).done()
     assert asked.status == 200
 
 
 async def test_a_client_that_leaves_in_the_middle_of_the_body() -> None:
-    house = House()
-    asked = await house.asked().part(b'{"model": ').leave().done()
+    harness = ProxyHarness()
+    asked = await harness.asked().part(b'{"model": ').leave().done()
     assert asked.messages == []
-    assert house.answered() == {("unknown", "499"): 1}
-    assert house.count("mambaserve_gateway_cancelled_total") == 1
-    assert house.is_empty()
+    assert harness.answered() == {("unknown", "499"): 1}
+    assert harness.count("mambaserve_gateway_cancelled_total") == 1
+    assert harness.is_empty()
 
 
 async def test_a_client_that_leaves_while_waiting_for_a_place() -> None:
-    house = House(hang, places=1)
-    first, second = house.ask(), house.ask()
-    await until(lambda: house.admission.in_flight == 1 and house.admission.inside == 2)
+    harness = ProxyHarness(hang, places=1)
+    first, second = harness.ask(), harness.ask()
+    await until(lambda: harness.admission.in_flight == 1 and harness.admission.admitted == 2)
     second.leave()
     await second.done()
-    assert len(house.relay.calls) == 1
-    assert house.admission.queued == 0
+    assert len(harness.relay.calls) == 1
+    assert harness.admission.queued == 0
     first.leave()
     await first.done()
-    assert house.answered() == {("m", "499"): 2}
-    assert house.is_empty()
+    assert harness.answered() == {("m", "499"): 2}
+    assert harness.is_empty()
 
 
 async def test_a_client_that_leaves_before_the_answer_began() -> None:
-    house = House(hang)
-    asked = house.ask()
-    await until(lambda: bool(house.relay.calls))
+    harness = ProxyHarness(hang)
+    asked = harness.ask()
+    await until(lambda: bool(harness.relay.calls))
     await asked.leave().done()
     assert asked.messages == []
-    assert house.answered() == {("m", "499"): 1}
-    assert house.count("mambaserve_gateway_time_to_first_byte_seconds_count") == 0
+    assert harness.answered() == {("m", "499"): 1}
+    assert harness.count("mambaserve_gateway_time_to_first_byte_seconds_count") == 0
 
 
 async def test_a_client_that_leaves_in_the_middle_of_the_answer_and_the_engine_hears_of_it() -> None:
     ended: list[str] = []
 
-    async def endless(call: Call, send: Send) -> None:
+    async def endless(call: UpstreamRequest, send: Send) -> None:
         await begun(call, send)
         try:
             await hang(call, send)
@@ -238,104 +238,104 @@ async def test_a_client_that_leaves_in_the_middle_of_the_answer_and_the_engine_h
             ended.append("cancelled")
             raise
 
-    house = House(endless)
-    asked = house.ask()
+    harness = ProxyHarness(endless)
+    asked = harness.ask()
     await until(lambda: len(asked.messages) == 2)
     await asked.leave().done()
     assert ended == ["cancelled"]
-    assert house.answered() == {("m", "499"): 1}
-    assert house.is_empty()
+    assert harness.answered() == {("m", "499"): 1}
+    assert harness.is_empty()
 
 
 async def test_a_client_that_leaves_while_it_does_not_read() -> None:
-    house = House(fine)
-    asked = house.ask(blocked=True)
-    await until(lambda: bool(house.relay.calls))
+    harness = ProxyHarness(fine)
+    asked = harness.ask(blocked=True)
+    await until(lambda: bool(harness.relay.calls))
     await asked.leave().done()
-    assert house.answered() == {("m", "499"): 1}
-    assert house.is_empty()
+    assert harness.answered() == {("m", "499"): 1}
+    assert harness.is_empty()
 
 
 async def test_a_full_house_refuses_without_reading_and_says_when_to_come_back() -> None:
-    house = House(hang, places=1, queue=0)
-    first = house.ask()
-    await until(lambda: house.admission.in_flight == 1)
-    refused = await house.asked().done()
+    harness = ProxyHarness(hang, places=1, queue=0)
+    first = harness.ask()
+    await until(lambda: harness.admission.in_flight == 1)
+    refused = await harness.asked().done()
     assert (refused.status, refused.error["code"], refused.error["type"]) == (
         429, "overloaded", "overloaded_error",
     )  # fmt: skip
     assert int(refused.headers["retry-after"]) >= 1
     assert "1 requests are running and 0 are waiting" in refused.error["message"]
     await first.leave().done()
-    assert house.answered() == {("unknown", "429"): 1, ("m", "499"): 1}
+    assert harness.answered() == {("unknown", "429"): 1, ("m", "499"): 1}
 
 
 async def test_a_slow_body_takes_room_in_the_house_and_no_place() -> None:
-    house = House(places=1, queue=1, body_timeout=0.05)
-    slow = house.asked().part(b'{"model": "m"')
-    assert (await house.ask().done()).status == 200
+    harness = ProxyHarness(places=1, queue=1, body_timeout=0.05)
+    slow = harness.asked().part(b'{"model": "m"')
+    assert (await harness.ask().done()).status == 200
     await slow.done()
     assert (slow.status, slow.error["code"]) == (408, "request_timeout")
     assert slow.headers["connection"] == "close"
     assert "0.05 s" in slow.error["message"]
-    assert house.is_empty()
+    assert harness.is_empty()
 
 
 async def test_a_drain_refuses_new_requests_and_lets_those_inside_finish() -> None:
     gate = asyncio.Event()
 
-    async def gated(call: Call, send: Send) -> None:
+    async def gated(call: UpstreamRequest, send: Send) -> None:
         await gate.wait()
         await fine(call, send)
 
-    house = House(gated)
-    running = house.ask()
-    await until(lambda: bool(house.relay.calls))
-    house.admission.draining = True
-    refused = await house.ask().done()
+    harness = ProxyHarness(gated)
+    running = harness.ask()
+    await until(lambda: bool(harness.relay.calls))
+    harness.admission.draining = True
+    refused = await harness.ask().done()
     assert (refused.status, refused.error["code"]) == (503, "draining")
     assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
     gate.set()
     assert (await running.done()).status == 200
-    await house.admission.empty()
+    await harness.admission.idle()
 
 
 async def test_the_end_of_a_drain_cuts_what_runs_and_tells_who_has_no_answer_yet() -> None:
-    house = House(hang, places=1)
-    held, queued = house.ask(), house.ask()
-    await until(lambda: house.admission.inside == 2 and bool(house.relay.calls))
-    assert house.exchange.cut() == 2
-    assert house.relay.cutting
+    harness = ProxyHarness(hang, places=1)
+    held, queued = harness.ask(), harness.ask()
+    await until(lambda: harness.admission.admitted == 2 and bool(harness.relay.calls))
+    assert harness.proxy.cancel_running() == 2
+    assert harness.relay.cancelling
     for asked in (await held.done(), await queued.done()):
         assert (asked.status, asked.error["code"]) == (503, "draining")
-    assert house.answered() == {("m", "503"): 2}
-    assert house.is_empty()
+    assert harness.answered() == {("m", "503"): 2}
+    assert harness.is_empty()
 
 
 async def test_the_end_of_a_drain_leaves_a_half_answer_open_so_that_the_connection_closes() -> None:
-    async def half(call: Call, send: Send) -> None:
+    async def half(call: UpstreamRequest, send: Send) -> None:
         await begun(call, send)
         await hang(call, send)
 
-    house = House(half)
-    asked = house.ask()
+    harness = ProxyHarness(half)
+    asked = harness.ask()
     await until(lambda: len(asked.messages) == 2)
-    house.exchange.cut()
+    harness.proxy.cancel_running()
     await asked.done()
     assert not asked.complete
-    assert house.answered() == {("m", "200"): 1}
+    assert harness.answered() == {("m", "200"): 1}
 
 
 async def test_a_cut_of_an_idle_gateway_cuts_nothing() -> None:
-    assert House().exchange.cut() == 0
+    assert ProxyHarness().proxy.cancel_running() == 0
 
 
 async def test_the_engine_gets_the_body_the_query_and_end_to_end_headers_as_they_came() -> None:
-    house = House()
+    harness = ProxyHarness()
     raw = b'{ "model" : "m",\n"n": 1e0, "prompt":"\\u00e9" }'
     headers = [("X-Request-ID", "mine"), ("Content-Length", str(len(raw))), ("X-Custom", "caf\xe9")]
-    await house.ask(raw, headers=headers, query="a=%2F&b=+&a").done()
-    [call] = house.relay.calls
+    await harness.ask(raw, headers=headers, query="a=%2F&b=+&a").done()
+    [call] = harness.relay.calls
     assert (call.path, call.query, call.body, call.model) == (PATH, "a=%2F&b=+&a", raw, "m")
     sent = dict(call.headers)
     assert sent["x-request-id"] == "mine"
@@ -346,51 +346,51 @@ async def test_the_engine_gets_the_body_the_query_and_end_to_end_headers_as_they
 async def test_many_requests_at_once_with_every_end_leave_nothing_and_are_each_counted_once() -> None:
     rng = Random(4)
 
-    async def any_end(call: Call, send: Send) -> None:
+    async def any_end(call: UpstreamRequest, send: Send) -> None:
         number = json.loads(call.body)["number"]
         await asyncio.sleep(rng.uniform(0, 0.01))
         if number % 5 == 0:
             raise NoEndpoint("none", retry_after=2)
         await begun(call, send)
         if number % 5 == 1:
-            raise Truncated
+            raise ResponseTruncated
         await asyncio.sleep(rng.uniform(0, 0.01))
         await send({"type": "http.response.body", "body": b"}"})
 
-    house = House(any_end, places=4, queue=100)
-    crowd = [house.ask({"model": "m", "number": number}) for number in range(60)]
+    harness = ProxyHarness(any_end, places=4, queue=100)
+    crowd = [harness.ask({"model": "m", "number": number}) for number in range(60)]
     for number, asked in enumerate(crowd):
         if number % 5 == 2:
             asked.leave()
     await asyncio.gather(*(asked.done() for asked in crowd))
-    counted = house.answered()
+    counted = harness.answered()
     assert sum(counted.values()) == 60
     assert counted["m", "503"] == 12
-    assert counted.get(("m", "499"), 0) == house.count("mambaserve_gateway_cancelled_total")
-    assert house.is_empty()
+    assert counted.get(("m", "499"), 0) == harness.count("mambaserve_gateway_cancelled_total")
+    assert harness.is_empty()
 
 
 async def test_a_cut_reaches_a_client_that_is_still_sending_its_body() -> None:
-    house = House()
-    asked = house.asked().part(b'{"model": ')
-    await until(lambda: house.admission.inside == 1)
+    harness = ProxyHarness()
+    asked = harness.asked().part(b'{"model": ')
+    await until(lambda: harness.admission.admitted == 1)
     await asyncio.sleep(0)
-    assert house.exchange.cut() == 1
+    assert harness.proxy.cancel_running() == 1
     await asked.done()
     assert (asked.status, asked.error["code"]) == (503, "draining")
-    assert house.relay.calls == []
-    assert house.answered() == {("unknown", "503"): 1}
-    assert house.is_empty()
+    assert harness.relay.calls == []
+    assert harness.answered() == {("unknown", "503"): 1}
+    assert harness.is_empty()
 
 
 async def test_a_server_that_cancels_a_request_in_its_body_leaves_nothing() -> None:
-    house = House()
-    asked = house.asked().part(b'{"model": ')
-    await until(lambda: house.admission.inside == 1)
+    harness = ProxyHarness()
+    asked = harness.asked().part(b'{"model": ')
+    await until(lambda: harness.admission.admitted == 1)
     asked.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked.done()
     assert asked.messages == []
-    assert house.is_empty()
+    assert harness.is_empty()
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1

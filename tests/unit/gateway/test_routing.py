@@ -4,12 +4,18 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.route.choose import Ask, Nothing, choose
-from mamba_gateway.route.filters import available, serving, untried
-from mamba_gateway.route.pickers import random_best
-from mamba_gateway.route.scorers import least_loaded
+from mamba_gateway.routing import (
+    NoCandidate,
+    RoutingRequest,
+    available,
+    choose,
+    least_loaded,
+    random_best,
+    serving,
+    untried,
+)
 
-ASK = Ask("m")
+ASK = RoutingRequest("m")
 
 
 def test_only_ready_endpoints_that_stay_are_available(endpoint) -> None:
@@ -77,11 +83,11 @@ def test_the_least_loaded_of_those_that_fit_is_chosen(endpoint) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        (None, Nothing.NONE_KNOWN),
-        ({"ready": False}, Nothing.NONE_READY),
-        ({"draining": True}, Nothing.NONE_READY),
-        ({"models": frozenset({"z"})}, Nothing.MODEL_UNKNOWN),
-        ({"models": None, "ready": False}, Nothing.NONE_READY),
+        (None, NoCandidate.NONE_KNOWN),
+        ({"ready": False}, NoCandidate.NONE_READY),
+        ({"draining": True}, NoCandidate.NONE_READY),
+        ({"models": frozenset({"z"})}, NoCandidate.MODEL_UNKNOWN),
+        ({"models": None, "ready": False}, NoCandidate.NONE_READY),
     ],
 )
 def test_no_choice_says_why(changes, why, endpoint) -> None:
@@ -91,11 +97,13 @@ def test_no_choice_says_why(changes, why, endpoint) -> None:
 
 def test_a_model_whose_engines_are_away_is_not_unknown(endpoint) -> None:
     ends = [endpoint("other", models=frozenset({"z"})), endpoint("away", ready=False)]
-    assert choose(ends, ASK, Random(0)) is Nothing.NONE_READY
+    assert choose(ends, ASK, Random(0)) is NoCandidate.NONE_READY
 
 
 def test_all_tried_is_told_apart_from_none_ready(endpoint) -> None:
-    assert choose([endpoint("a")], Ask("m", tried=("http://a",)), Random(0)) is Nothing.ALL_TRIED
+    assert (
+        choose([endpoint("a")], RoutingRequest("m", tried=("http://a",)), Random(0)) is NoCandidate.ALL_TRIED
+    )
 
 
 def test_weights_let_one_scorer_outdo_another(endpoint) -> None:
