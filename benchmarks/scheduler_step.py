@@ -13,11 +13,11 @@ import numpy as np
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.engine.step_arrays import build
@@ -29,7 +29,7 @@ PROMPT, OUTPUT, PAGE, CHUNK = 500, 600, 16, 64
 class InstantRunner:
     """Builds the arrays of each step and answers with some token."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: PersistentBatch) -> None:
         self.rows = rows
         self.prepare_seconds = 0.0
 
@@ -52,7 +52,7 @@ def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
         track_interval=256,
         cap=4,
     )
-    rows = Rows(running, 8192 // PAGE)
+    rows = PersistentBatch(running, 8192 // PAGE)
     runner = InstantRunner(rows)
     core = EngineCore(
         Scheduler(cache, Limits(8192, CHUNK, running, 8192), rows), InlineStream(), runner,

@@ -67,8 +67,8 @@ class Watch:
                 self.keep(node.slot, tuple(tree.key_of(node).tolist()))
         for group in self.engine.core.sequences.values():
             for sequence in group:
-                if sequence.phase is Phase.DECODE and sequence.holding is not None:
-                    for each in sequence.holding.ready:
+                if sequence.phase is Phase.DECODE and sequence.allocation is not None:
+                    for each in sequence.allocation.ready:
                         self.keep(each.slot, tuple(sequence.tokens[: each.depth].tolist()))
 
     def keep(self, slot: int, key: Key) -> None:

@@ -35,16 +35,16 @@ MUTANTS = (
     ),
     Mutant(
         "memory of an ended sequence comes back before its last step", CACHE + "state_cache.py",
-        "if holding.last_step > self.arena.completed:", "if False:",
+        "if allocation.last_step > self.arena.completed:", "if False:",
     ),
     Mutant(
         "a ping-pong slot is taken from the wrong end", CACHE + "state_cache.py",
-        "slot = holding.ready.pop(0).slot\n            self.arena.move",
-        "slot = holding.ready.pop().slot\n            self.arena.move",
+        "slot = allocation.ready.pop(0).slot\n            self.arena.move",
+        "slot = allocation.ready.pop().slot\n            self.arena.move",
     ),
     Mutant(
         "a decode checkpoint is one token too deep", CACHE + "state_cache.py",
-        "Checkpoint(holding.depth + 1, slot)", "Checkpoint(holding.depth + 2, slot)",
+        "Checkpoint(allocation.depth + 1, slot)", "Checkpoint(allocation.depth + 2, slot)",
     ),
     Mutant(
         "the chunk grid is relative to the piece", CACHE + "chunk_plan.py",
@@ -70,17 +70,17 @@ MUTANTS = (
     ),
     Mutant(
         "the lock of a resumed checkpoint is released at launch", CACHE + "state_cache.py",
-        "        holding.slot_in = holding.live\n",
-        "        holding.slot_in = holding.live\n        if holding.match_node is not None:\n"
-        "            self.tree.unlock_state(holding.match_node)\n            holding.match_node = None\n",
+        "        allocation.slot_in = allocation.live\n",
+        "        allocation.slot_in = allocation.live\n        if allocation.match_node is not None:\n"
+        "            self.tree.unlock_state(allocation.match_node)\n            allocation.match_node = None\n",
     ),
     Mutant(
         "a match is not locked before room is made", CACHE + "state_cache.py",
-        "            self.tree.lock(match.node, state=True)\n        grant = self.room.allocate(",
-        "            pass\n        grant = self.room.allocate(",
+        "            self.tree.lock(match.node, state=True)\n        grant = self.reclaimer.allocate(",
+        "            pass\n        grant = self.reclaimer.allocate(",
     ),
     Mutant(
-        "eviction begins although it cannot be enough", CACHE + "room.py",
+        "eviction begins although it cannot be enough", CACHE + "reclaimer.py",
         "and self._can_make(slots, pages):", "and True:",
     ),
     Mutant(
@@ -88,17 +88,17 @@ MUTANTS = (
         "        self.rows.give_back(sequence)\n", "        self.rows._free.append(sequence.row)\n",
     ),
     Mutant(
-        "a preempted sequence keeps its holding", ENGINE + "scheduler.py",
-        "        sequence.holding = None\n", "        pass\n",
+        "a preempted sequence keeps its allocation", ENGINE + "scheduler.py",
+        "        sequence.allocation = None\n", "        pass\n",
     ),
     Mutant(
         "the live slot is donated at the depth that was asked for", CACHE + "state_cache.py",
-        "if holding.depth == usable and usable and usable % self.page_size == 0:",
+        "if allocation.depth == usable and usable and usable % self.page_size == 0:",
         "if usable and usable % self.page_size == 0:",
     ),
     Mutant(
         "a stop string donates what lies behind it", CACHE + "state_cache.py",
-        "fitting = [each for each in holding.ready if each.depth <= usable]", "fitting = list(holding.ready)",
+        "fitting = [each for each in allocation.ready if each.depth <= usable]", "fitting = list(allocation.ready)",
     ),
     Mutant(
         "a whole prompt is resumed at its own length", CACHE + "tree.py",
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "pages replaced by the tree's are freed at once", CACHE + "state_cache.py",
-        "self.arena.free_pages_of(spare, holding.last_step, PageOwner.SEQUENCE)",
+        "self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)",
         "self.arena.free_pages_of(spare, 0, PageOwner.SEQUENCE)",
     ),
     Mutant(
@@ -150,7 +150,7 @@ MUTANTS = (
         "if each.slot or each.kv_lock:", "if each.slot:",
     ),
     Mutant(
-        "pages that no checkpoint reaches are spared for ever", CACHE + "room.py",
+        "pages that no checkpoint reaches are spared for ever", CACHE + "reclaimer.py",
         "            elif spare_leaves:\n                spare_leaves = False\n", "",
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt waits for one whose prefill has ended", ENGINE + "shared_prefix.py",
-        "        if self.leader.holding is not self.holding:\n            return False\n", "",
+        "        if self.leader.allocation is not self.allocation:\n            return False\n", "",
         ("tests/unit/engine/test_shared_prefix.py",),
     ),
     Mutant(

@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from mamba_server.cache.holding import Holding
+from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 
 WINDOW = 3
@@ -61,7 +61,7 @@ def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) 
 class DepthCodedRunner:
     """The device side; `fail_steps` makes the work of chosen steps raise, before or after it wrote."""
 
-    def __init__(self, cache: StateCache, rows: Rows) -> None:
+    def __init__(self, cache: StateCache, rows: PersistentBatch) -> None:
         self.cache = cache
         self.rows = rows
         self.page_size = cache.page_size
@@ -88,9 +88,9 @@ class DepthCodedRunner:
             pages.append(own)
         pieces = []
         for piece in schedule.pieces:
-            holding = piece.sequence.holding
-            assert holding is not None
-            own = holding.pages[: holding.page_count].copy()
+            allocation = piece.sequence.allocation
+            assert allocation is not None
+            own = allocation.pages[: allocation.page_count].copy()
             tokens = piece.sequence.tokens[: piece.stop].copy()
             pieces.append((piece, piece.sequence.row, own, tokens))
             slots.update((piece.slot_in, piece.slot_out, *(each.slot for each in piece.checkpoints)))
@@ -192,8 +192,8 @@ class DepthCodedRunner:
                     assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.tokens), "pages of node"
                 stack.extend((child, state) for child in node.children.values())
 
-    def check_ready(self, holding: Holding, known: np.ndarray) -> None:
+    def check_ready(self, allocation: SequenceAllocation, known: np.ndarray) -> None:
         """Every complete checkpoint that a running sequence keeps is the state of its own tokens."""
-        for each in holding.ready:
+        for each in allocation.ready:
             if each.depth <= len(known):
                 assert self.states[each.slot] == after(ZERO, known[: each.depth].tobytes()), "ready"

@@ -15,10 +15,10 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
 from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.placement import Placement, place
-from mamba_server.cache.room import Room
+from mamba_server.cache.reclaimer import Reclaimer
+from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.tree import Match, RadixTree
 
@@ -28,7 +28,7 @@ NO_TOKENS: Tokens = np.empty(0, np.int32)
 @dataclass(frozen=True, slots=True)
 class _Retiring:
     fence: int
-    holding: Holding
+    allocation: SequenceAllocation
     tokens: Callable[[], Tokens]
 
 
@@ -53,8 +53,8 @@ class StateCache:
         self.cap = cap
         self.prefix_caching = prefix_caching
         self.counters = CacheCounters()
-        self.room = Room(arena, tree, self.counters)
-        self.holdings: dict[int, Holding] = {}
+        self.reclaimer = Reclaimer(arena, tree, self.counters)
+        self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_Retiring] = []
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
@@ -94,7 +94,7 @@ class StateCache:
         context: int,
         turn_boundary: int,
         branches: Sequence[int] = (),
-    ) -> Holding | None:
+    ) -> SequenceAllocation | None:
         """Slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if short.
 
         `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
@@ -102,7 +102,7 @@ class StateCache:
         """
         if match.node is not None:
             self.tree.lock(match.node, state=True)
-        grant = self.room.allocate(
+        grant = self.reclaimer.allocate(
             AllocationSite.ADMIT,
             live=1,
             tracking=self.strategy.tracking_slots,
@@ -125,37 +125,37 @@ class StateCache:
                 self.cap,
             )
         live, *spare = grant.slots
-        holding = Holding(salt, live, spare, placement)
-        holding.append_pages(match.pages)
-        holding.append_pages(grant.pages)
-        holding.resumed = holding.depth = match.resumable
+        allocation = SequenceAllocation(salt, live, spare, placement)
+        allocation.append_pages(match.pages)
+        allocation.append_pages(grant.pages)
+        allocation.resumed = allocation.depth = match.resumable
         if match.node is not None:
-            holding.node = holding.match_node = match.node
-            holding.slot_in = match.node.slot
+            allocation.node = allocation.match_node = match.node
+            allocation.slot_in = match.node.slot
             self.tree.touch(match.node)
-        self.holdings[id(holding)] = holding
+        self.allocations[id(allocation)] = allocation
         if self.prefix_caching:
-            holding.first_page = tokens[: self.page_size].tobytes()
-            self._prefilling[salt, holding.first_page] += 1
-        return holding
+            allocation.first_page = tokens[: self.page_size].tobytes()
+            self._prefilling[salt, allocation.first_page] += 1
+        return allocation
 
-    def prefill_done(self, holding: Holding) -> None:
+    def prefill_done(self, allocation: SequenceAllocation) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
         if self.prefix_caching:
-            key = (holding.salt, holding.first_page)
+            key = (allocation.salt, allocation.first_page)
             self._prefilling[key] -= 1
             if self._prefilling[key] <= 0:
                 del self._prefilling[key]
 
-    def extend(self, holding: Holding, context: int) -> bool:
-        """Pages so that `holding` covers `context` tokens; False (no change) if short."""
-        needed = self.pages_for(context) - holding.page_count
+    def extend(self, allocation: SequenceAllocation, context: int) -> bool:
+        """Pages so that `allocation` covers `context` tokens; False (no change) if short."""
+        needed = self.pages_for(context) - allocation.page_count
         if needed <= 0:
             return True
-        grant = self.room.allocate(AllocationSite.EXTEND, pages=needed)
+        grant = self.reclaimer.allocate(AllocationSite.EXTEND, pages=needed)
         if grant is None:
             return False
-        holding.append_pages(grant.pages)
+        allocation.append_pages(grant.pages)
         return True
 
     # --- checkpoints ---------------------------------------------------------------------------------
@@ -165,24 +165,24 @@ class StateCache:
         """A prefill that starts now will get the slots for its checkpoints, as far as can be foreseen."""
         return self.prefix_caching and (self.strategy.evicts_for_checkpoints or self.arena.free_slots > 0)
 
-    def add_branch(self, holding: Holding, depth: int) -> None:
+    def add_branch(self, allocation: SequenceAllocation, depth: int) -> None:
         """Another prompt parts from this one at `depth`, which its prefill has not reached: leave a state."""
-        if depth not in holding.placement.required:
-            placement = holding.placement
+        if depth not in allocation.placement.required:
+            placement = allocation.placement
             optional = tuple(each for each in placement.optional if each != depth)
-            holding.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
+            allocation.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
 
-    def plan_prefill(self, holding: Holding, stop: int, step: int) -> list[Checkpoint]:
-        """Checkpoints that the piece [holding.depth, stop) of `step` will write, each with its slot."""
+    def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
+        """Checkpoints that the piece [allocation.depth, stop) of `step` will write, each with its slot."""
         planned = []
-        for depth in holding.placement.required:
-            if holding.depth < depth <= stop:
-                slot = self._checkpoint_slot(holding, evict=self.strategy.evicts_for_checkpoints)
+        for depth in allocation.placement.required:
+            if allocation.depth < depth <= stop:
+                slot = self._checkpoint_slot(allocation, evict=self.strategy.evicts_for_checkpoints)
                 planned.append((depth, slot))
         planned.extend(
-            (depth, self._optional_slot(holding, depth))
-            for depth in holding.placement.optional
-            if holding.depth < depth <= stop
+            (depth, self._optional_slot(allocation, depth))
+            for depth in allocation.placement.optional
+            if allocation.depth < depth <= stop
         )
         out = []
         for depth, slot in sorted(planned):
@@ -190,25 +190,25 @@ class StateCache:
                 self.counters.skipped += 1
                 continue
             checkpoint = Checkpoint(depth, slot)
-            holding.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
+            allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
             self.arena.name_in_step(slot, step)
             out.append(checkpoint)
         return out
 
-    def _optional_slot(self, holding: Holding, depth: int) -> int:
+    def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
         """A slot for a track-interval checkpoint: a free one, or that of a state worth less than this."""
         # Never the last free slab: that one belongs to whoever is admitted next.
         if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:
-            return self._checkpoint_slot(holding, evict=False)
+            return self._checkpoint_slot(allocation, evict=False)
         if not self.strategy.evicts_for_checkpoints:
             return 0
-        above = max((d for d in holding.placement.depths if d < depth), default=holding.resumed)
-        if not self.tree.eviction.displaces(depth - max(above, holding.resumed)):
+        above = max((d for d in allocation.placement.depths if d < depth), default=allocation.resumed)
+        if not self.tree.eviction.displaces(depth - max(above, allocation.resumed)):
             return 0
-        return self._checkpoint_slot(holding, evict=True)
+        return self._checkpoint_slot(allocation, evict=True)
 
-    def _checkpoint_slot(self, holding: Holding, *, evict: bool) -> int:
-        grant = self.room.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
+    def _checkpoint_slot(self, allocation: SequenceAllocation, *, evict: bool) -> int:
+        grant = self.reclaimer.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
         return grant.slots[0] if grant is not None else 0
 
     def tracks_decode(self, depth: int, outputs: int) -> bool:
@@ -218,34 +218,34 @@ class StateCache:
         spacing = decode_spacing(outputs, self.page_size, self.track_interval)
         return not depth % spacing or not depth % self.track_interval
 
-    def plan_decode(self, holding: Holding, step: int) -> int:
-        """The slot that the decode step to depth `holding.depth + 1` also writes; 0 = none.
+    def plan_decode(self, allocation: SequenceAllocation, step: int) -> int:
+        """The slot that the decode step to depth `allocation.depth + 1` also writes; 0 = none.
 
         Called only where `tracks_decode` says so.
         """
         slot = 0
-        if holding.spare:
-            slot = holding.spare.pop()
+        if allocation.spare:
+            slot = allocation.spare.pop()
         elif self.strategy.borrows:
             # L2: outside the boundary window a lazy sequence holds one tracking slot.
-            grant = self.room.allocate(AllocationSite.BORROW, tracking=1)
+            grant = self.reclaimer.allocate(AllocationSite.BORROW, tracking=1)
             slot = grant.slots[0] if grant is not None else 0
-        elif holding.ready:
-            slot = holding.ready.pop(0).slot
+        elif allocation.ready:
+            slot = allocation.ready.pop(0).slot
             self.arena.move(slot, SlotState.TRACK_PENDING)
         if not slot:
             self.counters.skipped += 1
             return 0
-        checkpoint = Checkpoint(holding.depth + 1, slot)
-        holding.pending.append(PendingCheckpoint(checkpoint, step, decode=True))
+        checkpoint = Checkpoint(allocation.depth + 1, slot)
+        allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=True))
         self.arena.name_in_step(slot, step)
         return slot
 
-    def launched(self, holding: Holding, depth: int, step: int) -> None:
-        """`step` takes the live slot of `holding` to `depth`; the next forward reads it there."""
-        holding.depth = depth
-        holding.last_step = step
-        holding.slot_in = holding.live
+    def launched(self, allocation: SequenceAllocation, depth: int, step: int) -> None:
+        """`step` takes the live slot of `allocation` to `depth`; the next forward reads it there."""
+        allocation.depth = depth
+        allocation.last_step = step
+        allocation.slot_in = allocation.live
 
     # --- commit --------------------------------------------------------------------------------------
 
@@ -253,38 +253,40 @@ class StateCache:
         """`step` is complete: fences up to it have passed. Called before the commits of its sequences."""
         self.arena.advance(step)
 
-    def commit(self, holding: Holding, tokens: Tokens, step: int) -> None:
-        """What `step` wrote for `holding` is complete. `tokens`: all known tokens of the sequence."""
-        if holding.match_node is not None:
-            self.tree.unlock_state(holding.match_node)
-            holding.match_node = None
-        if not holding.pending:
+    def commit(self, allocation: SequenceAllocation, tokens: Tokens, step: int) -> None:
+        """What `step` wrote for `allocation` is complete. `tokens`: all known tokens of the sequence."""
+        if allocation.match_node is not None:
+            self.tree.unlock_state(allocation.match_node)
+            allocation.match_node = None
+        if not allocation.pending:
             return
         still = []
-        for pending in holding.pending:
+        for pending in allocation.pending:
             if pending.step > step:
                 still.append(pending)
                 continue
             checkpoint = pending.checkpoint
             self.arena.move(checkpoint.slot, SlotState.TRACK_READY)
             if pending.decode:
-                self._keep_ready(holding, checkpoint)
+                self._keep_ready(allocation, checkpoint)
             else:
-                self._donate(holding, tokens, checkpoint, step)
-        holding.pending = still
+                self._donate(allocation, tokens, checkpoint, step)
+        allocation.pending = still
 
-    def _keep_ready(self, holding: Holding, checkpoint: Checkpoint) -> None:
-        holding.ready.append(checkpoint)
-        if self.strategy.borrows or len(holding.ready) > max(1, self.strategy.tracking_slots):
-            while len(holding.ready) > 1:
-                self.arena.free_slot(holding.ready.pop(0).slot)
+    def _keep_ready(self, allocation: SequenceAllocation, checkpoint: Checkpoint) -> None:
+        allocation.ready.append(checkpoint)
+        if self.strategy.borrows or len(allocation.ready) > max(1, self.strategy.tracking_slots):
+            while len(allocation.ready) > 1:
+                self.arena.free_slot(allocation.ready.pop(0).slot)
 
-    def _donate(self, holding: Holding, tokens: Tokens, checkpoint: Checkpoint, step: int) -> None:
+    def _donate(
+        self, allocation: SequenceAllocation, tokens: Tokens, checkpoint: Checkpoint, step: int
+    ) -> None:
         """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree (P1, W2)."""
         count = checkpoint.depth // self.page_size
-        if checkpoint.depth % self.page_size or count > holding.page_count:
+        if checkpoint.depth % self.page_size or count > allocation.page_count:
             raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
-        node, taken = self._insert(holding, tokens[: checkpoint.depth], checkpoint.slot, step)
+        node, taken = self._insert(allocation, tokens[: checkpoint.depth], checkpoint.slot, step)
         if taken:
             self.arena.move(checkpoint.slot, SlotState.CACHED)
             self.counters.made += 1
@@ -293,35 +295,37 @@ class StateCache:
             self.arena.free_slot(checkpoint.slot)
             self.counters.duplicates += 1
 
-    def _insert(self, holding: Holding, tokens: Tokens, slot: int, step: int) -> tuple[Node, bool]:
+    def _insert(
+        self, allocation: SequenceAllocation, tokens: Tokens, slot: int, step: int
+    ) -> tuple[Node, bool]:
         count = len(tokens) // self.page_size
-        pages = holding.pages[:count]
-        guess = len(tokens) in holding.placement.optional
-        node, had, taken = self.tree.insert(tokens, pages, slot, step, holding.salt, guess=guess)
-        if holding.node is None or node.depth > holding.node.depth:
+        pages = allocation.pages[:count]
+        guess = len(tokens) in allocation.placement.optional
+        node, had, taken = self.tree.insert(tokens, pages, slot, step, allocation.salt, guess=guess)
+        if allocation.node is None or node.depth > allocation.node.depth:
             self.tree.lock(node, state=False)
-            if holding.node is not None:
-                self.tree.unlock(holding.node)
-            holding.node = node
+            if allocation.node is not None:
+                self.tree.unlock(allocation.node)
+            allocation.node = node
         if self.arena.pages_per_slab:
-            self._give_pages(holding, node, count, had // self.page_size)
+            self._give_pages(allocation, node, count, had // self.page_size)
         return node, taken
 
-    def _give_pages(self, holding: Holding, node: Node, count: int, had: int) -> None:
+    def _give_pages(self, allocation: SequenceAllocation, node: Node, count: int, had: int) -> None:
         """Pages past the first `had` become the tree's; of the others the sequence takes the tree's copy."""
         if count > had:
-            self.arena.give_pages_to_tree(holding.pages[had:count])
+            self.arena.give_pages_to_tree(allocation.pages[had:count])
         if not had:
             return
         of_tree = np.concatenate([each.pages for each in node.path()])[:had]
-        own = holding.pages[:had]
+        own = allocation.pages[:had]
         twice = own != of_tree
         if twice.any():
             # Launched steps still read the copies: they go when the last of those is complete (O3).
             spare = own[twice].copy()
-            holding.pages[:had] = of_tree
-            holding.pages_changed = True
-            self.arena.free_pages_of(spare, holding.last_step, PageOwner.SEQUENCE)
+            allocation.pages[:had] = of_tree
+            allocation.pages_changed = True
+            self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
     def _cap_path(self, node: Node) -> None:
         """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to recompute goes."""
@@ -340,15 +344,15 @@ class StateCache:
 
     # --- retire --------------------------------------------------------------------------------------
 
-    def retire(self, holding: Holding, tokens: Callable[[], Tokens]) -> None:
+    def retire(self, allocation: SequenceAllocation, tokens: Callable[[], Tokens]) -> None:
         """The sequence ended or was preempted: give back all, once its last launched step is complete.
 
         `tokens()` is asked then for the tokens that count; what lies deeper is not donated (L3, L4).
         """
-        if holding.last_step > self.arena.completed:
-            self._retiring.append(_Retiring(holding.last_step, holding, tokens))
+        if allocation.last_step > self.arena.completed:
+            self._retiring.append(_Retiring(allocation.last_step, allocation, tokens))
         else:
-            self._retire_now(holding, tokens())
+            self._retire_now(allocation, tokens())
 
     def settle(self) -> None:
         """Retire what was waiting for a fence that has passed. Called after the commits of a step."""
@@ -356,7 +360,7 @@ class StateCache:
             due = [each for each in self._retiring if each.fence <= self.arena.completed]
             self._retiring = [each for each in self._retiring if each.fence > self.arena.completed]
             for each in due:
-                self._retire_now(each.holding, each.tokens())
+                self._retire_now(each.allocation, each.tokens())
 
     def distrust(self, step: int) -> None:
         """The device work of `step` failed: who left the batch before that was known donates nothing."""
@@ -369,61 +373,61 @@ class StateCache:
         """Sequences whose memory comes back with the next fence."""
         return len(self._retiring)
 
-    def _retire_now(self, holding: Holding, tokens: Tokens) -> None:
-        step = holding.last_step
-        if holding.match_node is not None:
-            self.tree.unlock_state(holding.match_node)
-            holding.match_node = None
-        usable = min(len(tokens), holding.depth)
+    def _retire_now(self, allocation: SequenceAllocation, tokens: Tokens) -> None:
+        step = allocation.last_step
+        if allocation.match_node is not None:
+            self.tree.unlock_state(allocation.match_node)
+            allocation.match_node = None
+        usable = min(len(tokens), allocation.depth)
         if self.prefix_caching and usable:
-            self._settle_pending(holding, tokens, usable)
-        for pending in holding.pending:
+            self._settle_pending(allocation, tokens, usable)
+        for pending in allocation.pending:
             self.arena.free_slot(pending.checkpoint.slot)
-        holding.pending = []
+        allocation.pending = []
         if self.prefix_caching and step:
-            self._donate_end(holding, tokens, usable)
-        if holding.live:
-            self.arena.free_slot(holding.live)
-        for checkpoint in holding.ready:
+            self._donate_end(allocation, tokens, usable)
+        if allocation.live:
+            self.arena.free_slot(allocation.live)
+        for checkpoint in allocation.ready:
             self.arena.free_slot(checkpoint.slot)
-        for slot in holding.spare:
+        for slot in allocation.spare:
             self.arena.free_slot(slot)
-        pages = holding.pages[: holding.page_count]
+        pages = allocation.pages[: allocation.page_count]
         if self.arena.pages_per_slab:
             own = pages[self.arena.page_owner[pages] == PageOwner.SEQUENCE]
             self.arena.free_pages_of(own, 0, PageOwner.SEQUENCE)
-        if holding.node is not None:
-            self.tree.unlock(holding.node)
-        del self.holdings[id(holding)]
+        if allocation.node is not None:
+            self.tree.unlock(allocation.node)
+        del self.allocations[id(allocation)]
 
-    def _settle_pending(self, holding: Holding, tokens: Tokens, usable: int) -> None:
+    def _settle_pending(self, allocation: SequenceAllocation, tokens: Tokens, usable: int) -> None:
         """Checkpoints of the last steps of a sequence that left the batch before those steps committed."""
         left = []
-        for pending in holding.pending:
+        for pending in allocation.pending:
             checkpoint = pending.checkpoint
             if pending.step > self.arena.completed or checkpoint.depth > usable:
                 left.append(pending)
                 continue
             self.arena.move(checkpoint.slot, SlotState.TRACK_READY)
             if pending.decode:
-                self._keep_ready(holding, checkpoint)
+                self._keep_ready(allocation, checkpoint)
             else:
-                self._donate(holding, tokens, checkpoint, pending.step)
-        holding.pending = left
+                self._donate(allocation, tokens, checkpoint, pending.step)
+        allocation.pending = left
 
-    def _donate_end(self, holding: Holding, tokens: Tokens, usable: int) -> None:
+    def _donate_end(self, allocation: SequenceAllocation, tokens: Tokens, usable: int) -> None:
         """The deepest state on the page grid goes to the tree, then the pages up to the end."""
-        if holding.depth == usable and usable and usable % self.page_size == 0:
-            live, holding.live = holding.live, 0
-            self._donate(holding, tokens, Checkpoint(usable, live), holding.last_step)
+        if allocation.depth == usable and usable and usable % self.page_size == 0:
+            live, allocation.live = allocation.live, 0
+            self._donate(allocation, tokens, Checkpoint(usable, live), allocation.last_step)
         else:
-            fitting = [each for each in holding.ready if each.depth <= usable]
+            fitting = [each for each in allocation.ready if each.depth <= usable]
             if fitting:
-                holding.ready.remove(fitting[-1])
-                self._donate(holding, tokens, fitting[-1], holding.last_step)
+                allocation.ready.remove(fitting[-1])
+                self._donate(allocation, tokens, fitting[-1], allocation.last_step)
         whole = usable // self.page_size * self.page_size
         if whole:
-            self._insert(holding, tokens[:whole], 0, holding.last_step)
+            self._insert(allocation, tokens[:whole], 0, allocation.last_step)
 
     # --- change of strategy --------------------------------------------------------------------------
 
@@ -434,28 +438,28 @@ class StateCache:
         settled by its commit.
         """
         wanting = []
-        for holding in self.holdings.values():
-            missing = strategy.tracking_slots - holding.reserved
-            wanting.extend([holding] * max(0, missing))
-        grant = self.room.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
+        for allocation in self.allocations.values():
+            missing = strategy.tracking_slots - allocation.reserved
+            wanting.extend([allocation] * max(0, missing))
+        grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
             return (
-                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.holdings)} running "
+                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.allocations)} running "
                 f"sequences; {self.arena.free_slots} are free and {self.tree.evictable_slots} evictable"
             )
-        for holding, slot in zip(wanting, grant.slots, strict=True):
-            holding.spare.append(slot)
+        for allocation, slot in zip(wanting, grant.slots, strict=True):
+            allocation.spare.append(slot)
         self.strategy = strategy
-        for holding in self.holdings.values():
-            self._trim_tracking(holding)
+        for allocation in self.allocations.values():
+            self._trim_tracking(allocation)
         return ""
 
-    def _trim_tracking(self, holding: Holding) -> None:
+    def _trim_tracking(self, allocation: SequenceAllocation) -> None:
         """Give back what the strategy does not reserve: empty slots first, then the older checkpoints."""
-        extra = holding.reserved - self.strategy.tracking_slots
-        while extra > 0 and holding.spare:
-            self.arena.free_slot(holding.spare.pop())
+        extra = allocation.reserved - self.strategy.tracking_slots
+        while extra > 0 and allocation.spare:
+            self.arena.free_slot(allocation.spare.pop())
             extra -= 1
-        while extra > 0 and len(holding.ready) > 1:
-            self.arena.free_slot(holding.ready.pop(0).slot)
+        while extra > 0 and len(allocation.ready) > 1:
+            self.arena.free_slot(allocation.ready.pop(0).slot)
             extra -= 1

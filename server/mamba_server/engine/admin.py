@@ -35,7 +35,7 @@ class Admin:
         return AdminReply(call.call_id, status, body)
 
     def _flush(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        lost = self._core.cache.room.flush()
+        lost = self._core.cache.reclaimer.flush()
         self.epoch += 1
         return 200, {"checkpointsDropped": lost, "epoch": self.epoch}
 

@@ -22,12 +22,12 @@ from mamba_planner.planner import plan
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.host_memory import available_bytes
@@ -96,7 +96,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
     cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
-    rows = Rows(made.max_running_requests, cache.pages_for(made.max_model_len))
+    rows = PersistentBatch(made.max_running_requests, cache.pages_for(made.max_model_len))
     limits = Limits(settings.chunked_prefill_tokens, trial.chunk, rows.capacity, made.max_model_len)
     stream = make_stream(device, overlap=settings.overlap)
     if trial.stream is not None:

@@ -1,6 +1,6 @@
 """The device side of a step: moves its integers over, runs the model, samples, keeps the sampled tokens.
 
-`prepare` runs on the loop's side and copies everything out of rows and holdings; the work it returns runs on
+`prepare` runs on the loop's side and copies everything out of rows and allocations; the work it returns runs on
 the forward stream, where alone sampler and model are touched; what that returns reads the results after the
 step's fence.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, score_tokens
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow
 from mamba_server.engine.schedule import Schedule
@@ -52,7 +52,7 @@ class ModelRunner:
         self,
         model: HybridModel,
         cache: CacheViews,
-        rows: Rows,
+        rows: PersistentBatch,
         *,
         chunk: int,
         page_size: int,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
-from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
@@ -48,7 +48,7 @@ class Scheduler:
 
     cache: StateCache
     limits: Limits
-    rows: Rows
+    rows: PersistentBatch
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     prefilling: list[Sequence] = field(default_factory=list)
     decoding: list[Sequence] = field(default_factory=list)
@@ -119,8 +119,8 @@ class Scheduler:
             reached = int(depth[index]) + 1
             if self.cache.tracks_decode(reached, reached - sequence.prompt_len):
                 state.store(sequence)
-                assert sequence.holding is not None
-                track[index] = self.cache.plan_decode(sequence.holding, step)
+                assert sequence.allocation is not None
+                track[index] = self.cache.plan_decode(sequence.allocation, step)
         state.depth[rows] = depth + 1
         state.last_step[rows] = step
         state.left[rows] -= 1
@@ -138,9 +138,9 @@ class Scheduler:
 
     def _extend_decode(self, row: int) -> bool:
         sequence = self.rows.sequences[row]
-        if sequence is None or sequence.phase is not Phase.DECODE or sequence.holding is None:
+        if sequence is None or sequence.phase is not Phase.DECODE or sequence.allocation is None:
             return False
-        while not self.cache.extend(sequence.holding, int(self.rows.depth[row]) + 1):
+        while not self.cache.extend(sequence.allocation, int(self.rows.depth[row]) + 1):
             if self.cache.retiring or self.cache.arena.has_fenced:
                 # Memory comes back with the step in flight; waiting is cheaper than recomputing.
                 return False
@@ -158,14 +158,14 @@ class Scheduler:
     def _piece(
         self, sequence: Sequence, budget: int, step: int, launched: list[Sequence], *, decoding: bool
     ) -> PrefillPiece | None:
-        holding = sequence.holding
-        assert holding is not None
-        start = holding.depth
+        allocation = sequence.allocation
+        assert allocation is not None
+        start = allocation.depth
         take = aligned_piece(start, sequence.target - start, budget, self.limits.chunk)
         if take <= 0:
             return None
         stop = start + take
-        while not self.cache.extend(holding, stop):
+        while not self.cache.extend(allocation, stop):
             # What this step already launches cannot be taken back; while others decode, memory will come.
             if decoding or self.cache.retiring or self.cache.arena.has_fenced:
                 return None
@@ -176,19 +176,19 @@ class Scheduler:
         return self._launch_piece(sequence, start, stop, step)
 
     def _launch_piece(self, sequence: Sequence, start: int, stop: int, step: int) -> PrefillPiece:
-        holding = sequence.holding
-        assert holding is not None
+        allocation = sequence.allocation
+        assert allocation is not None
         final = stop == sequence.target
-        checkpoints = self.cache.plan_prefill(holding, stop, step)
-        piece = PrefillPiece(sequence, start, stop, holding.slot_in, holding.live, checkpoints, final)
-        self.cache.launched(holding, stop, step)
+        checkpoints = self.cache.plan_prefill(allocation, stop, step)
+        piece = PrefillPiece(sequence, start, stop, allocation.slot_in, allocation.live, checkpoints, final)
+        self.cache.launched(allocation, stop, step)
         sequence.in_flight += 1
         if final:
             sequence.sampled += 1
             self.prefilling.remove(sequence)
             sequence.phase = Phase.DECODE
             self.rows.load(sequence)
-            self.cache.prefill_done(holding)
+            self.cache.prefill_done(allocation)
             if self.rows.left[sequence.row] > 0:
                 self.decoding.append(sequence)
                 self._dirty = True
@@ -242,15 +242,15 @@ class Scheduler:
         if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
         self.leading = [
-            each for each in self.leading if each.holding is not None and coming_depths(each.holding)
+            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
         ]
         awaited = deepest(
             sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
         )
         if awaited is None or awaited.depth - match.resumable < self.limits.chunk:
             return False
-        if awaited.depth > awaited.holding.depth:
-            self.cache.add_branch(awaited.holding, awaited.depth)
+        if awaited.depth > awaited.allocation.depth:
+            self.cache.add_branch(awaited.allocation, awaited.depth)
         self.waiting.hold(sequence, awaited)
         return True
 
@@ -293,17 +293,17 @@ class Scheduler:
         tokens, start = sequence.known_tokens(), match.resumable
         branches = self._branches(sequence, match)
         boundary = sequence.turn_boundary
-        holding = self.cache.admit(tokens, sequence.salt, match, start + take, boundary, branches)
-        if holding is None and match.node is not None and not self.running and not self.cache.retiring:
+        allocation = self.cache.admit(tokens, sequence.salt, match, start + take, boundary, branches)
+        if allocation is None and match.node is not None and not self.running and not self.cache.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.
             match = self.cache.without(match, "no_memory")
             start = 0
             take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
-            holding = self.cache.admit(tokens, sequence.salt, match, take, boundary, branches)
-        if holding is None:
+            allocation = self.cache.admit(tokens, sequence.salt, match, take, boundary, branches)
+        if allocation is None:
             return None
         self.waiting.remove(sequence)
-        sequence.holding = holding
+        sequence.allocation = allocation
         sequence.target = sequence.known
         sequence.phase = Phase.PREFILL
         self.rows.take(sequence)
@@ -347,20 +347,20 @@ class Scheduler:
         sequence.prompt_done = True
 
     def _release(self, sequence: Sequence, keep: int | None = None) -> None:
-        holding = sequence.holding
-        assert holding is not None
+        allocation = sequence.allocation
+        assert allocation is not None
         if sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
-            self.cache.prefill_done(holding)
+            self.cache.prefill_done(allocation)
         else:
             self.rows.store(sequence)
             if sequence in self.decoding:
                 self.decoding.remove(sequence)
                 self._dirty = True
         self.rows.give_back(sequence)
-        sequence.holding = None
+        sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
             return sequence.tokens[: sequence.known if keep is None else min(keep, sequence.known)]
 
-        self.cache.retire(holding, usable)
+        self.cache.retire(allocation, usable)

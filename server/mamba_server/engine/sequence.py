@@ -6,7 +6,7 @@ from typing import Optional
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.holding import Holding
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
 
 Tokens = npt.NDArray[np.int32]
@@ -29,10 +29,10 @@ class Sequence:
     """
 
     __slots__ = (
+        "allocation",
         "arrival",
         "cached_tokens",
         "finish_reason",
-        "holding",
         "in_flight",
         "index",
         "known",
@@ -100,7 +100,7 @@ class Sequence:
         """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
         self.phase = Phase.WAITING
         self.row = -1
-        self.holding: Holding | None = None
+        self.allocation: SequenceAllocation | None = None
         self.in_flight = 0
         """Launched steps that name this sequence and have not committed."""
         self.finish_reason: FinishReason | None = None

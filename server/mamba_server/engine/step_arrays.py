@@ -1,6 +1,6 @@
 """From a schedule to the integers of a step: everything the device needs, made on the host in one go.
 
-Reads rows and holdings at launch; the device work later reads only what is in here (O5). numpy alone.
+Reads rows and allocations at launch; the device work later reads only what is in here (O5). numpy alone.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_server.cache.chunk_plan import chunk_ends
-from mamba_server.engine.rows import Ints, Rows
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.schedule import Schedule
 
 
@@ -41,7 +41,7 @@ class StepArrays:
     """Piece -> (first and last+1 index into `logits_rows`, the tokens that follow)."""
 
 
-def build(schedule: Schedule, rows: Rows, chunk: int, page_size: int) -> StepArrays:
+def build(schedule: Schedule, rows: PersistentBatch, chunk: int, page_size: int) -> StepArrays:
     """The arrays of `schedule`. Decodes first, then pieces, in schedule order."""
     decodes, pieces = len(schedule.decodes), schedule.pieces
     lengths = np.ones(decodes + len(pieces), np.int32)
@@ -91,7 +91,7 @@ def _join(left: Ints, right: list[int]) -> Ints:
     return np.concatenate([left, np.array(right, np.int32)])
 
 
-def _page_table(schedule: Schedule, rows: Rows, context: Ints, page_size: int) -> Ints:
+def _page_table(schedule: Schedule, rows: PersistentBatch, context: Ints, page_size: int) -> Ints:
     width = -(-int(context.max()) // page_size)
     decodes = len(schedule.decodes)
     table = np.full((len(context), width), -1, np.int32)
@@ -101,10 +101,10 @@ def _page_table(schedule: Schedule, rows: Rows, context: Ints, page_size: int) -
         table[:decodes, :columns] = rows.pages[schedule.decode_rows, :columns]
         table[:decodes][np.arange(width)[None, :] >= counts[:, None]] = -1
     for index, piece in enumerate(schedule.pieces, decodes):
-        holding = piece.sequence.holding
-        assert holding is not None
-        count = min(width, holding.page_count)
-        table[index, :count] = holding.pages[:count]
+        allocation = piece.sequence.allocation
+        assert allocation is not None
+        count = min(width, allocation.page_count)
+        table[index, :count] = allocation.pages[:count]
     return table
 
 

@@ -134,12 +134,12 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
             arena.move(grant.slots[0], state)
         add(cache.tree, tokens(50_000 + 100 * number, PAGE), grant.slots[0])
     prompt = tokens(0, 4000)
-    holding = cache.admit(prompt, "", cache.match(prompt, "", 1), len(prompt), 0)
-    assert holding is not None
-    assert holding.placement == Placement((3996,), (1000, 2000, 3000))
-    planned = [each.depth for each in cache.plan_prefill(holding, len(prompt), 1)]
+    allocation = cache.admit(prompt, "", cache.match(prompt, "", 1), len(prompt), 0)
+    assert allocation is not None
+    assert allocation.placement == Placement((3996,), (1000, 2000, 3000))
+    planned = [each.depth for each in cache.plan_prefill(allocation, len(prompt), 1)]
     assert (cache.counters.evicted > 0) is evicts
-    assert any(depth in planned for depth in holding.placement.optional) is evicts
+    assert any(depth in planned for depth in allocation.placement.optional) is evicts
 
 
 def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:

@@ -194,7 +194,7 @@ def test_the_ledger_adds_up_while_a_step_is_in_flight(call: Caller) -> None:
 def test_a_ledger_that_does_not_add_up_is_not_shown_as_if_it_did(call: Caller) -> None:
     call.engine.add([1, 2, 3], 9)
     call.engine.step()
-    next(iter(call.engine.cache.holdings.values())).spare.pop()
+    next(iter(call.engine.cache.allocations.values())).spare.pop()
     with pytest.raises(LedgerViolation, match="W1 slots of sequences"):
         call("ledger")
 

@@ -46,7 +46,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_keeps_its_memory_and_its_
     engine.core.abort(AbortRequest("r"))
     while not engine.core.idle:
         engine.core.step()
-    assert not engine.core.cache.holdings
+    assert not engine.core.cache.allocations
 
 
 def test_a_full_queue_says_retry_later() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.cache.holding import Holding
 from mamba_server.cache.placement import Placement
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, WaitingQueue
 from mamba_server.engine.sequence import Sequence
 from mamba_server.engine.shared_prefix import Awaited
@@ -160,8 +160,8 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     first, second, third, leader = (make(order) for order in range(4))
     for each in (first, second, third):
         queue.push(each)
-    leader.holding = Holding("", 1, [], Placement((8,), ()))
-    awaited = Awaited(leader, leader.holding, 8)
+    leader.allocation = SequenceAllocation("", 1, [], Placement((8,), ()))
+    awaited = Awaited(leader, leader.allocation, 8)
     queue.hold(first, awaited)
     queue.hold(second, awaited)
     assert (len(queue), set(queue), queue.pick(nothing)) == (3, {first, second, third}, third)
@@ -169,7 +169,7 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     assert queue.pick(nothing) is third
     queue.remove(second)
     assert (len(queue), set(queue)) == (2, {first, third})
-    leader.holding = None
+    leader.allocation = None
     queue.release()
     assert (len(queue), queue.pick(nothing)) == (2, first)
     queue.remove(first)

@@ -17,11 +17,11 @@ import torch
 from guarded_arena import GuardedArena
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampler import Sampler
 from mamba_server.engine.sampling_batch import SamplingBatch
@@ -79,7 +79,7 @@ class Bench:
             GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), reservation("ExtraBuffer", overlap=overlap),
             track_interval=8, cap=4,
         )  # fmt: skip
-        rows = Rows(capacity, 64)
+        rows = PersistentBatch(capacity, 64)
         self.model = TableModel()
         self.runner = ModelRunner(
             self.model, CacheViews([], [], []), rows, chunk=16, page_size=4, vocab_size=VOCAB,  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ def test_a_preempted_sequence_has_nothing_left_and_loses_no_token() -> None:
     sequence = sequences(engine)["r0"]
     known = sequence.known
     engine.core.scheduler.preempt(sequence)
-    assert (sequence.phase, sequence.holding, sequence.row) == (Phase.WAITING, None, -1)
+    assert (sequence.phase, sequence.allocation, sequence.row) == (Phase.WAITING, None, -1)
     assert sequence.known == known
     assert engine.core.scheduler.counters.preemptions == 1
     engine.close()

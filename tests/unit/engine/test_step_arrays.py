@@ -30,12 +30,12 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
         )
         out["decode_track"].append(track or -1)
     for piece in schedule.pieces:
-        holding = piece.sequence.holding
-        assert holding is not None
+        allocation = piece.sequence.allocation
+        assert allocation is not None
         parts.append(
             (
                 piece.sequence.row, piece.start, piece.stop, piece.slot_in, piece.slot_out,
-                holding.pages, piece, piece.final,
+                allocation.pages, piece, piece.final,
             )
         )  # fmt: skip
     for index, (row, start, stop, slot_in, slot_out, pages, piece, samples) in enumerate(parts):

@@ -30,7 +30,7 @@ class PendingCheckpoint:
     decode: bool
 
 
-class Holding:
+class SequenceAllocation:
     """One running sequence's share of the arena."""
 
     __slots__ = (

@@ -11,7 +11,7 @@ from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
 
 
-class Room:
+class Reclaimer:
     """The room of one arena."""
 
     def __init__(self, arena: Arena, tree: RadixTree, counters: CacheCounters) -> None:

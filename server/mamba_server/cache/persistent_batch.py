@@ -12,7 +12,7 @@ from mamba_server.engine.sequence import Sequence
 Ints = npt.NDArray[np.int32]
 
 
-class Rows:
+class PersistentBatch:
     """`capacity` rows with up to `max_pages` pages each; row arrays are indexed by row number."""
 
     def __init__(self, capacity: int, max_pages: int) -> None:
@@ -46,24 +46,24 @@ class Rows:
 
     def load(self, sequence: Sequence) -> None:
         """Copy what `sequence` holds into its row."""
-        holding, row = sequence.holding, sequence.row
-        assert holding is not None
-        self.depth[row] = holding.depth
-        self.live[row] = holding.live
+        allocation, row = sequence.allocation, sequence.row
+        assert allocation is not None
+        self.depth[row] = allocation.depth
+        self.live[row] = allocation.live
         self.left[row] = sequence.params.max_tokens - sequence.sampled
-        self.last_step[row] = holding.last_step
+        self.last_step[row] = allocation.last_step
         self.load_pages(sequence)
 
     def load_pages(self, sequence: Sequence) -> None:
-        holding, row = sequence.holding, sequence.row
-        assert holding is not None
-        count = holding.page_count
-        self.pages[row, :count] = holding.pages[:count]
+        allocation, row = sequence.allocation, sequence.row
+        assert allocation is not None
+        count = allocation.page_count
+        self.pages[row, :count] = allocation.pages[:count]
         self.page_count[row] = count
 
     def store(self, sequence: Sequence) -> None:
-        """Bring the holding of `sequence` up to date with its row."""
-        holding, row = sequence.holding, sequence.row
-        assert holding is not None
-        holding.depth = int(self.depth[row])
-        holding.last_step = int(self.last_step[row])
+        """Bring the allocation of `sequence` up to date with its row."""
+        allocation, row = sequence.allocation, sequence.row
+        assert allocation is not None
+        allocation.depth = int(self.depth[row])
+        allocation.last_step = int(self.last_step[row])

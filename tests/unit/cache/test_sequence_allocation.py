@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_bench import CacheBench, ids
-from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
 from mamba_server.cache.placement import Placement
+from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 
 
-def holding(spare: list[int] | None = None) -> Holding:
-    return Holding("", 1, spare or [], Placement((), ()))
+def allocation(spare: list[int] | None = None) -> SequenceAllocation:
+    return SequenceAllocation("", 1, spare or [], Placement((), ()))
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=12))
 def test_pages_are_kept_in_the_order_they_came(portions: list[list[int]]) -> None:
-    held = holding()
+    held = allocation()
     for portion in portions:
         held.append_pages(np.array(portion, np.int32))
     everything = [page for portion in portions for page in portion]
@@ -27,7 +27,7 @@ def test_pages_are_kept_in_the_order_they_came(portions: list[list[int]]) -> Non
 
 
 def test_pages_that_come_one_by_one_are_moved_seldom() -> None:
-    held = holding()
+    held = allocation()
     moved, array = 0, held.pages
     for page in range(1000):
         held.append_pages(np.array([page], np.int32))
@@ -38,14 +38,14 @@ def test_pages_that_come_one_by_one_are_moved_seldom() -> None:
 
 
 def test_the_pages_given_in_may_change_afterwards() -> None:
-    held, grant = holding(), np.array([4, 5], np.int32)
+    held, grant = allocation(), np.array([4, 5], np.int32)
     held.append_pages(grant)
     grant[:] = 0
     assert held.pages[:2].tolist() == [4, 5]
 
 
 def test_slots_of_prefill_checkpoints_are_held_but_not_reserved() -> None:
-    held = holding(spare=[7])
+    held = allocation(spare=[7])
     held.ready.append(Checkpoint(8, 5))
     held.pending += [
         PendingCheckpoint(Checkpoint(12, 6), step=3, decode=True),
@@ -56,7 +56,7 @@ def test_slots_of_prefill_checkpoints_are_held_but_not_reserved() -> None:
 
 
 def test_asking_for_the_tracking_slots_does_not_change_them() -> None:
-    held = holding(spare=[7])
+    held = allocation(spare=[7])
     held.tracking_slots.append(99)
     assert held.tracking_slots == [7]
 
