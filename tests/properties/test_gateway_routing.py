@@ -1,6 +1,5 @@
 """Properties of the gateway's pure parts: routing, event alignment, admission arithmetic."""
 
-import os
 from random import Random
 
 from hypothesis import given, settings
@@ -14,8 +13,7 @@ from mamba_gateway.probe import read_gauges
 from mamba_gateway.route.choose import Ask, Nothing, choose
 from mamba_gateway.route.scorers import least_loaded
 
-LARGE = os.environ.get("MAMBASERVE_PROPS") == "large"
-budget = settings(max_examples=2000 if LARGE else 150, deadline=None)
+budget = settings(max_examples=150)
 counts = st.integers(0, 50)
 
 
