@@ -24,7 +24,9 @@ from hypothesis.internal.conjecture import providers
 BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
 LARGE = BUDGET == "large"
 FACTOR = 40
-"""How many times as many examples a random run draws."""
+"""How many times as many examples a random run draws of tests/properties."""
+FACTOR_ELSEWHERE = 10
+"""The same of the properties that stand among unit tests, of which there are many."""
 EXAMPLES = Path(os.environ.get("MAMBASERVE_EXAMPLES", Path(__file__).parents[1] / "properties" / "examples"))
 
 # No deadline and no check of how long drawing takes: both are times of a machine that may be busy.
@@ -122,7 +124,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if kept is None or not (LARGE or kept.found):
         return (yield)
     chosen, raised = _Chosen(item), None
-    most = chosen.settings.max_examples * (FACTOR if LARGE else 1)
+    more = FACTOR if "properties" in item.nodeid else FACTOR_ELSEWHERE
+    most = chosen.settings.max_examples * (more if LARGE else 1)
     seed = None if LARGE else int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8])
     chosen.use(settings(chosen.settings, derandomize=False, database=kept, max_examples=most), seed)
     try:

@@ -51,7 +51,7 @@ ALL = {"test_number", "test_drawn[100]", "test_drawn[200]", "TestMachine::runTes
 
 def run(folder: Path, *options: str, **environment: str) -> tuple[set[str], str]:
     """The properties that fail, and all that was printed."""
-    (folder / "test_made_up.py").write_text(PROPERTIES)
+    (folder / "test_made_up_properties.py").write_text(PROPERTIES)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-rfP", *PLUGINS, *options],
@@ -74,7 +74,9 @@ def test_what_a_random_run_finds_is_replayed_by_every_plain_run_until_it_is_fixe
     assert found == ALL
     assert "commit it" in said
     assert len(list((tmp_path / "examples").rglob("*.json"))) == len(ALL)
-    (kept,) = json.loads((tmp_path / "examples" / "test_made_up" / "test_number.json").read_text())["found"]
+    (kept,) = json.loads(
+        (tmp_path / "examples" / "test_made_up_properties" / "test_number.json").read_text()
+    )["found"]
     assert any("number=" in line for line in kept["shows"])
     assert run(tmp_path, SOUND="1")[0] == set()
     assert run(tmp_path)[0] == ALL, "not even a run in which all was well forgets one"
