@@ -4,6 +4,8 @@ BIN := .venv/bin
 PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
 WORKERS ?= 2
+# Sets and dictionaries of strings keep one order, in the tests and in the processes that they start.
+export PYTHONHASHSEED ?= 0
 
 .PHONY: help setup demo test lint types props gates mutants kube e2e bench docs crds lock format
 
@@ -25,8 +27,11 @@ lint: setup ## ruff and the import contracts
 types: setup ## mypy, strict
 	@$(BIN)/mypy
 
-props: setup ## the property tests with a large budget
-	@MAMBASERVE_PROPS=large $(PYTEST) -rP tests/properties
+props: export MAMBASERVE_PROPS := large
+props: export PYTHONHASHSEED := random
+props: setup ## every property with many random examples; keeps what it finds in tests/properties/examples
+	@$(PYTEST) -rP --timeout 7200 tests/properties; first=$$?; \
+	  $(PYTEST) -n $(WORKERS) --timeout 7200 -m hypothesis tests/unit && exit $$first
 
 mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py

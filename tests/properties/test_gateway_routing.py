@@ -1,6 +1,5 @@
 """Properties of the gateway's pure parts: routing, event alignment, admission arithmetic."""
 
-import os
 from random import Random
 
 from hypothesis import given, settings
@@ -13,8 +12,7 @@ from mamba_gateway.events import EventAligner, error_event
 from mamba_gateway.probe import read_gauges
 from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, least_loaded
 
-LARGE_BODY = os.environ.get("MAMBASERVE_PROPS") == "large"
-budget = settings(max_examples=2000 if LARGE_BODY else 150, deadline=None)
+budget = settings(max_examples=150)
 counts = st.integers(0, 50)
 
 

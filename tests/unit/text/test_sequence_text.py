@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_server.text.sequence_text import SequenceText
@@ -41,7 +41,6 @@ def test_text_is_the_same_however_the_tokens_arrive(size: int) -> None:
     assert run(sequence(), ids_of(text), size) == (text, None)
 
 
-@settings(deadline=None)
 @given(
     st.text(alphabet="ab é世🎉", max_size=20),
     st.text(alphabet="ab é世🎉", min_size=1, max_size=3),
@@ -93,7 +92,6 @@ def test_only_tokens_up_to_the_stop_string_are_used() -> None:
     assert step.text == "one"
 
 
-@settings(deadline=None)
 @given(
     st.text(alphabet="ab .\u00e9\u4e16\U0001f389", max_size=16),
     st.lists(st.text(alphabet="ab .\u00e9\u4e16\U0001f389", min_size=1, max_size=3), max_size=3),

@@ -1,0 +1,112 @@
+"""Defects of the state cache."""
+
+from seeded import Mutant
+
+CACHE = "server/mamba_server/cache/"
+UNIT, ARRAYS = "tests/unit/cache", "tests/unit/engine/test_step_arrays.py"
+
+MUTANTS = (
+    Mutant(
+        "a slot is free before its fence", CACHE + "arena.py",
+        "                if fence > self.completed:\n                    waiting_pages",
+        "                if False:\n                    waiting_pages",
+    ),
+    Mutant(
+        "the table needs no fence before a checkpoint is ready", CACHE + "slot_life.py",
+        "(SlotState.TRACK_PENDING, SlotState.TRACK_READY): True",
+        "(SlotState.TRACK_PENDING, SlotState.TRACK_READY): False",
+    ),
+    Mutant(
+        "memory of an ended sequence comes back before its last step", CACHE + "state_cache.py",
+        "if holding.last_step > self.arena.completed:", "if False:",
+    ),
+    Mutant(
+        "a ping-pong slot is taken from the wrong end", CACHE + "state_cache.py",
+        "slot = holding.ready.pop(0).slot\n            self.arena.move",
+        "slot = holding.ready.pop().slot\n            self.arena.move",
+    ),
+    Mutant(
+        "a decode checkpoint is one token too deep", CACHE + "state_cache.py",
+        "Checkpoint(holding.depth + 1, slot)", "Checkpoint(holding.depth + 2, slot)",
+    ),
+    Mutant(
+        "the chunk grid is relative to the piece", CACHE + "chunk_plan.py",
+        "range((start // chunk + 1) * chunk, stop, chunk)", "range(start + chunk, stop, chunk)",
+    ),
+    Mutant(
+        "a checkpoint depth is not forced into the chunk grid", CACHE + "chunk_plan.py",
+        "for depth in forced if start < depth <= stop)",
+        "for depth in forced if start < depth <= stop and depth % chunk == 0)",
+        (UNIT, ARRAYS),
+    ),
+    Mutant(
+        "a slot is donated without asking whether its step is complete", CACHE + "state_cache.py",
+        "if pending.step > step:", "if False:",
+    ),
+    Mutant(
+        "the parent of a split keeps a state", CACHE + "tree.py",
+        "upper.priority = child.priority", "upper.priority = child.priority\n        upper.slot = child.slot",
+    ),
+    Mutant(
+        "a split forgets the page locks", CACHE + "tree.py",
+        "upper.kv_lock = child.kv_lock", "upper.kv_lock = 0",
+    ),
+    Mutant(
+        "the lock of a resumed checkpoint is released at launch", CACHE + "state_cache.py",
+        "        holding.slot_in = holding.live\n",
+        "        holding.slot_in = holding.live\n        if holding.match_node is not None:\n"
+        "            self.tree.unlock_state(holding.match_node)\n            holding.match_node = None\n",
+    ),
+    Mutant(
+        "a match is not locked before room is made", CACHE + "state_cache.py",
+        "            self.tree.lock(match.node, state=True)\n        grant = self.room.allocate(",
+        "            pass\n        grant = self.room.allocate(",
+    ),
+    Mutant(
+        "eviction begins although it cannot be enough", CACHE + "room.py",
+        "and self._can_make(slots, pages):", "and True:",
+    ),
+    Mutant(
+        "the live slot is donated at the depth that was asked for", CACHE + "state_cache.py",
+        "if holding.depth == usable and usable and usable % self.page_size == 0:",
+        "if usable and usable % self.page_size == 0:",
+    ),
+    Mutant(
+        "a stop string donates what lies behind it", CACHE + "state_cache.py",
+        "fitting = [each for each in holding.ready if each.depth <= usable]", "fitting = list(holding.ready)",
+    ),
+    Mutant(
+        "a whole prompt is resumed at its own length", CACHE + "tree.py",
+        "limit = len(tokens) - 1", "limit = len(tokens)",
+    ),
+    Mutant(
+        "a checkpoint is hit in the step that makes it", CACHE + "tree.py",
+        "if child.produced_step >= step:", "if False:",
+    ),
+    Mutant(
+        "a duplicate is not given back", CACHE + "state_cache.py",
+        "            self.arena.free_slot(checkpoint.slot)\n            self.counters.duplicates += 1",
+        "            self.counters.duplicates += 1",
+    ),
+    Mutant(
+        "pages replaced by the tree's are freed at once", CACHE + "state_cache.py",
+        "self.arena.free_pages_of(spare, holding.last_step, PageOwner.SEQUENCE)",
+        "self.arena.free_pages_of(spare, 0, PageOwner.SEQUENCE)",
+    ),
+    Mutant(
+        "a salt is not looked at", CACHE + "tree.py",
+        "root = self.roots.get(salt)", "root = self.roots.get(salt) or next(iter(self.roots.values()), None)",
+    ),
+    Mutant(
+        "an evicted checkpoint takes along pages that a running sequence reads", CACHE + "tree.py",
+        "if each.slot or each.kv_lock:", "if each.slot:",
+    ),
+    Mutant(
+        "pages that no checkpoint reaches are spared for ever", CACHE + "room.py",
+        "            elif spare_leaves:\n                spare_leaves = False\n", "",
+    ),
+    Mutant(
+        "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
+        "        node.stamp += 1\n        node.hits = 0\n", "        node.hits = 0\n",
+    ),
+)  # fmt: skip

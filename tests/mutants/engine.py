@@ -1,0 +1,48 @@
+"""Defects of the scheduler, the batch and the engine's step."""
+
+from seeded import Mutant
+
+ENGINE = "server/mamba_server/engine/"
+ARRAYS = "tests/unit/engine/test_step_arrays.py"
+
+MUTANTS = (
+    Mutant(
+        "a preempted sequence keeps its row", ENGINE + "scheduler.py",
+        "        self.rows.give_back(sequence)\n", "        self.rows._free.append(sequence.row)\n",
+    ),
+    Mutant(
+        "a preempted sequence keeps its holding", ENGINE + "scheduler.py",
+        "        sequence.holding = None\n", "        pass\n",
+    ),
+    Mutant(
+        "a decode batch keeps the replaced page ids", ENGINE + "core.py",
+        "if sequence.phase is Phase.DECODE:\n                    self.scheduler.rows.load_pages(sequence)",
+        "if False:\n                    self.scheduler.rows.load_pages(sequence)",
+    ),
+    Mutant(
+        "the work of a failed step is cached", ENGINE + "core.py",
+        "        self.cache.distrust(schedule.step)\n", "",
+    ),
+    Mutant(
+        "the state of a decode is read one row off", ENGINE + "step_arrays.py",
+        "slot_in=_join(rows.live[row],", "slot_in=_join(rows.live[np.roll(row, 1)],", (ARRAYS,),
+    ),
+    Mutant(
+        "keys and values go one token late", ENGINE + "step_arrays.py",
+        "* page_size + positions % page_size", "* page_size + (positions + 1) % page_size", (ARRAYS,),
+    ),
+    Mutant(
+        "an admission trusts what was matched before the last one", ENGINE + "scheduler.py",
+        "            matches.clear()\n", "", ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "a prompt waits for one whose prefill has ended", ENGINE + "shared_prefix.py",
+        "        if self.leader.holding is not self.holding:\n            return False\n", "",
+        ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "prompts of two salts wait for each other", ENGINE + "shared_prefix.py",
+        "    if one.salt != other.salt:\n        return 0\n", "",
+        ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+)  # fmt: skip
