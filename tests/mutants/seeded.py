@@ -70,9 +70,11 @@ MUTANTS = (
     ),
     Mutant(
         "the lock of a resumed checkpoint is released at launch", CACHE + "state_cache.py",
-        "        allocation.slot_in = allocation.live\n",
-        "        allocation.slot_in = allocation.live\n        if allocation.match_node is not None:\n"
-        "            self.tree.unlock_state(allocation.match_node)\n            allocation.match_node = None\n",
+        "        self.batch.launch(allocation.row, depth, step)\n",
+        "        self.batch.launch(allocation.row, depth, step)\n"
+        "        if allocation.match_node is not None:\n"
+        "            self.tree.unlock_state(allocation.match_node)\n"
+        "            allocation.match_node = None\n",
     ),
     Mutant(
         "a match is not locked before room is made", CACHE + "state_cache.py",
@@ -84,8 +86,17 @@ MUTANTS = (
         "and self._can_make(slots, pages):", "and True:",
     ),
     Mutant(
-        "a preempted sequence keeps its row", ENGINE + "scheduler.py",
-        "        self.rows.give_back(sequence)\n", "        self.rows._free.append(sequence.row)\n",
+        "a row is never given back", CACHE + "state_cache.py",
+        "        self.batch.give_back(allocation.row)\n", "",
+    ),
+    Mutant(
+        "a row is given to another before the last step of its sequence", CACHE + "state_cache.py",
+        "            self._retiring.append(_Retiring(",
+        "            self.batch._free.append(allocation.row)\n            self._retiring.append(_Retiring(",
+    ),
+    Mutant(
+        "a row begins with what the last sequence left in it", CACHE + "persistent_batch.py",
+        "        self.last_step[row] = 0\n", "",
     ),
     Mutant(
         "a preempted sequence keeps its allocation", ENGINE + "scheduler.py",
@@ -98,7 +109,8 @@ MUTANTS = (
     ),
     Mutant(
         "a stop string donates what lies behind it", CACHE + "state_cache.py",
-        "fitting = [each for each in allocation.ready if each.depth <= usable]", "fitting = list(allocation.ready)",
+        "fitting = [each for each in allocation.ready if each.depth <= usable]",
+        "fitting = list(allocation.ready)",
     ),
     Mutant(
         "a whole prompt is resumed at its own length", CACHE + "tree.py",
@@ -119,9 +131,8 @@ MUTANTS = (
         "self.arena.free_pages_of(spare, 0, PageOwner.SEQUENCE)",
     ),
     Mutant(
-        "a decode batch keeps the replaced page ids", ENGINE + "core.py",
-        "if sequence.phase is Phase.DECODE:\n                    self.scheduler.rows.load_pages(sequence)",
-        "if False:\n                    self.scheduler.rows.load_pages(sequence)",
+        "a sequence keeps the page ids that the tree replaced", CACHE + "state_cache.py",
+        "            allocation.pages[:had] = of_tree\n", "",
     ),
     Mutant(
         "the work of a failed step is cached", ENGINE + "core.py",
