@@ -369,6 +369,11 @@ class StateCache:
         ]
 
     @property
+    def admitted(self) -> int:
+        """Sequences that were admitted and have not ended or been preempted."""
+        return len(self.allocations) - len(self._retiring)
+
+    @property
     def retiring(self) -> int:
         """Sequences whose memory comes back with the next fence."""
         return len(self._retiring)

@@ -191,7 +191,8 @@ class Scheduler:
             matches[sequence.key] = self._match(sequence, step)
             return matches[sequence.key].resumable
 
-        while self.running < self.limits.max_running:
+        # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
+        while self.cache.admitted < self.limits.max_running:
             # An admission changes the tree: what was found before it no longer counts.
             matches.clear()
             sequence = self.waiting.pick(resumable)
