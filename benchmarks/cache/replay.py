@@ -92,14 +92,14 @@ def build(
     cache = StateCache(
         size.arena(policy.page_size, arena),
         RadixTree(policy.page_size, Eviction(policy.eviction)),
+        PersistentBatch(rows, -(-longest // policy.page_size)),
         reservation(policy.strategy, overlap=False),
         track_interval=policy.track_interval,
         cap=policy.cap,
     )
-    batch = PersistentBatch(rows, -(-longest // policy.page_size))
     limits = Limits(policy.step_tokens, 64, rows, longest)
     return EngineCore(
-        Scheduler(cache, limits, batch), InlineStream(), InstantRunner(), overlap=False,
+        Scheduler(cache, limits), InlineStream(), InstantRunner(), overlap=False,
         eos_token_ids=frozenset(),
     )  # fmt: skip
 

@@ -18,16 +18,16 @@ MUTANTS = (
     ),
     Mutant(
         "memory of an ended sequence comes back before its last step", CACHE + "state_cache.py",
-        "if holding.last_step > self.arena.completed:", "if False:",
+        "if allocation.last_step > self.arena.completed:", "if False:",
     ),
     Mutant(
         "a ping-pong slot is taken from the wrong end", CACHE + "state_cache.py",
-        "slot = holding.ready.pop(0).slot\n            self.arena.move",
-        "slot = holding.ready.pop().slot\n            self.arena.move",
+        "slot = allocation.ready.pop(0).slot\n            self.arena.move",
+        "slot = allocation.ready.pop().slot\n            self.arena.move",
     ),
     Mutant(
         "a decode checkpoint is one token too deep", CACHE + "state_cache.py",
-        "Checkpoint(holding.depth + 1, slot)", "Checkpoint(holding.depth + 2, slot)",
+        "Checkpoint(allocation.depth + 1, slot)", "Checkpoint(allocation.depth + 2, slot)",
     ),
     Mutant(
         "the chunk grid is relative to the piece", CACHE + "chunk_plan.py",
@@ -53,27 +53,43 @@ MUTANTS = (
     ),
     Mutant(
         "the lock of a resumed checkpoint is released at launch", CACHE + "state_cache.py",
-        "        holding.slot_in = holding.live\n",
-        "        holding.slot_in = holding.live\n        if holding.match_node is not None:\n"
-        "            self.tree.unlock_state(holding.match_node)\n            holding.match_node = None\n",
+        "        self.batch.launch(allocation.row, depth, step)\n",
+        "        self.batch.launch(allocation.row, depth, step)\n"
+        "        if allocation.match_node is not None:\n"
+        "            self.tree.unlock_state(allocation.match_node)\n"
+        "            allocation.match_node = None\n",
     ),
     Mutant(
         "a match is not locked before room is made", CACHE + "state_cache.py",
-        "            self.tree.lock(match.node, state=True)\n        grant = self.room.allocate(",
-        "            pass\n        grant = self.room.allocate(",
+        "            self.tree.lock(match.node, state=True)\n        grant = self.reclaimer.allocate(",
+        "            pass\n        grant = self.reclaimer.allocate(",
     ),
     Mutant(
-        "eviction begins although it cannot be enough", CACHE + "room.py",
+        "eviction begins although it cannot be enough", CACHE + "reclaimer.py",
         "and self._can_make(slots, pages):", "and True:",
     ),
     Mutant(
+        "a row is never given back", CACHE + "state_cache.py",
+        "        self.batch.give_back(allocation.row)\n", "",
+    ),
+    Mutant(
+        "a row is given to another before the last step of its sequence", CACHE + "state_cache.py",
+        "            self._retiring.append(_Retiring(",
+        "            self.batch._free.append(allocation.row)\n            self._retiring.append(_Retiring(",
+    ),
+    Mutant(
+        "a row begins with what the last sequence left in it", CACHE + "persistent_batch.py",
+        "        self.last_step[row] = 0\n", "",
+    ),
+    Mutant(
         "the live slot is donated at the depth that was asked for", CACHE + "state_cache.py",
-        "if holding.depth == usable and usable and usable % self.page_size == 0:",
+        "if allocation.depth == usable and usable and usable % self.page_size == 0:",
         "if usable and usable % self.page_size == 0:",
     ),
     Mutant(
         "a stop string donates what lies behind it", CACHE + "state_cache.py",
-        "fitting = [each for each in holding.ready if each.depth <= usable]", "fitting = list(holding.ready)",
+        "fitting = [each for each in allocation.ready if each.depth <= usable]",
+        "fitting = list(allocation.ready)",
     ),
     Mutant(
         "a whole prompt is resumed at its own length", CACHE + "tree.py",
@@ -90,8 +106,12 @@ MUTANTS = (
     ),
     Mutant(
         "pages replaced by the tree's are freed at once", CACHE + "state_cache.py",
-        "self.arena.free_pages_of(spare, holding.last_step, PageOwner.SEQUENCE)",
+        "self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)",
         "self.arena.free_pages_of(spare, 0, PageOwner.SEQUENCE)",
+    ),
+    Mutant(
+        "a sequence keeps the page ids that the tree replaced", CACHE + "state_cache.py",
+        "            allocation.pages[:had] = of_tree\n", "",
     ),
     Mutant(
         "a salt is not looked at", CACHE + "tree.py",
@@ -102,7 +122,7 @@ MUTANTS = (
         "if each.slot or each.kv_lock:", "if each.slot:",
     ),
     Mutant(
-        "pages that no checkpoint reaches are spared for ever", CACHE + "room.py",
+        "pages that no checkpoint reaches are spared for ever", CACHE + "reclaimer.py",
         "            elif spare_leaves:\n                spare_leaves = False\n", "",
     ),
     Mutant(

@@ -7,17 +7,8 @@ ARRAYS = "tests/unit/engine/test_step_arrays.py"
 
 MUTANTS = (
     Mutant(
-        "a preempted sequence keeps its row", ENGINE + "scheduler.py",
-        "        self.rows.give_back(sequence)\n", "        self.rows._free.append(sequence.row)\n",
-    ),
-    Mutant(
-        "a preempted sequence keeps its holding", ENGINE + "scheduler.py",
-        "        sequence.holding = None\n", "        pass\n",
-    ),
-    Mutant(
-        "a decode batch keeps the replaced page ids", ENGINE + "core.py",
-        "if sequence.phase is Phase.DECODE:\n                    self.scheduler.rows.load_pages(sequence)",
-        "if False:\n                    self.scheduler.rows.load_pages(sequence)",
+        "a preempted sequence keeps its allocation", ENGINE + "scheduler.py",
+        "        sequence.allocation = None\n", "        pass\n",
     ),
     Mutant(
         "the work of a failed step is cached", ENGINE + "core.py",
@@ -37,7 +28,7 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt waits for one whose prefill has ended", ENGINE + "shared_prefix.py",
-        "        if self.leader.holding is not self.holding:\n            return False\n", "",
+        "        if self.leader.allocation is not self.allocation:\n            return False\n", "",
         ("tests/unit/engine/test_shared_prefix.py",),
     ),
     Mutant(

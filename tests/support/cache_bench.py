@@ -11,6 +11,7 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Tokens
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
@@ -39,8 +40,8 @@ class CacheBench:
         return cls(
             StateCache(
                 GuardedArena(slabs, per_slab), RadixTree(page_size, Eviction(policy)),
-                reservation(strategy, overlap=overlap), track_interval=interval, cap=cap,
-                prefix_caching=prefix_caching,
+                PersistentBatch(8, 512), reservation(strategy, overlap=overlap), track_interval=interval,
+                cap=cap, prefix_caching=prefix_caching,
             )
         )  # fmt: skip
 

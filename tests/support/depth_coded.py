@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.engine.core import StepResult
@@ -61,14 +60,13 @@ def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) 
 class DepthCodedRunner:
     """The device side; `fail_steps` makes the work of chosen steps raise, before or after it wrote."""
 
-    def __init__(self, cache: StateCache, rows: PersistentBatch) -> None:
+    def __init__(self, cache: StateCache) -> None:
         self.cache = cache
-        self.rows = rows
         self.page_size = cache.page_size
         self.states: list[State] = [POISON] * cache.arena.slabs
         self.page_ids = np.full((cache.arena.slabs * max(1, cache.arena.pages_per_slab), self.page_size), -1)
-        self.last_token = [-1] * rows.capacity
-        self.texts = np.zeros((rows.capacity, rows.pages.shape[1] * self.page_size), np.int32)
+        self.last_token = [-1] * cache.batch.rows
+        self.texts = np.zeros((cache.batch.rows, cache.batch.pages.shape[1] * self.page_size), np.int32)
         self.fail_steps: dict[int, str] = {}
         """Step -> "before" (nothing written), "half" (the decodes alone) or "after" (everything)."""
         self.violations: list[str] = []
@@ -76,7 +74,7 @@ class DepthCodedRunner:
         """Launched step -> slots and pages that its work reads or writes."""
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        rows = self.rows
+        rows = self.cache.batch
         slots: set[int] = set()
         pages: list[np.ndarray] = []
         decodes = []
@@ -90,7 +88,7 @@ class DepthCodedRunner:
         for piece in schedule.pieces:
             allocation = piece.sequence.allocation
             assert allocation is not None
-            own = allocation.pages[: allocation.page_count].copy()
+            own = allocation.pages.copy()
             tokens = piece.sequence.tokens[: piece.stop].copy()
             pieces.append((piece, piece.sequence.row, own, tokens))
             slots.update((piece.slot_in, piece.slot_out, *(each.slot for each in piece.checkpoints)))

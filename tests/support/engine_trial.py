@@ -70,18 +70,18 @@ class EngineTrial:
         self.cache = StateCache(
             self.arena,
             RadixTree(setup.page_size, Eviction(setup.policy)),
+            PersistentBatch(setup.rows, -(-LONGEST // setup.page_size)),
             reservation(setup.strategy, overlap=setup.overlap),
             track_interval=setup.page_size * setup.intervals,
             cap=setup.cap,
         )
-        rows = PersistentBatch(setup.rows, -(-LONGEST // setup.page_size))
         limits = Limits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
-        self.runner = DepthCodedRunner(self.cache, rows)
+        self.runner = DepthCodedRunner(self.cache)
         self.arena.in_flight = self.runner.named
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
         stream = self.simulated if setup.overlap else InlineStream()
         self.core = EngineCore(
-            Scheduler(self.cache, limits, rows), stream, self.runner,
+            Scheduler(self.cache, limits), stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}),
         )  # fmt: skip
         self.wanted: dict[tuple[str, int], tuple[list[int], SamplingParams]] = {}
@@ -197,7 +197,7 @@ class EngineTrial:
         assert not self.cache.allocations
         assert not self.cache._prefilling, "a prefill that never ends is remembered"
         assert not self.core.sequences
-        assert self.core.scheduler.rows.free == self.setup.rows
+        assert self.cache.batch.free == self.cache.batch.rows, "a row leaked"
         self._check_answers()
         self.cache.reclaimer.flush()
         ledger.check(self.cache)

@@ -85,7 +85,7 @@ def _check_pages(cache: StateCache) -> None:
     )
     own = []
     for allocation in cache.allocations.values():
-        pages = allocation.pages[: allocation.page_count]
+        pages = allocation.pages
         own.append(pages[arena.page_owner[pages] == PageOwner.SEQUENCE])
         shared = pages[arena.page_owner[pages] == PageOwner.TREE]
         locked = np.concatenate([n.pages for n in allocation.node.path()]) if allocation.node else shared[:0]

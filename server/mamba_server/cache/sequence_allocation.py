@@ -1,15 +1,15 @@
-"""What one running sequence holds of the arena: pages, live slot, tracking slots, locks.
+"""What one admitted sequence has of the arena beside its row: tracking slots, checkpoints under way, locks.
 
 Made by the state cache at admission and given back whole when the sequence ends or is preempted, so nothing
-of it can survive (W9). The scheduler reads it; only the state cache changes it.
+of it can survive (W9: nothing is left of a preempted sequence). The scheduler reads it; only the state cache
+changes it. How far the sequence has come stands in its row of the persistent batch and is read from there.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from mamba_server.cache.arena import Pages
 from mamba_server.cache.node import Node
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 
 
@@ -23,7 +23,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """Written by launched step `step`; known to be complete when that step commits (O5)."""
+    """Written by launched step `step`; known to be complete when that step commits, not before."""
 
     checkpoint: Checkpoint
     step: int
@@ -31,32 +31,30 @@ class PendingCheckpoint:
 
 
 class SequenceAllocation:
-    """One running sequence's share of the arena."""
+    """One admitted sequence's share of the arena; `row` of `batch` is its own."""
 
     __slots__ = (
-        "depth",
+        "_batch",
         "first_page",
-        "last_step",
-        "live",
         "match_node",
         "node",
-        "page_count",
-        "pages",
-        "pages_changed",
         "pending",
         "placement",
         "ready",
         "resumed",
+        "row",
         "salt",
-        "slot_in",
         "spare",
     )
 
-    def __init__(self, salt: str, live: int, spare: list[int], placement: Placement) -> None:
+    def __init__(
+        self, batch: PersistentBatch, row: int, salt: str, spare: list[int], placement: Placement
+    ) -> None:
+        self._batch = batch
+        self.row = row
         self.salt = salt
         self.first_page = b""
         """Tokens of the first page at admission: under them the prompt counts as being computed."""
-        self.live = live
         self.spare = spare
         """Tracking slots with nothing in them."""
         self.ready: list[Checkpoint] = []
@@ -66,27 +64,45 @@ class SequenceAllocation:
         self.node: Node | None = None
         """Deepest tree node whose pages this sequence uses (page lock held)."""
         self.match_node: Node | None = None
-        """Checkpoint read by the first forward (state lock held until its fence, O4)."""
-        self.slot_in = -1
-        """Where the next forward reads the state: -1 zeros, a checkpoint, or the live slot."""
-        self.resumed = 0
-        self.depth = 0
-        """Tokens folded into the live slot by launched steps."""
-        self.last_step = 0
-        self.pages: Pages = np.empty(0, np.int32)
-        self.page_count = 0
-        self.pages_changed = False
-        """Some page ids were replaced by the tree's copies: whoever keeps them elsewhere reads them again."""
+        """Checkpoint read by the first forward (state lock held until that forward's fence)."""
+        self.resumed = self.depth
+        """Tokens that it did not compute."""
 
-    def append_pages(self, pages: Pages) -> None:
-        """Page ids after the ones already held; the array grows by doubling."""
-        needed = self.page_count + len(pages)
-        if needed > len(self.pages):
-            grown = np.zeros(max(needed, 2 * len(self.pages), 8), np.int32)
-            grown[: self.page_count] = self.pages[: self.page_count]
-            self.pages = grown
-        self.pages[self.page_count : needed] = pages
-        self.page_count = needed
+    # --- its row, read ------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Tokens folded into the live slot by launched steps."""
+        return int(self._batch.depth[self.row])
+
+    @property
+    def last_step(self) -> int:
+        """The last launched step that names it; 0 = none yet."""
+        return int(self._batch.last_step[self.row])
+
+    @property
+    def live(self) -> int:
+        """The live slot; 0 once it has been donated."""
+        return int(self._batch.live[self.row])
+
+    @property
+    def page_count(self) -> int:
+        """Pages it has."""
+        return int(self._batch.page_count[self.row])
+
+    @property
+    def pages(self) -> Pages:
+        """Its page ids, in the order of the tokens: the row itself, no copy."""
+        return self._batch.pages[self.row, : self.page_count]
+
+    @property
+    def slot_in(self) -> int:
+        """Where the next forward reads the state: -1 = zeros, a checkpoint, or the live slot."""
+        if self.last_step:
+            return self.live
+        return self.match_node.slot if self.match_node is not None else -1
+
+    # --- its slots ----------------------------------------------------------------------------------
 
     @property
     def reserved(self) -> int:

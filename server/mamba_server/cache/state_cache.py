@@ -16,6 +16,7 @@ from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
@@ -39,6 +40,7 @@ class StateCache:
         self,
         arena: Arena,
         tree: RadixTree,
+        batch: PersistentBatch,
         strategy: Reservation,
         *,
         track_interval: int,
@@ -47,6 +49,7 @@ class StateCache:
     ) -> None:
         self.arena = arena
         self.tree = tree
+        self.batch = batch
         self.strategy = strategy
         self.page_size = tree.page_size
         self.track_interval = track_interval
@@ -100,6 +103,8 @@ class StateCache:
         `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
         before anything is evicted (W8) and read in place (O4).
         """
+        if not self.batch.free:
+            return None
         if match.node is not None:
             self.tree.lock(match.node, state=True)
         grant = self.reclaimer.allocate(
@@ -125,15 +130,14 @@ class StateCache:
                 self.cap,
             )
         live, *spare = grant.slots
-        allocation = SequenceAllocation(salt, live, spare, placement)
-        allocation.append_pages(match.pages)
-        allocation.append_pages(grant.pages)
-        allocation.resumed = allocation.depth = match.resumable
+        row = self.batch.take(live, match.resumable)
+        self.batch.append_pages(row, match.pages)
+        self.batch.append_pages(row, grant.pages)
+        allocation = SequenceAllocation(self.batch, row, salt, spare, placement)
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
-            allocation.slot_in = match.node.slot
             self.tree.touch(match.node)
-        self.allocations[id(allocation)] = allocation
+        self.allocations[row] = allocation
         if self.prefix_caching:
             allocation.first_page = tokens[: self.page_size].tobytes()
             self._prefilling[salt, allocation.first_page] += 1
@@ -155,7 +159,7 @@ class StateCache:
         grant = self.reclaimer.allocate(AllocationSite.EXTEND, pages=needed)
         if grant is None:
             return False
-        allocation.append_pages(grant.pages)
+        self.batch.append_pages(allocation.row, grant.pages)
         return True
 
     # --- checkpoints ---------------------------------------------------------------------------------
@@ -243,9 +247,7 @@ class StateCache:
 
     def launched(self, allocation: SequenceAllocation, depth: int, step: int) -> None:
         """`step` takes the live slot of `allocation` to `depth`; the next forward reads it there."""
-        allocation.depth = depth
-        allocation.last_step = step
-        allocation.slot_in = allocation.live
+        self.batch.launch(allocation.row, depth, step)
 
     # --- commit --------------------------------------------------------------------------------------
 
@@ -324,7 +326,6 @@ class StateCache:
             # Launched steps still read the copies: they go when the last of those is complete (O3).
             spare = own[twice].copy()
             allocation.pages[:had] = of_tree
-            allocation.pages_changed = True
             self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
     def _cap_path(self, node: Node) -> None:
@@ -369,6 +370,11 @@ class StateCache:
         ]
 
     @property
+    def admitted(self) -> int:
+        """Sequences that were admitted and have not ended or been preempted."""
+        return len(self.allocations) - len(self._retiring)
+
+    @property
     def retiring(self) -> int:
         """Sequences whose memory comes back with the next fence."""
         return len(self._retiring)
@@ -392,13 +398,14 @@ class StateCache:
             self.arena.free_slot(checkpoint.slot)
         for slot in allocation.spare:
             self.arena.free_slot(slot)
-        pages = allocation.pages[: allocation.page_count]
         if self.arena.pages_per_slab:
+            pages = allocation.pages
             own = pages[self.arena.page_owner[pages] == PageOwner.SEQUENCE]
             self.arena.free_pages_of(own, 0, PageOwner.SEQUENCE)
         if allocation.node is not None:
             self.tree.unlock(allocation.node)
-        del self.allocations[id(allocation)]
+        del self.allocations[allocation.row]
+        self.batch.give_back(allocation.row)
 
     def _settle_pending(self, allocation: SequenceAllocation, tokens: Tokens, usable: int) -> None:
         """Checkpoints of the last steps of a sequence that left the batch before those steps committed."""
@@ -418,7 +425,8 @@ class StateCache:
     def _donate_end(self, allocation: SequenceAllocation, tokens: Tokens, usable: int) -> None:
         """The deepest state on the page grid goes to the tree, then the pages up to the end."""
         if allocation.depth == usable and usable and usable % self.page_size == 0:
-            live, allocation.live = allocation.live, 0
+            live = allocation.live
+            self.batch.live[allocation.row] = 0
             self._donate(allocation, tokens, Checkpoint(usable, live), allocation.last_step)
         else:
             fitting = [each for each in allocation.ready if each.depth <= usable]
@@ -444,8 +452,9 @@ class StateCache:
         grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
             return (
-                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.allocations)} running "
-                f"sequences; {self.arena.free_slots} are free and {self.tree.evictable_slots} evictable"
+                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.allocations)} "
+                f"running sequences; {self.arena.free_slots} are free and "
+                f"{self.tree.evictable_slots} evictable"
             )
         for allocation, slot in zip(wanting, grant.slots, strict=True):
             allocation.spare.append(slot)

@@ -96,15 +96,16 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
     cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
-    rows = PersistentBatch(made.max_running_requests, cache.pages_for(made.max_model_len))
-    limits = Limits(settings.chunked_prefill_tokens, trial.chunk, rows.capacity, made.max_model_len)
+    limits = Limits(
+        settings.chunked_prefill_tokens, trial.chunk, made.max_running_requests, made.max_model_len
+    )
     stream = make_stream(device, overlap=settings.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
     runner = ModelRunner(
         model,
         memory.views(config, made.state_dtype, DTYPES[dtype]),
-        rows,
+        cache.batch,
         chunk=trial.chunk,
         page_size=made.page_size,
         vocab_size=config.vocab_size,
@@ -112,7 +113,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         device=device,
     )
     core = EngineCore(
-        Scheduler(cache, limits, rows),
+        Scheduler(cache, limits),
         stream,
         runner,
         overlap=settings.overlap,
@@ -166,6 +167,7 @@ def _cache(
     return StateCache(
         Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
+        PersistentBatch(made.max_running_requests, -(-made.max_model_len // made.page_size)),
         reservation(made.strategy, overlap=settings.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,

@@ -254,14 +254,7 @@ class EngineCore:
     def _commit_cache(self, sequence: Sequence, step: int) -> None:
         allocation = sequence.allocation
         if allocation is not None and (allocation.pending or allocation.match_node is not None):
-            if sequence.phase is Phase.DECODE:
-                # Under overlap a later step is launched: pages freed by this commit wait for it too (O3).
-                self.scheduler.rows.store(sequence)
             self.cache.commit(allocation, sequence.known_tokens(), step)
-            if allocation.pages_changed:
-                allocation.pages_changed = False
-                if sequence.phase is Phase.DECODE:
-                    self.scheduler.rows.load_pages(sequence)
 
     def _emit(
         self,

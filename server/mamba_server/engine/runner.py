@@ -1,8 +1,8 @@
 """The device side of a step: moves its integers over, runs the model, samples, keeps the sampled tokens.
 
-`prepare` runs on the loop's side and copies everything out of rows and allocations; the work it returns runs on
-the forward stream, where alone sampler and model are touched; what that returns reads the results after the
-step's fence.
+`prepare` runs on the loop's side and copies everything out of the persistent batch; the work it returns runs
+on the forward stream, where alone sampler and model are touched; what that returns reads the results after
+the step's fence.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class ModelRunner:
         self,
         model: HybridModel,
         cache: CacheViews,
-        rows: PersistentBatch,
+        persistent: PersistentBatch,
         *,
         chunk: int,
         page_size: int,
@@ -62,11 +62,11 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._cache = cache
-        self._rows = rows
+        self._persistent = persistent
         self._chunk = chunk
         self._page_size = page_size
         self._device = device
-        self._last_token = torch.zeros(rows.capacity, dtype=torch.int32, device=device)
+        self._last_token = torch.zeros(persistent.rows, dtype=torch.int32, device=device)
         self._sampler = Sampler(vocab_size, device, eos_token_ids)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
@@ -74,7 +74,7 @@ class ModelRunner:
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Everything the step needs, taken now; the work to launch."""
-        arrays = build(schedule, self._rows, self._chunk, self._page_size)
+        arrays = build(schedule, self._persistent, self._chunk, self._page_size)
         newcomers = [
             _Newcomer(
                 sequence.row,

@@ -1,7 +1,7 @@
 """The scheduler: which sequences take part in the next step, and with how many tokens.
 
-Pure: sequences, rows and the state cache in, a `Schedule` out; no clock, no device, no I/O. Decodes come
-first, then prefill pieces under the token budget, then admission. A shortage makes a sequence wait or
+Pure: sequences and the state cache with its batch in, a `Schedule` out; no clock, no device, no I/O. Decodes
+come first, then prefill pieces under the token budget, then admission. A shortage makes a sequence wait or
 preempts the one that came last; nothing raises.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
-from mamba_server.cache.persistent_batch import Ints, PersistentBatch
+from mamba_server.cache.persistent_batch import Ints
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
@@ -39,7 +39,6 @@ class Limits:
 
 MOST_HELD = 64
 """Waiting sequences that one step may put off for the prefix of another."""
-_NONE: Ints = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -48,15 +47,12 @@ class Scheduler:
 
     cache: StateCache
     limits: Limits
-    rows: PersistentBatch
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     prefilling: list[Sequence] = field(default_factory=list)
     decoding: list[Sequence] = field(default_factory=list)
     leading: list[Sequence] = field(default_factory=list)
     """Sequences whose prefill may still leave checkpoints."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
-    _decode_rows: Ints = field(default_factory=lambda: _NONE)
-    _dirty: bool = False
     _short: tuple[int, ...] | None = None
     """Memory at the last refused admission."""
 
@@ -92,55 +88,45 @@ class Scheduler:
         return Schedule(step, rows, track, decodes, pieces)
 
     def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
-        if self._dirty:
-            self._decode_rows = np.array([each.row for each in self.decoding], np.int32)
-            self._dirty = False
-        rows, state = self._decode_rows, self.rows
-        if not len(rows):
-            return [], _NONE, _NONE
-        depth = state.depth[rows]
-        page_size = self.cache.page_size
-        needs_page = (depth % page_size == 0) & (depth // page_size >= state.page_count[rows])
-        stalled: set[int] = set()
-        for row in rows[needs_page].tolist():
-            if not self._extend_decode(row):
-                stalled.add(row)
-        decodes = self.decoding
-        if self._dirty or stalled:
-            # Someone was preempted or has to sit this step out.
-            decodes = [each for each in self.decoding if each.row not in stalled]
-            rows = np.array([each.row for each in decodes], np.int32)
-            if not len(rows):
-                return [], _NONE, _NONE
-            depth = state.depth[rows]
+        decodes, batch, page_size = self.decoding, self.cache.batch, self.cache.page_size
+        rows = _rows_of(decodes)
+        depth = batch.depth[rows]
+        needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
+        if needs_page.any():
+            stalled = {
+                id(sequence)
+                for sequence in [decodes[index] for index in np.flatnonzero(needs_page)]
+                if not self._extend_decode(sequence)
+            }
+            # Someone may have been preempted, or has to sit this step out.
+            decodes = [each for each in self.decoding if id(each) not in stalled]
+            rows = _rows_of(decodes)
+            depth = batch.depth[rows]
+        if not decodes:
+            return [], rows, rows
         track = np.zeros(len(rows), np.int32)
         for index in np.flatnonzero((depth + 1) % page_size == 0).tolist():
             sequence = decodes[index]
             reached = int(depth[index]) + 1
             if self.cache.tracks_decode(reached, reached - sequence.prompt_len):
-                state.store(sequence)
                 assert sequence.allocation is not None
                 track[index] = self.cache.plan_decode(sequence.allocation, step)
-        state.depth[rows] = depth + 1
-        state.last_step[rows] = step
-        state.left[rows] -= 1
+        batch.launch(rows, depth + 1, step)
         for sequence in decodes:
-            sequence.sampled += 1
             sequence.in_flight += 1
-        exhausted = rows[state.left[rows] <= 0]
-        if len(exhausted):
-            done = set(exhausted.tolist())
+        exhausted = depth + 1 >= batch.last_depth[rows]
+        if exhausted.any():
             # Its last token is in this step: no further launch, the commit will finish it.
+            done = set(rows[exhausted].tolist())
             self.decoding = [each for each in self.decoding if each.row not in done]
-            self._dirty = True
         # A copy: the queue changes in place while this step is on its way.
         return list(decodes), rows, track
 
-    def _extend_decode(self, row: int) -> bool:
-        sequence = self.rows.sequences[row]
-        if sequence is None or sequence.phase is not Phase.DECODE or sequence.allocation is None:
+    def _extend_decode(self, sequence: Sequence) -> bool:
+        """A page for the next token of `sequence`; others may be preempted for it."""
+        if sequence.phase is not Phase.DECODE or sequence.allocation is None:
             return False
-        while not self.cache.extend(sequence.allocation, int(self.rows.depth[row]) + 1):
+        while not self.cache.extend(sequence.allocation, sequence.allocation.depth + 1):
             if self.cache.retiring or self.cache.arena.has_fenced:
                 # Memory comes back with the step in flight; waiting is cheaper than recomputing.
                 return False
@@ -150,7 +136,6 @@ class Scheduler:
             self.preempt(victim)
             if victim is sequence:
                 return False
-        self.rows.load_pages(sequence)
         return True
 
     # --- prefill -------------------------------------------------------------------------------------
@@ -184,14 +169,11 @@ class Scheduler:
         self.cache.launched(allocation, stop, step)
         sequence.in_flight += 1
         if final:
-            sequence.sampled += 1
             self.prefilling.remove(sequence)
             sequence.phase = Phase.DECODE
-            self.rows.load(sequence)
             self.cache.prefill_done(allocation)
-            if self.rows.left[sequence.row] > 0:
+            if stop < self.cache.batch.last_depth[allocation.row]:
                 self.decoding.append(sequence)
-                self._dirty = True
         return piece
 
     # --- admission -----------------------------------------------------------------------------------
@@ -209,7 +191,8 @@ class Scheduler:
             matches[sequence.key] = self._match(sequence, step)
             return matches[sequence.key].resumable
 
-        while self.rows.free and self.running < self.limits.max_running:
+        # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
+        while self.cache.admitted < self.limits.max_running:
             # An admission changes the tree: what was found before it no longer counts.
             matches.clear()
             sequence = self.waiting.pick(resumable)
@@ -306,7 +289,7 @@ class Scheduler:
         sequence.allocation = allocation
         sequence.target = sequence.known
         sequence.phase = Phase.PREFILL
-        self.rows.take(sequence)
+        self.cache.batch.last_depth[allocation.row] = len(sequence.tokens) - 1
         self.prefilling.append(sequence)
         if self.cache.prefix_caching:
             self.leading.append(sequence)
@@ -352,15 +335,15 @@ class Scheduler:
         if sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
             self.cache.prefill_done(allocation)
-        else:
-            self.rows.store(sequence)
-            if sequence in self.decoding:
-                self.decoding.remove(sequence)
-                self._dirty = True
-        self.rows.give_back(sequence)
+        elif sequence in self.decoding:
+            self.decoding.remove(sequence)
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
             return sequence.tokens[: sequence.known if keep is None else min(keep, sequence.known)]
 
         self.cache.retire(allocation, usable)
+
+
+def _rows_of(sequences: list[Sequence]) -> Ints:
+    return np.array([each.row for each in sequences], np.int32)

@@ -24,8 +24,9 @@ class Phase(Enum):
 class Sequence:
     """Prompt and output of one sequence.
 
-    `known` tokens are on the host. Under overlap one more may have been sampled by a launched step; `sampled`
-    counts those too, so `known <= prompt_len + sampled <= known + 1` between steps.
+    `known` tokens are on the host. Under overlap a launched step may have sampled one more: of a decoding
+    sequence at depth d there are d + 1 tokens, and `known <= d + 1 <= known + 1` between steps. Its depth
+    is told by its allocation.
     """
 
     __slots__ = (
@@ -50,9 +51,7 @@ class Sequence:
         "recomputed_tokens",
         "reported",
         "request_id",
-        "row",
         "salt",
-        "sampled",
         "seed",
         "stop_token_ids",
         "target",
@@ -95,11 +94,9 @@ class Sequence:
         self.tokens: Tokens = np.empty(len(prompt) + params.max_tokens, np.int32)
         self.tokens[: len(prompt)] = prompt
         self.known = len(prompt)
-        self.sampled = 0
         self.target = len(prompt)
         """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
         self.phase = Phase.WAITING
-        self.row = -1
         self.allocation: SequenceAllocation | None = None
         self.in_flight = 0
         """Launched steps that name this sequence and have not committed."""
@@ -118,6 +115,11 @@ class Sequence:
     @property
     def key(self) -> tuple[str, int]:
         return self.request_id, self.index
+
+    @property
+    def row(self) -> int:
+        """Its row of the persistent batch; -1 while it is not admitted."""
+        return self.allocation.row if self.allocation is not None else -1
 
     @property
     def outputs(self) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mamba_server.api.generation import Generation, Update
 
 from mamba_server import wire
 from mamba_server.api.errors import EngineLost, EngineRefused, InternalError, NotReady
-from mamba_server.api.generation import Generation, Update
 from scripted_engine import Api, ids_of
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from mamba_api.openai import ChatCompletionRequest, CompletionRequest
-from mamba_server.api import answers
 from mamba_server.api.chat_answer import ChatAnswer
 from mamba_server.api.completion_answer import CompletionAnswer
 from mamba_server.api.generation import Update
+
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_server.api import answers
 from mamba_server.wire import TokenLogprobs
 from scripted_engine import TOKENIZER, ids_of
 

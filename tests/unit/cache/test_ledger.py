@@ -42,11 +42,11 @@ def lose_a_checkpoint(bench: CacheBench, _: SequenceAllocation, node: Node) -> N
 
 
 def forget_a_page(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
-    allocation.page_count -= 1
+    bench.cache.batch.page_count[allocation.row] -= 1
 
 
 def give_a_page_twice(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
-    allocation.pages[allocation.page_count - 1] = allocation.pages[allocation.page_count - 2]
+    allocation.pages[-1] = allocation.pages[-2]
 
 
 def use_a_page_without_a_lock(bench: CacheBench, allocation: SequenceAllocation, node: Node) -> None:

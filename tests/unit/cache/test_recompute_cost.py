@@ -7,6 +7,7 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import GUESS, Eviction, Policy
 from mamba_server.cache.node import Node
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.state_cache import StateCache
@@ -125,7 +126,14 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
     strategy: str, evicts: bool
 ) -> None:
     arena = Arena(6, 0)
-    cache = StateCache(arena, tree(), reservation(strategy, overlap=False), track_interval=1000, cap=4)
+    cache = StateCache(
+        arena,
+        tree(),
+        PersistentBatch(1, 1024),
+        reservation(strategy, overlap=False),
+        track_interval=1000,
+        cap=4,
+    )
     for number in range(3):
         # States of one page each: the cheapest there can be.
         grant = arena.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1)
@@ -143,7 +151,14 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
 
 
 def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
-    cache = StateCache(Arena(13, 4), tree(), reservation("NoBuffer", overlap=False), track_interval=64, cap=4)
+    cache = StateCache(
+        Arena(13, 4),
+        tree(),
+        PersistentBatch(1, 1024),
+        reservation("NoBuffer", overlap=False),
+        track_interval=64,
+        cap=4,
+    )
     for number in range(8):
         # Four prompts with a checkpoint, hit once, and four of which only the pages are left.
         tracking = int(number < 4)

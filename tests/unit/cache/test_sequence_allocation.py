@@ -1,47 +1,16 @@
-"""What one sequence holds: pages in order however they come, and every tracking slot counted once."""
+"""What one sequence has beside its row: every tracking slot counted once, its progress read from the row."""
 
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from cache_bench import CacheBench, ids
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 
 
 def allocation(spare: list[int] | None = None) -> SequenceAllocation:
-    return SequenceAllocation("", 1, spare or [], Placement((), ()))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=20), max_size=12))
-def test_pages_are_kept_in_the_order_they_came(portions: list[list[int]]) -> None:
-    held = allocation()
-    for portion in portions:
-        held.append_pages(np.array(portion, np.int32))
-    everything = [page for portion in portions for page in portion]
-    assert held.page_count == len(everything)
-    assert held.pages[: held.page_count].tolist() == everything
-
-
-def test_pages_that_come_one_by_one_are_moved_seldom() -> None:
-    held = allocation()
-    moved, array = 0, held.pages
-    for page in range(1000):
-        held.append_pages(np.array([page], np.int32))
-        moved += held.pages is not array
-        array = held.pages
-    assert moved <= 10
-    assert len(held.pages) <= 2 * 1000
-
-
-def test_the_pages_given_in_may_change_afterwards() -> None:
-    held, grant = allocation(), np.array([4, 5], np.int32)
-    held.append_pages(grant)
-    grant[:] = 0
-    assert held.pages[:2].tolist() == [4, 5]
+    batch = PersistentBatch(1, 8)
+    return SequenceAllocation(batch, batch.take(1, 0), "", spare or [], Placement((), ()))
 
 
 def test_slots_of_prefill_checkpoints_are_held_but_not_reserved() -> None:
@@ -86,3 +55,12 @@ def test_the_slots_of_two_sequences_have_nothing_in_common() -> None:
     held = [bench.admit(ids(range(start, start + 9))) for start in (1, 100, 200)]
     slots = [slot for each in held if each is not None for slot in (each.live, *each.tracking_slots)]
     assert len(slots) == len(set(slots)) == 9
+
+
+def test_the_pages_it_shows_are_those_of_its_row_and_no_copy() -> None:
+    bench = CacheBench.make()
+    held = bench.prefill(ids(range(17)))
+    batch = bench.cache.batch
+    assert held.pages.tolist() == batch.pages[held.row, : held.page_count].tolist()
+    assert len(held.pages) == 5
+    assert held.pages.base is batch.pages

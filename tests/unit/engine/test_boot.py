@@ -73,9 +73,9 @@ def test_what_runs_is_what_the_plan_says(strategy: Any) -> None:
     assert (plan.strategy, core.cache.strategy.name) == (strategy, strategy)
     assert core.cache.strategy.slots_per_sequence == plan.slots_per_sequence
     assert (core.cache.arena.slabs, core.cache.arena.pages_per_slab) == (plan.slabs, plan.pages_per_slab)
-    assert core.scheduler.rows.capacity == core.scheduler.limits.max_running == plan.max_running_requests == 3
+    assert core.cache.batch.max_running == core.scheduler.limits.max_running == plan.max_running_requests == 3
     assert core.scheduler.limits.max_model_len == plan.max_model_len == 512
-    assert core.scheduler.rows.pages.shape == (3, 512 // 32)
+    assert core.cache.batch.pages.shape == (core.cache.batch.rows, 512 // 32)
     assert (core.cache.page_size, core.cache.track_interval) == (32, 64)
     assert plan.arena_bytes <= 8 << 20
 

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, WaitingQueue
@@ -160,7 +161,7 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     first, second, third, leader = (make(order) for order in range(4))
     for each in (first, second, third):
         queue.push(each)
-    leader.allocation = SequenceAllocation("", 1, [], Placement((8,), ()))
+    leader.allocation = SequenceAllocation(PersistentBatch(1, 1), 0, "", [], Placement((8,), ()))
     awaited = Awaited(leader, leader.allocation, 8)
     queue.hold(first, awaited)
     queue.hold(second, awaited)

@@ -76,18 +76,17 @@ class Bench:
         self, *, overlap: bool = False, stream: ForwardStream | None = None, capacity: int = 4
     ) -> None:
         cache = StateCache(
-            GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), reservation("ExtraBuffer", overlap=overlap),
-            track_interval=8, cap=4,
+            GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), PersistentBatch(capacity, 64),
+            reservation("ExtraBuffer", overlap=overlap), track_interval=8, cap=4,
         )  # fmt: skip
-        rows = PersistentBatch(capacity, 64)
         self.model = TableModel()
         self.runner = ModelRunner(
-            self.model, CacheViews([], [], []), rows, chunk=16, page_size=4, vocab_size=VOCAB,  # type: ignore[arg-type]
+            self.model, CacheViews([], [], []), cache.batch, chunk=16, page_size=4, vocab_size=VOCAB,  # type: ignore[arg-type]
             eos_token_ids=(EOS,), device=CPU,
         )  # fmt: skip
         self.stream = stream or (SimulatedStream(lambda _: 0) if overlap else InlineStream())
         self.core = EngineCore(
-            Scheduler(cache, Limits(32, 16, capacity, 256), rows), self.stream, self.runner,
+            Scheduler(cache, Limits(32, 16, capacity, 256)), self.stream, self.runner,
             overlap=overlap, eos_token_ids=frozenset({EOS}),
         )  # fmt: skip
 
@@ -366,6 +365,6 @@ def test_what_a_step_runs_on_is_what_was_there_when_it_was_launched() -> None:
     (piece,) = schedule.pieces
     row = piece.sequence.row
     piece.sequence.tokens[:3] = 0
-    bench.core.scheduler.rows.depth[row] = 99
-    bench.core.scheduler.rows.live[row] = 99
+    bench.core.cache.batch.depth[row] = 99
+    bench.core.cache.batch.live[row] = 99
     assert work()().tokens.tolist() == greedy([5, 6, 7], 1)

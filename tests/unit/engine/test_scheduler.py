@@ -58,6 +58,17 @@ def test_no_more_run_than_there_are_rows() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_who_takes_its_last_step_still_counts_among_those_that_run(overlap: bool) -> None:
+    engine = trial(rows=2, overlap=overlap)
+    for _ in range(6):
+        engine.add([1, 2, 3], 3)
+    while not engine.core.idle:
+        engine.step()
+        assert engine.cache.admitted <= 2
+    engine.close()
+
+
 def test_siblings_wait_for_the_prefill_of_the_first_and_resume_from_it() -> None:
     engine = trial(rows=4)
     engine.add(list(range(1, 34)), 4, n=3)

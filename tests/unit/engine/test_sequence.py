@@ -52,21 +52,25 @@ def test_prompt_logprobs_are_kept_only_when_asked_for(asked: int, kept: list | N
 def test_what_is_known_and_what_is_sampled_differ_by_the_launched_step_alone(
     overlap: bool, seed: int
 ) -> None:
-    """Through prefill, decode and preemption: `known <= prompt + sampled <= known + 1` between steps."""
+    """Through prefill, decode and preemption: `known <= depth + 1 <= known + 1` of a decoding one."""
     rng = random.Random(seed)
     engine = EngineTrial(TrialSetup(slabs=40, overlap=overlap, step_tokens=16), random.Random(seed))
     prompts = [[rng.randrange(1, 90) for _ in range(length)] for length in (3, 30, 50)]
     for prompt in prompts:
         engine.add(prompt, 12)
+    decoded = 0
     while not engine.core.idle:
         if rng.random() < 0.2:
             engine.preempt()
         engine.step()
         for (each,) in engine.core.sequences.values():
-            launched = each.prompt_len + each.sampled
-            assert each.known <= launched <= each.known + int(overlap)
+            if each.phase is Phase.DECODE:
+                launched = each.allocation.depth + 1
+                assert each.known <= launched <= each.known + int(overlap)
+                decoded += 1
             alone = [*prompts[int(each.request_id[1:])], *oracle(prompts[int(each.request_id[1:])], 12)]
             assert each.known_tokens().tolist() == alone[: each.known]
+    assert decoded > 12
     engine.close()
 
 

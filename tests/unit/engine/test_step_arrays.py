@@ -18,7 +18,7 @@ FIELDS = tuple(HostBatch.__dataclass_fields__)
 
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
     """The same arrays by plain loops over sequences and tokens."""
-    rows, size, chunk = trial.core.scheduler.rows, trial.setup.page_size, trial.setup.chunk
+    rows, size, chunk = trial.cache.batch, trial.setup.page_size, trial.setup.chunk
     out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "input_ids", "rows")}
     out["query_start"].append(0)
     parts = []
@@ -67,7 +67,7 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
 
 
 def compare(schedule: Schedule, trial: EngineTrial) -> StepArrays:
-    arrays = build(schedule, trial.core.scheduler.rows, trial.setup.chunk, trial.setup.page_size)
+    arrays = build(schedule, trial.cache.batch, trial.setup.chunk, trial.setup.page_size)
     for name, values in slow(schedule, trial).items():
         made = getattr(arrays, name)
         assert made.dtype == np.int32, name
@@ -129,7 +129,7 @@ def test_prompt_logprobs_take_the_rows_that_predict_prompt_tokens() -> None:
     inner = trial.runner.prepare
 
     def prepare(schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        arrays = build(schedule, trial.core.scheduler.rows, 16, 4)
+        arrays = build(schedule, trial.cache.batch, 16, 4)
         for first, stop, follow in arrays.prompt_spans.values():
             spans.append((arrays.positions[arrays.logits_rows[first:stop]].tolist(), follow.tolist()))
         return inner(schedule)
