@@ -1,153 +1,127 @@
-"""The two endpoints that generate: read, validate, admit, submit, answer.
+"""The two endpoints that generate: from a validated request to token ids, the engine and the answer.
 
-ASGI applications that the router calls; what they raise becomes the OpenAI envelope in `front`.
+FastAPI routes call the methods of `GenerationEndpoints`; what they raise becomes the OpenAI envelope.
 """
 
 import asyncio
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, Protocol
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from mamba_server.api import answers
-from mamba_server.api.chat_answer import ChatAnswer
-from mamba_server.api.completion_answer import CompletionAnswer
-from mamba_server.api.errors import ApiError, InvalidRequest, NotReady
-from mamba_server.api.event_stream import send_events, send_json, while_connected
-from mamba_server.api.generation import Generation, Update
-from mamba_server.api.request_body import parse_json_object, read_body, validate
-from mamba_server.api.sampling import ModelLimits, output_tokens, prompt_ids, sampling_params
+from mamba_edge.errors import ApiError, InvalidRequest, NotReady
+from mamba_edge.sending import send_events, send_json, while_connected
+from mamba_server.api import response_bodies
+from mamba_server.api.active_request import ActiveRequest, Update
+from mamba_server.api.chat_response import ChatResponseBuilder
+from mamba_server.api.completion_response import CompletionResponseBuilder
+from mamba_server.api.response_bodies import UsageBody
+from mamba_server.api.sampling import ModelLimits, check_token_ids, output_tokens, sampling_params
 from mamba_server.api.serving import Serving, TextSide
 from mamba_server.text.chat_template import ChatPrompt
 from mamba_server.text.errors import TemplateRefused
 from mamba_server.text.tokenizer import THREAD_FROM_CHARS
-from mamba_server.wire import AddRequest
+from mamba_server.wire import AddRequest, SamplingParams
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
-Checked = TypeVar("Checked", bound=GenerationRequest)
 
 
-class Answer(Protocol):
+class ResponseBuilder(Protocol):
     """What both kinds of answer offer."""
 
-    def chunk(self, update: Update, usage: answers.UsageBody | None, *, with_usage: bool) -> bytes | None: ...
-    def usage_chunk(self, usage: answers.UsageBody) -> bytes: ...
+    def chunk(self, update: Update, usage: UsageBody | None, *, with_usage: bool) -> bytes | None: ...
+    def usage_chunk(self, usage: UsageBody) -> bytes: ...
     def collect(self, update: Update) -> None: ...
-    def whole(self, usage: answers.UsageBody) -> bytes: ...
+    def whole(self, usage: UsageBody) -> bytes: ...
 
 
-class _Endpoint(ABC):
-    """What the two have in common."""
+class GeneratedResponse(Response):
+    """A response that speaks ASGI itself: bytes go from the encoder to `send`. `work` is cancelled when the
+    client leaves."""
+
+    def __init__(self, work: Callable[[Send], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._work(send))
+
+
+class GenerationEndpoints:
+    """The handlers of one served model."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._serving.drain.request():
-            body = await read_body(Request(scope), receive, self._serving.settings.max_body_bytes)
-            await while_connected(receive, self._respond(parse_json_object(body), scope, send))
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """Continue a prompt: a string, strings, token ids, or lists of token ids."""
+        return GeneratedResponse(lambda send: self._complete(body, request.scope, send))
 
-    @abstractmethod
-    async def _respond(self, raw: dict[str, Any], scope: Scope, send: Send) -> None:
-        """Answer the parsed body `raw`."""
+    async def chat_completions(self, body: ChatCompletionRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return GeneratedResponse(lambda send: self._answer(body, request.scope, send))
 
-    def _check(self, model: type[Checked], raw: dict[str, Any]) -> tuple[Checked, TextSide, ModelLimits]:
-        request = validate(model, raw)
+    async def _complete(self, request: CompletionRequest, scope: Scope, send: Send) -> None:
+        text, limits = self._model(request)
+        response_id = f"cmpl-{uuid.uuid4().hex}"
+        prompts: list[tuple[list[int], str]] = []
+        adds: list[AddRequest] = []
+        strings = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        encoded = iter(await text.tokenizer.encode_all(strings))
+        for place, prompt in enumerate(request.prompts):
+            token_ids = next(encoded) if isinstance(prompt, str) else prompt
+            if not token_ids and text.tokenizer.bos_id is not None:
+                token_ids = [text.tokenizer.bos_id]
+            check_token_ids(token_ids, limits, "prompt")
+            shown = prompt if isinstance(prompt, str) else ""
+            if request.echo and not isinstance(prompt, str):
+                shown = text.tokenizer.decode(token_ids)
+            prompts.append((token_ids, shown))
+            most = output_tokens(request, len(token_ids), limits)
+            params = sampling_params(request, text.defaults, limits, most)
+            adds.append(_add_request(request, f"{response_id}-{place}", token_ids, params, scope))
+        builder = CompletionResponseBuilder(
+            request,
+            text.tokenizer,
+            prompts,
+            response_id=response_id,
+            created=int(time.time()),
+            model=self._serving.model_name,
+        )
+        await self._run(request, builder, adds, text, scope, send)
+
+    async def _answer(self, request: ChatCompletionRequest, scope: Scope, send: Send) -> None:
+        text, limits = self._model(request)
+        prompt = await self._chat_prompt(request, text)
+        check_token_ids(prompt.token_ids, limits, "messages")
+        most = output_tokens(request, len(prompt.token_ids), limits)
+        params = sampling_params(request, text.defaults, limits, most)
+        response_id = f"chatcmpl-{uuid.uuid4().hex}"
+        add = _add_request(request, response_id, prompt.token_ids, params, scope, prompt.turn_boundary)
+        builder = ChatResponseBuilder(
+            request,
+            text.tokenizer,
+            prompt.token_ids,
+            response_id=response_id,
+            created=int(time.time()),
+            model=self._serving.model_name,
+        )
+        await self._run(request, builder, [add], text, scope, send)
+
+    def _model(self, request: GenerationRequest) -> tuple[TextSide, ModelLimits]:
         self._serving.check_model(request.model)
         limits = self._serving.limits()
         if self._serving.text is None:
             raise NotReady("the tokenizer is not loaded yet")
-        return request, self._serving.text, limits
+        return self._serving.text, limits
 
-    async def _run(
-        self,
-        request: GenerationRequest,
-        answer: Answer,
-        adds: list[AddRequest],
-        text: TextSide,
-        scope: Scope,
-        send: Send,
-    ) -> None:
-        fields = scope["log_fields"]
-        fields["answer"] = adds[0].request_id
-        serving = self._serving
-        serving.admit(len(adds), request.n or 1)
-        run = Generation(serving.engine, text.tokenizer, adds, request.stops, serving.metrics)
-        try:
-            async with run:
-                if request.stream:
-                    await send_events(send, _events(request, answer, run))
-                else:
-                    async for update in run.updates():
-                        answer.collect(update)
-                    await send_json(send, answer.whole(_usage(run)))
-        finally:
-            fields.update(
-                prompt_tokens=run.counts.prompt,
-                generated_tokens=run.counts.completion,
-                cached_tokens=run.counts.cached_total,
-            )
-
-
-class Completions(_Endpoint):
-    """`POST /v1/completions`."""
-
-    async def _respond(self, raw: dict[str, Any], scope: Scope, send: Send) -> None:
-        request, text, limits = self._check(CompletionRequest, raw)
-        answer_id = f"cmpl-{uuid.uuid4().hex}"
-        prompts: list[tuple[list[int], str]] = []
-        adds: list[AddRequest] = []
-        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-        encoded = iter(await text.tokenizer.encode_all(texts))
-        for place, prompt in enumerate(request.prompts):
-            given = next(encoded) if isinstance(prompt, str) else prompt
-            if not given and text.tokenizer.bos_id is not None:
-                given = [text.tokenizer.bos_id]
-            ids = prompt_ids(given, limits, "prompt")
-            shown = prompt if isinstance(prompt, str) else text.tokenizer.decode(ids) if request.echo else ""
-            prompts.append((ids, shown))
-            most = output_tokens(request, len(ids), limits)
-            params = sampling_params(request, text.defaults, limits, most)
-            adds.append(_add(request, f"{answer_id}-{place}", ids, params, scope))
-        answer = CompletionAnswer(
-            request,
-            text.tokenizer,
-            prompts,
-            answer_id=answer_id,
-            created=int(time.time()),
-            model=self._serving.model_name,
-        )
-        await self._run(request, answer, adds, text, scope, send)
-
-
-class ChatCompletions(_Endpoint):
-    """`POST /v1/chat/completions`."""
-
-    async def _respond(self, raw: dict[str, Any], scope: Scope, send: Send) -> None:
-        request, text, limits = self._check(ChatCompletionRequest, raw)
-        prompt = await self._prompt(request, text)
-        ids = prompt_ids(prompt.token_ids, limits, "messages")
-        most = output_tokens(request, len(ids), limits)
-        params = sampling_params(request, text.defaults, limits, most)
-        answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-        add = _add(request, answer_id, ids, params, scope, prompt.turn_boundary)
-        answer = ChatAnswer(
-            request,
-            text.tokenizer,
-            ids,
-            answer_id=answer_id,
-            created=int(time.time()),
-            model=self._serving.model_name,
-        )
-        await self._run(request, answer, [add], text, scope, send)
-
-    async def _prompt(self, request: ChatCompletionRequest, text: TextSide) -> ChatPrompt:
+    async def _chat_prompt(self, request: ChatCompletionRequest, text: TextSide) -> ChatPrompt:
         template = text.template
         if template is None:
             raise InvalidRequest(
@@ -176,6 +150,35 @@ class ChatCompletions(_Endpoint):
         except TemplateRefused as error:
             raise InvalidRequest(str(error), param="messages", code="chat_template_error") from error
 
+    async def _run(
+        self,
+        request: GenerationRequest,
+        builder: ResponseBuilder,
+        adds: list[AddRequest],
+        text: TextSide,
+        scope: Scope,
+        send: Send,
+    ) -> None:
+        fields = scope["log_fields"]
+        fields["answer"] = adds[0].request_id
+        serving = self._serving
+        serving.admit(len(adds), request.n or 1)
+        active = ActiveRequest(serving.engine, text.tokenizer, adds, request.stops, serving.metrics)
+        try:
+            async with active:
+                if request.stream:
+                    await send_events(send, _events(request, builder, active))
+                else:
+                    async for update in active.updates():
+                        builder.collect(update)
+                    await send_json(send, builder.whole(_usage(active)))
+        finally:
+            fields.update(
+                prompt_tokens=active.counts.prompt,
+                generated_tokens=active.counts.completion,
+                cached_tokens=active.counts.cached_total,
+            )
+
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """As templates expect it: content one string, and no role they have never heard of."""
@@ -186,17 +189,17 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "role": role, "content": content or ""}
 
 
-def _add(
+def _add_request(
     request: GenerationRequest,
     request_id: str,
-    ids: list[int],
-    params: Any,
+    token_ids: list[int],
+    params: SamplingParams,
     scope: Scope,
     turn_boundary: int = 0,
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt=ids,
+        prompt=token_ids,
         params=params,
         n=request.n or 1,
         priority=request.priority or 0,
@@ -207,28 +210,31 @@ def _add(
     )
 
 
-def _usage(run: Generation) -> answers.UsageBody:
-    return answers.usage_body(run.counts.prompt, run.counts.completion, run.counts.cached_total)
+def _usage(active: ActiveRequest) -> UsageBody:
+    counts = active.counts
+    return response_bodies.usage_body(counts.prompt, counts.completion, counts.cached_total)
 
 
-async def _events(request: GenerationRequest, answer: Answer, run: Generation) -> AsyncGenerator[bytes]:
+async def _events(
+    request: GenerationRequest, builder: ResponseBuilder, active: ActiveRequest
+) -> AsyncGenerator[bytes]:
     """The events of a streamed answer. An error after the first one is an event of its own."""
     options = request.stream_options
     include = options is not None and bool(options.include_usage)
     continuous = options is not None and bool(options.continuous_usage_stats)
     begun = False
     try:
-        async for update in run.updates():
-            usage = _usage(run) if continuous else None
-            chunk = answer.chunk(update, usage, with_usage=include or continuous)
+        async for update in active.updates():
+            usage = _usage(active) if continuous else None
+            chunk = builder.chunk(update, usage, with_usage=include or continuous)
             if chunk is not None:
                 begun = True
                 yield chunk
         if include:
-            yield answer.usage_chunk(_usage(run))
+            yield builder.usage_chunk(_usage(active))
     except ApiError as error:
         if not begun:
             raise
         log.warning("stream_failed", code=error.code, reason=error.message)
-        yield b"data: " + error.envelope() + b"\n\n"
-    yield answers.DONE
+        yield error.event()
+    yield response_bodies.DONE

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from starlette.requests import HTTPConnection
+from structlog.testing import capture_logs
 
-from mamba_server.api.api_keys import KeyFile
-from mamba_server.api.errors import BadConfiguration, Unauthorized
+from mamba_edge.api_keys import KeyFile, KeyFileError, KeyGuard
+from mamba_edge.errors import Unauthorized
 
 
 def write(path: Path, text: str) -> None:
@@ -79,6 +81,57 @@ def test_at_the_start_a_missing_or_empty_file_is_an_error_that_names_it(
     file = tmp_path / "keys"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(BadConfiguration, match=f"api_key_file: {file}") as caught:
+    with pytest.raises(KeyFileError, match=f"api_key_file: {file}"):
         KeyFile(str(file), "api_key_file")
-    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_is_replaced_within_one_tick_of_the_clock_is_read_again(path: Path) -> None:
+    keys = KeyFile(path, "api_key_file")
+    before = path.stat()
+    fresh = path.with_name("fresh")
+    fresh.write_text("three\n")
+    os.utime(fresh, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    os.replace(fresh, path)
+    assert accepts(keys, "Bearer three")
+    assert not accepts(keys, "Bearer one")
+    assert keys.first == b"three"
+
+
+def test_a_key_beyond_ascii_is_compared_as_the_bytes_that_came(path: Path) -> None:
+    write(path, "schl\u00fcssel\n")
+    keys = KeyFile(path, "api_key_file")
+    sent = "Bearer schl\u00fcssel".encode()
+    keys.check(sent)
+    keys.check(sent.decode("latin-1"))  # as a framework hands headers out
+    assert not accepts(keys, "Bearer schlussel")
+
+
+def test_a_broken_file_is_told_once_and_again_when_it_breaks_anew(path: Path) -> None:
+    keys = KeyFile(path, "api_key_file")
+    with capture_logs() as lines:
+        path.unlink()
+        for _ in range(3):
+            assert accepts(keys, "Bearer one")
+        assert [line["event"] for line in lines] == ["key_file_unreadable"]
+        assert "one" not in lines[0]["reason"]
+        write(path, "one\n")
+        assert accepts(keys, "Bearer one")
+        path.unlink()
+        assert accepts(keys, "Bearer one")
+        assert len(lines) == 2
+
+
+async def test_a_guard_without_a_file_lets_everybody_pass_and_one_with_a_file_asks_once(path: Path) -> None:
+    def request(*headers: tuple[bytes, bytes]) -> HTTPConnection:
+        return HTTPConnection({"type": "http", "headers": list(headers)})
+
+    await KeyGuard(None, "")(request())
+    guard = KeyGuard(KeyFile(path, "api_key_file"), "")
+    with pytest.raises(Unauthorized):
+        await guard(request())
+    passed = request((b"authorization", b"Bearer one"))
+    await guard(passed)
+    write(path, "two\n")
+    await guard(passed)
+    with pytest.raises(Unauthorized):
+        await guard(request((b"authorization", b"Bearer one")))

@@ -1,0 +1,27 @@
+"""What counts as a JSON body."""
+
+import pytest
+
+from mamba_edge.errors import InvalidRequest
+from mamba_server.api.errors import UnsupportedMediaType
+from mamba_server.api.request_body import parse_json_object, require_json
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"a": NaN}', b'{"a": "\xff"}', b"\x00"])
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_json_object(body)
+    assert caught.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "application/json", "Application/JSON; charset=x", "application/a+json"]
+)
+def test_json_goes_under_several_names_and_under_none(kind: str | None) -> None:
+    require_json(kind)
+
+
+@pytest.mark.parametrize("kind", ["", "text/json", "text/plain", "multipart/form-data", "+json", "json"])
+def test_what_is_declared_as_something_else_is_not_read(kind: str) -> None:
+    with pytest.raises(UnsupportedMediaType):
+        require_json(kind)
