@@ -172,6 +172,11 @@ async def _answered(client, url, body) -> int:
         (("--backend", "http://127.0.0.1:1", "--deployment", "x"), 2, "not both"),
         (("--backend", "127.0.0.1:1"), 2, "is not an http:// or https:// URL"),
         (("--backend", "http://127.0.0.1:1", "--max-in-flight", "0"), 2, "--max-in-flight"),
+        (
+            ("--backend", "http://127.0.0.1:1", "--redis-url", "redis://r"),
+            2,
+            "--redis-url: the shared prefix",
+        ),
         (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 1, "/nonexistent/keys"),
         (("--deployment", "x", "--kubeconfig", "/nonexistent/config"), 2, "Kubernetes configuration"),
         (("--backend", "http://127.0.0.1:1", "--host", "203.0.113.1"), 1, "203.0.113.1"),
