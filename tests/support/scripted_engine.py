@@ -7,9 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
 from mamba_server.api.admin import make_admin
-from mamba_server.api.api_keys import KeyFile
 from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from eventually import until
+from mamba_edge.errors import NotReady
 from mamba_server import wire
 from mamba_server.api import engine_client
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.engine_process import EngineProcess
 from mamba_server.api.engine_state import STARTS_BEFORE_GIVING_UP
-from mamba_server.api.errors import EngineLost, EngineStartFailed, NotReady
+from mamba_server.api.errors import EngineLost, EngineStartFailed
 from mamba_server.api.inbox import Inbox
 
 SPEAKER = """

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from mamba_edge.errors import ApiError, InternalError
 from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.errors import ApiError, InternalError
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.text.sequence_text import SequenceText
@@ -61,7 +61,7 @@ class Counts:
         return sum(self.cached.values())
 
 
-class Generation:
+class ActiveRequest:
     """The sequences of one HTTP request: choice = prompt index x n + sequence index."""
 
     def __init__(

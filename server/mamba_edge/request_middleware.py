@@ -1,7 +1,8 @@
-"""The outermost ASGI application: request id, trace, authentication, one log line and one error style.
+"""The outermost ASGI application: request id, trace, one log line, one count and one error style.
 
-Wraps the router of the public and of the admin server. Whatever is raised below becomes the OpenAI envelope
-here, unless bytes were sent already.
+Wraps the application of each server. Whatever reaches it becomes the OpenAI envelope, unless bytes were sent
+already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds), `traceparent` ("" outside
+of any trace) and `log_fields`, to which they may add.
 """
 
 import re
@@ -12,12 +13,11 @@ from typing import Any
 
 from opentelemetry import trace
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mamba_server.api.errors import ApiError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
-from mamba_server.api.event_stream import send_json
-from mamba_server.api.request_body import ClientGone
+from mamba_edge.errors import ApiError, as_api_error
+from mamba_edge.request_body import ClientGone
+from mamba_edge.sending import send_error
 from mamba_telemetry import traces
 from mamba_telemetry.logs import get_logger, log_context
 
@@ -34,51 +34,41 @@ def request_id_of(given: str | None) -> str:
     return _FOREIGN.sub("", given or "")[:128] or uuid.uuid4().hex
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """What the client is told about any exception."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, HTTPException):
-        if error.status_code == 404:
-            return NotFound("there is nothing at this path; see /openapi.json")
-        if error.status_code == 405:
-            allow = (error.headers or {}).get("Allow", "")
-            return MethodNotAllowed(f"the method is not allowed here; use {allow or 'another'}", allow=allow)
-        return InvalidRequest(error.detail)
-    return InternalError("an unexpected error occurred; the server's log has the details")
-
-
-class Front:
-    """`guard` raises ApiError for a caller that may not pass; `route_of` bounds the route label."""
+class RequestMiddleware:
+    """`route_of` bounds the route label of a path; `answered` counts each answer by route and status."""
 
     def __init__(
         self,
-        inner: ASGIApp,
+        app: ASGIApp,
         *,
-        guard: Callable[[str, Headers], None],
         route_of: Callable[[str], str],
         answered: Callable[[str, int], None],
     ) -> None:
-        self._inner = inner
-        self._guard = guard
+        self._app = app
         self._route_of = route_of
         self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
         if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
             return
         headers = Headers(scope=scope)
         request_id = request_id_of(headers.get("x-request-id"))
         route = self._route_of(scope["path"])
         fields: dict[str, Any] = {}
         status = 0
+        complete = False
         arrival = time.monotonic()
 
         async def send_marked(message: Message) -> None:
-            nonlocal status
+            nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            else:
+                complete = not message.get("more_body", False)
             await send(message)
 
         with (
@@ -90,27 +80,27 @@ class Front:
             ) as span,
             log_context(request_id=request_id, trace_id=traces.trace_id(span)),
         ):
-            scope.update(app=self, log_fields=fields, arrival=arrival, traceparent=traces.traceparent(span))
+            scope.update(
+                request_id=request_id,
+                log_fields=fields,
+                arrival=arrival,
+                traceparent=traces.traceparent(span),
+            )
             try:
-                self._guard(scope["path"], headers)
-                await self._inner(scope, receive, send_marked)
+                await self._app(scope, receive, send_marked)
             except ClientGone:
                 status = CLIENT_GONE
             except Exception as error:
-                status = await self._fail(error, status, send_marked)
+                if not isinstance(error, ApiError):
+                    log.error("unexpected_error", exc_info=error)
+                if status and not complete:
+                    # Too late for a status: closing without the last chunk tells that something is missing.
+                    raise
+                if not status:
+                    await send_error(send_marked, as_api_error(error))
             finally:
                 seconds = time.monotonic() - arrival
                 span.set_attribute("http.response.status_code", status)
                 self._answered(route, status)
                 level = log.debug if scope["path"] in _QUIET else log.info
                 level("request", route=route, status=status, seconds=round(seconds, 4), **fields)
-
-    async def _fail(self, error: Exception, status: int, send: Send) -> int:
-        answer = as_api_error(error)
-        if isinstance(answer, InternalError) and not isinstance(error, ApiError):
-            log.error("unexpected_error", exc_info=error)
-        if status:
-            # Too late for a status: closing without the last chunk tells that something is missing.
-            raise error
-        await send_json(send, answer.envelope(), answer.status, answer.headers())
-        return answer.status

@@ -1,6 +1,5 @@
-"""The two ways an answer leaves: one JSON body, or server-sent events; and the watch for a client that left.
-
-Used by every endpoint. Speaks ASGI directly: this is where each token's bytes go through.
+"""Answers as ASGI messages, and the watch for a client that left. For endpoints that speak ASGI themselves,
+because every token of a stream goes through here.
 """
 
 import asyncio
@@ -10,7 +9,8 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from mamba_server.api.request_body import ClientGone
+from mamba_edge.errors import ApiError
+from mamba_edge.request_body import ClientGone
 
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (
@@ -24,10 +24,15 @@ async def send_json(
     send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None
 ) -> None:
     """One JSON answer."""
-    pairs = [_JSON, (b"content-length", str(len(body)).encode())]
+    pairs = [_JSON, (b"content-length", b"%d" % len(body))]
     pairs += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """The envelope of an error, with its status and headers."""
+    await send_json(send, error.envelope(), error.status, error.headers())
 
 
 async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:

@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_edge.errors import InternalError, NotReady
 from mamba_server import wire
-from mamba_server.api.errors import EngineLost, EngineRefused, InternalError, NotReady
-from mamba_server.api.generation import Generation, Update
+from mamba_server.api.active_request import ActiveRequest, Update
+from mamba_server.api.errors import EngineLost, EngineRefused
 from scripted_engine import Api, ids_of
 
 
-def generation(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (), **params: Any) -> Generation:
+def active(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (), **params: Any) -> ActiveRequest:
     sampling = wire.SamplingParams(max_tokens=64, **params)
     requests = [
         wire.AddRequest(f"r{place}", ids_of(prompt), sampling, n=n)
         for place, prompt in enumerate(prompts or ("prompt",))
     ]
-    return Generation(
+    return ActiveRequest(
         api.engine.client,
         api.serving.text.tokenizer,
         requests,
@@ -30,11 +31,11 @@ def generation(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (),
     )
 
 
-async def drained(run: Generation) -> list[Update]:
+async def drained(run: ActiveRequest) -> list[Update]:
     return [update async for update in run.updates()]
 
 
-async def served(run: Generation, *story: Callable[[], None]) -> list[Update]:
+async def served(run: ActiveRequest, *story: Callable[[], None]) -> list[Update]:
     """What the run gives while the story happens."""
     async with run:
         for happens in story:
@@ -48,7 +49,7 @@ def assert_left_nothing(api: Api) -> None:
 
 async def test_an_answer_that_ends_by_itself_is_not_aborted() -> None:
     api = Api()
-    async with generation(api) as run:
+    async with active(api) as run:
         api.engine.delta("one two", cached_tokens=3)
         api.engine.delta(" three", finish_reason="length")
         updates = await drained(run)
@@ -62,7 +63,7 @@ async def test_an_answer_that_ends_by_itself_is_not_aborted() -> None:
 
 async def test_leaving_aborts_what_runs_and_not_what_has_finished() -> None:
     api = Api()
-    async with generation(api, "a", "b", "c", n=2) as run:
+    async with active(api, "a", "b", "c", n=2) as run:
         for index in range(2):
             api.engine.delta("x", of=1, index=index, finish_reason="length")
         api.engine.delta("x", of=0, index=1, finish_reason="stop")
@@ -76,7 +77,7 @@ async def test_cancelling_counts_every_open_sequence_as_aborted() -> None:
     api = Api()
 
     async def serve() -> None:
-        async with generation(api, "a", "b", n=3) as run:
+        async with active(api, "a", "b", n=3) as run:
             await drained(run)
 
     task = asyncio.create_task(serve())
@@ -94,7 +95,7 @@ async def test_a_failure_of_one_sequence_fails_the_request_and_aborts_the_others
     api = Api()
     failing = partial(api.engine.delta, [], of=0, index=1, finish_reason="error")
     with pytest.raises(InternalError, match="engine failed"):
-        await served(generation(api, "a", "b", n=2), partial(api.engine.delta, "x", of=1), failing)
+        await served(active(api, "a", "b", n=2), partial(api.engine.delta, "x", of=1), failing)
     assert api.finished() == {"error": 4}
     assert sorted(api.engine.aborted) == ["r0", "r1"]
     assert_left_nothing(api)
@@ -103,7 +104,7 @@ async def test_a_failure_of_one_sequence_fails_the_request_and_aborts_the_others
 async def test_when_the_engine_is_lost_nothing_is_sent_to_the_next_one() -> None:
     api = Api()
     with pytest.raises(EngineLost, match="signal 9") as caught:
-        await served(generation(api, "a", "b"), partial(api.engine.delta, "x"), api.engine.dies)
+        await served(active(api, "a", "b"), partial(api.engine.delta, "x"), api.engine.dies)
     assert caught.value.headers() == {"retry-after": "2"}
     assert api.engine.aborted == []
     assert api.finished() == {"error": 2}
@@ -112,7 +113,7 @@ async def test_when_the_engine_is_lost_nothing_is_sent_to_the_next_one() -> None
 
 async def test_what_came_before_the_engine_was_lost_is_handed_out_first() -> None:
     api = Api()
-    async with generation(api) as run:
+    async with active(api) as run:
         api.engine.delta("kept")
         api.engine.dies()
         updates = aiter(run.updates())
@@ -124,7 +125,7 @@ async def test_what_came_before_the_engine_was_lost_is_handed_out_first() -> Non
 async def test_one_prompt_refused_aborts_the_others() -> None:
     api = Api()
     with pytest.raises(EngineRefused, match="the engine's words"):
-        await served(generation(api, "a", "b", "c"), partial(api.engine.rejects, 429, "full", of=1))
+        await served(active(api, "a", "b", "c"), partial(api.engine.rejects, 429, "full", of=1))
     assert sorted(api.engine.aborted) == ["r0", "r2"]
     assert api.finished() == {"error": 3}
     assert_left_nothing(api)
@@ -133,7 +134,7 @@ async def test_one_prompt_refused_aborts_the_others() -> None:
 async def test_a_request_that_comes_too_early_is_not_counted() -> None:
     api = Api(ready=False)
     with pytest.raises(NotReady):
-        async with generation(api):
+        async with active(api):
             raise AssertionError
     assert api.finished() == {}
     assert api.count("mambaserve_prompt_tokens_total", model="tiny") == 0
@@ -142,7 +143,7 @@ async def test_a_request_that_comes_too_early_is_not_counted() -> None:
 
 async def test_a_stop_string_tells_the_engine_once_and_what_comes_late_changes_nothing() -> None:
     api = Api()
-    async with generation(api, stops=("two",)) as run:
+    async with active(api, stops=("two",)) as run:
         api.engine.delta("one two three")
         [update] = await drained(run)
         api.engine.delta(" four", finish_reason="length")
@@ -157,7 +158,7 @@ async def test_a_stop_string_tells_the_engine_once_and_what_comes_late_changes_n
 
 async def test_a_stop_string_in_the_last_tokens_needs_no_word_to_the_engine() -> None:
     api = Api()
-    async with generation(api, stops=("two",)) as run:
+    async with active(api, stops=("two",)) as run:
         api.engine.delta("one two", finish_reason="length")
         [update] = await drained(run)
     assert (update.text, update.finish_reason) == ("one ", "stop")
@@ -166,7 +167,7 @@ async def test_a_stop_string_in_the_last_tokens_needs_no_word_to_the_engine() ->
 
 async def test_one_choice_that_stopped_does_not_stop_the_other() -> None:
     api = Api()
-    async with generation(api, n=2, stops=("!",)) as run:
+    async with active(api, n=2, stops=("!",)) as run:
         updates = aiter(run.updates())
         api.engine.delta("a!b", index=0)
         assert (await anext(updates)).finish_reason == "stop"
@@ -183,7 +184,7 @@ async def test_log_probabilities_end_with_the_tokens_that_count() -> None:
     api = Api()
     ids = ids_of("a!b")
     entries = [wire.TokenLogprobs(token, -1.0, [], []) for token in ids]
-    async with generation(api, stops=("!",)) as run:
+    async with active(api, stops=("!",)) as run:
         api.engine.delta(ids, logprobs=entries)
         [update] = await drained(run)
     assert update.logprobs == entries[:2]
@@ -192,7 +193,7 @@ async def test_log_probabilities_end_with_the_tokens_that_count() -> None:
 
 async def test_cached_tokens_are_those_of_each_prompt_once_however_often_told() -> None:
     api = Api()
-    async with generation(api, "a", "b", n=2) as run:
+    async with active(api, "a", "b", n=2) as run:
         for of, cached in ((0, 4), (1, 7)):
             for index in range(2):
                 api.engine.delta("x", of=of, index=index, cached_tokens=cached)
@@ -204,7 +205,7 @@ async def test_cached_tokens_are_those_of_each_prompt_once_however_often_told() 
 
 async def test_a_choice_the_request_does_not_have_is_ignored() -> None:
     api = Api()
-    async with generation(api) as run:
+    async with active(api) as run:
         api.engine.delta("x", index=5, finish_reason="error")
         api.engine.delta("fine", finish_reason="length")
         assert [update.text for update in await drained(run)] == ["fine"]
@@ -233,7 +234,7 @@ def test_however_tokens_arrive_every_sequence_and_token_is_counted_once(
             last = reasons[choice] if not left[choice] else None
             api.engine.delta(part, index=choice, finish_reason=last)
 
-        async with generation(api, n=len(choices)) as run:
+        async with active(api, n=len(choices)) as run:
 
             async def read() -> None:
                 async for update in run.updates():

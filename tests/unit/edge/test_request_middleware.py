@@ -1,19 +1,18 @@
 """The outermost application: identifiers, the envelope for whatever was raised, one count for each answer."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
+from structlog.testing import capture_logs
 
 from asgi import Asked, ask
-from mamba_server.api import errors
-from mamba_server.api.errors import ApiError, EngineRefused, InvalidRequest, Unauthorized
-from mamba_server.api.event_stream import send_json
-from mamba_server.api.front import Front, request_id_of
-from mamba_server.api.request_body import ClientGone
-from mamba_server.wire import RequestRejected
+from mamba_edge import errors
+from mamba_edge.errors import ApiError, InvalidRequest
+from mamba_edge.request_body import ClientGone
+from mamba_edge.request_middleware import RequestMiddleware, request_id_of
+from mamba_edge.sending import send_json
 
 Inner = Callable[..., Any]
 
@@ -32,10 +31,10 @@ def raising(error: Exception, *, begun: bool = False) -> Inner:
     return inner
 
 
-class Door:
-    """A front that counts."""
+class Counted:
+    """A middleware that counts."""
 
-    def __init__(self, inner: Inner = fine, guard: Callable[..., None] = lambda *_: None) -> None:
+    def __init__(self, inner: Inner = fine) -> None:
         self.counted: list[tuple[str, int]] = []
         self.scopes: list[Any] = []
 
@@ -43,15 +42,14 @@ class Door:
             self.scopes.append(scope)
             await inner(scope, receive, send)
 
-        self.front = Front(
+        self.app = RequestMiddleware(
             seen,
-            guard=guard,
             route_of=lambda path: path if path == "/known" else "other",
             answered=lambda route, status: self.counted.append((route, status)),
         )
 
     def ask(self, path: str = "/known", **more: Any) -> Asked:
-        return ask(self.front, "GET", path, **more)
+        return ask(self.app, "GET", path, **more)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +75,13 @@ def test_an_identifier_of_nothing_is_made_anew(given: str | None) -> None:
 
 @pytest.mark.parametrize("name", ["X-Request-Id", "x-request-id", "X-REQUEST-ID"])
 async def test_the_identifier_comes_back_whatever_the_case_of_its_header(name: str) -> None:
-    asked = await Door().ask(headers=[(name, "mine")]).done()
+    asked = await Counted().ask(headers=[(name, "mine")]).done()
     assert asked.headers["x-request-id"] == "mine"
 
 
 async def test_an_error_carries_the_identifier_too() -> None:
     asked = (
-        await Door(raising(InvalidRequest("no", param="p"))).ask(headers=[("X-Request-Id", "mine")]).done()
+        await Counted(raising(InvalidRequest("no", param="p"))).ask(headers=[("X-Request-Id", "mine")]).done()
     )
     assert (asked.status, asked.headers["x-request-id"]) == (400, "mine")
     assert asked.error == {
@@ -95,46 +93,47 @@ async def test_an_error_carries_the_identifier_too() -> None:
 
 
 async def test_a_path_a_client_made_up_is_counted_as_other() -> None:
-    door = Door()
-    await door.ask("/made/up").done()
-    await door.ask().done()
-    assert door.counted == [("other", 200), ("/known", 200)]
-
-
-async def test_a_caller_that_may_not_pass_reaches_nothing() -> None:
-    def guard(path: str, headers: Any) -> None:
-        raise Unauthorized(f"no key for {path} in {sorted(headers)}")
-
-    door = Door(guard=guard)
-    asked = await door.ask(headers=[("X-Key", "1")]).done()
-    assert (asked.status, asked.headers["www-authenticate"]) == (401, "Bearer")
-    assert asked.error["message"] == "no key for /known in ['x-key']"
-    assert door.scopes == []
-    assert door.counted == [("/known", 401)]
+    middleware = Counted()
+    await middleware.ask("/made/up").done()
+    await middleware.ask().done()
+    assert middleware.counted == [("other", 200), ("/known", 200)]
 
 
 async def test_a_defect_is_a_500_that_tells_nothing_of_the_inside() -> None:
-    door = Door(raising(KeyError("secret")))
-    asked = await door.ask().done()
+    middleware = Counted(raising(KeyError("secret")))
+    asked = await middleware.ask().done()
     assert (asked.status, asked.error["code"], asked.error["type"]) == (500, "internal_error", "server_error")
     assert b"secret" not in asked.body
-    assert door.counted == [("/known", 500)]
+    assert middleware.counted == [("/known", 500)]
+
+
+async def test_an_error_after_the_whole_answer_is_logged_and_no_more() -> None:
+    async def inner(_scope: Any, _receive: Any, send: Any) -> None:
+        await send_json(send, b"{}", 500)
+        raise RuntimeError("told already")
+
+    middleware = Counted(inner)
+    with capture_logs() as lines:
+        asked = await middleware.ask().done()
+    assert (asked.status, asked.body) == (500, b"{}")
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["unexpected_error"]
+    assert middleware.counted == [("/known", 500)]
 
 
 async def test_an_error_after_the_answer_began_closes_it_unfinished_and_keeps_its_status() -> None:
-    door = Door(raising(RuntimeError("late"), begun=True))
-    asked = Asked(door.front, "GET", "/known")
+    middleware = Counted(raising(RuntimeError("late"), begun=True))
+    asked = Asked(middleware.app, "GET", "/known")
     with pytest.raises(RuntimeError, match="late"):
         await asked.done()
     assert (asked.status, asked.complete, asked.body) == (200, False, b"half")
-    assert door.counted == [("/known", 200)]
+    assert middleware.counted == [("/known", 200)]
 
 
 async def test_a_client_that_left_gets_nothing_and_counts_as_499() -> None:
-    door = Door(raising(ClientGone()))
-    asked = await door.ask().done()
+    middleware = Counted(raising(ClientGone()))
+    asked = await middleware.ask().done()
     assert asked.messages == []
-    assert door.counted == [("/known", 499)]
+    assert middleware.counted == [("/known", 499)]
 
 
 @pytest.mark.parametrize(
@@ -148,24 +147,31 @@ async def test_a_client_that_left_gets_nothing_and_counts_as_499() -> None:
 async def test_what_the_router_raises_becomes_the_envelope(
     raised: HTTPException, status: int, code: str
 ) -> None:
-    asked = await Door(raising(raised)).ask().done()
+    asked = await Counted(raising(raised)).ask().done()
     assert (asked.status, asked.error["code"], asked.error["type"]) == (status, code, "invalid_request_error")
     assert asked.headers.get("allow") == ("GET, HEAD" if status == 405 else None)
     assert int(asked.headers["content-length"]) == len(asked.body)
 
 
 async def test_what_is_no_http_is_not_answered() -> None:
-    door = Door()
-    await door.front({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
-    assert (door.scopes, door.counted) == ([], [])
+    middleware = Counted()
+    await middleware.app({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await middleware.app({"type": "websocket", "path": "/known", "headers": []}, None, send)  # type: ignore[arg-type]
+    assert sent == ["websocket.close"]
+    assert (middleware.scopes, middleware.counted) == ([], [])
 
 
 async def test_the_trace_of_the_caller_goes_on_and_a_wrong_one_is_none() -> None:
-    door = Door()
+    middleware = Counted()
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    await door.ask(headers=[("TraceParent", parent)]).done()
-    await door.ask(headers=[("traceparent", "nonsense")]).done()
-    given, none = (scope["traceparent"] for scope in door.scopes)
+    await middleware.ask(headers=[("TraceParent", parent)]).done()
+    await middleware.ask(headers=[("traceparent", "nonsense")]).done()
+    given, none = (scope["traceparent"] for scope in middleware.scopes)
     assert given.split("-")[1] == parent.split("-")[1]
     assert none == ""
 
@@ -187,16 +193,3 @@ def test_every_error_is_drawn_in_the_tree(cls: type[ApiError]) -> None:
 @pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (1.4, "1"), (1.6, "2"), (59.9, "60")])
 def test_retry_after_is_a_whole_number_of_at_least_one(seconds: float, header: str) -> None:
     assert ApiError("x", retry_after=seconds).headers() == {"retry-after": header}
-
-
-@pytest.mark.parametrize(
-    ("status", "given", "header"), [(429, None, "1"), (503, None, "1"), (503, 9.0, "9"), (400, None, None)]
-)
-def test_the_engine_s_refusal_keeps_its_words_and_always_says_when_to_come_back(
-    status: int, given: float | None, header: str | None
-) -> None:
-    error = EngineRefused(RequestRejected("r", status, "kind", "code", "words", given))
-    assert (error.status, error.headers().get("retry-after")) == (status, header)
-    assert json.loads(error.envelope())["error"] == {
-        "message": "words", "type": "kind", "param": None, "code": "code",
-    }  # fmt: skip

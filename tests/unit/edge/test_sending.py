@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mamba_server.api.errors import InvalidRequest
-from mamba_server.api.event_stream import send_events, send_json, while_connected
-from mamba_server.api.request_body import ClientGone
+from mamba_edge.errors import InvalidRequest
+from mamba_edge.request_body import ClientGone
+from mamba_edge.sending import send_events, send_json, while_connected
 
 
 class Client:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 
 from mamba_api.openai import CompletionRequest
-from mamba_server.api import answers
-from mamba_server.api.answers import CompletionBody, CompletionChoiceBody, UsageBody
-from mamba_server.api.generation import Update
+from mamba_server.api import response_bodies
+from mamba_server.api.active_request import Update
+from mamba_server.api.response_bodies import CompletionBody, CompletionChoiceBody, UsageBody
 from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
 
@@ -25,7 +25,7 @@ class _Choice:
     finish_reason: FinishReason | None = None
 
 
-class CompletionAnswer:
+class CompletionResponseBuilder:
     """Builds chunks and the whole. `prompts`: token ids and text of each prompt, in order."""
 
     def __init__(
@@ -34,14 +34,14 @@ class CompletionAnswer:
         tokenizer: Tokenizer,
         prompts: list[tuple[list[int], str]],
         *,
-        answer_id: str,
+        response_id: str,
         created: int,
         model: str,
     ) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._prompts = prompts
-        self._id, self._created, self._model = answer_id, created, model
+        self._id, self._created, self._model = response_id, created, model
         self._n = request.n or 1
         self._hide_output = request.max_tokens == 0
         self._choices = [_Choice() for _ in range(self._n * len(prompts))]
@@ -56,11 +56,11 @@ class CompletionAnswer:
         about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
         if not (body.text or body.finish_reason or about_tokens or about_prompt):
             return None
-        return answers.event(self._body([body], usage if with_usage else UNSET))
+        return response_bodies.event(self._body([body], usage if with_usage else UNSET))
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""
-        return answers.event(self._body([], usage))
+        return response_bodies.event(self._body([], usage))
 
     def collect(self, update: Update) -> None:
         """Keep an update for `whole`."""
@@ -72,7 +72,7 @@ class CompletionAnswer:
             self._choice_body(index, choice, first=True, finish=choice.finish_reason)
             for index, choice in enumerate(self._choices)
         ]
-        return answers.encode(self._body(choices, usage))
+        return response_bodies.encode(self._body(choices, usage))
 
     @property
     def _says_more(self) -> bool:
@@ -102,10 +102,10 @@ class CompletionAnswer:
                 ids, entries = prompt_ids + ids, choice.prompt_logprobs + entries
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
         if self._request.logprobs is not None and len(entries) == len(ids):
-            body.logprobs = answers.completion_logprobs(self._tokenizer, ids, entries, choice.shown)
-            choice.shown += sum(answers.shown_length(self._tokenizer, token_id) for token_id in ids)
+            body.logprobs = response_bodies.completion_logprobs(self._tokenizer, ids, entries, choice.shown)
+            choice.shown += sum(response_bodies.shown_length(self._tokenizer, token_id) for token_id in ids)
         if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
-            body.prompt_logprobs = answers.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
+            body.prompt_logprobs = response_bodies.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
         if self._request.return_token_ids:
             body.token_ids = list(choice.token_ids)
             if first:

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from eventually import until
-from mamba_server.api import server as server_module
-from mamba_server.api.server import listen
+from mamba_edge.http_server import HttpServer
+from mamba_edge.listener import listen
 from scripted_engine import Api
 
 TEXT = "/v1/completions"
@@ -47,7 +47,7 @@ class Served:
 async def served() -> AsyncIterator[Served]:
     api = Api(max_body_bytes=2000)
     listener = listen("127.0.0.1", 0)
-    server = server_module._uvicorn(api.app)
+    server = HttpServer(api.app, last_bytes_seconds=3)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     made = Served(api, listener.getsockname()[1])
     await until(lambda: server.started)
@@ -65,6 +65,10 @@ def request(
     if not any(header.lower().startswith("transfer-encoding") for header in headers):
         lines.append(f"Content-Length: {len(body) if length is None else length}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def request_head(*headers: str) -> bytes:
+    return request(b"", *headers)
 
 
 def prompt(text: str = "x", **fields: object) -> bytes:
@@ -86,6 +90,7 @@ NO_REQUESTS = {
     "a length that is no number": HEAD + b"Content-Length: -2\r\n\r\n{}",
     "a chunk that is none": request(b"zz\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
     "no host": b"GET /livez HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
 }
 
 
@@ -93,17 +98,32 @@ NO_REQUESTS = {
 async def test_what_is_no_request_is_400_and_the_next_client_is_served(what: str, served: Served) -> None:
     answer = await served.says(NO_REQUESTS[what])
     assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
     assert served.api.engine.process.sent == []
     await until(lambda: served.api.serving.drain.under_way == 0)
     alive = await served.says(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert alive.endswith(b'{"status":"alive"}')
 
 
-async def test_headers_beyond_every_limit_end_the_connection(served: Served) -> None:
+LONG_HEADS = {
+    "one long header": HEAD + b"X-Long: " + b"x" * 200_000 + b"\r\n\r\n",
+    "a header without end": HEAD + b"X-Long: " + b"x" * 400_000,
+    "many headers": HEAD + b"".join(b"X-%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
+    "a long path": b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "long trailers": request_head("Transfer-Encoding: chunked")
+    + b"0\r\n" + b"".join(b"X-%d: y\r\n" % number for number in range(20_000)) + b"\r\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LONG_HEADS)
+async def test_headers_beyond_the_limit_are_431_and_end_the_connection(what: str, served: Served) -> None:
     with contextlib.suppress(ConnectionError):
-        answer = await served.says(HEAD + b"X-Long: " + b"x" * 200_000 + b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 400 ")
-    assert served.api.answered() == {}
+        answer = await served.says(LONG_HEADS[what])
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"connection: close\r\n" in answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+    await until(lambda: served.api.answered() in ({}, {(TEXT, "499"): 1}))
+    assert served.api.engine.process.sent == []
     assert b"alive" in await served.says(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
 
@@ -119,6 +139,35 @@ async def test_header_names_in_any_case_and_a_chunked_body_are_an_ordinary_reque
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"x-request-id: mine\r\n" in answer
     assert b"answer0" in answer
+
+
+async def test_headers_of_ordinary_size_pass_however_they_are_cut(served: Served) -> None:
+    head = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: " + b"x" * 60_000 + b"\r\n\r\n"
+    assert b"alive" in await served.says(*(head[at : at + 1000] for at in range(0, len(head), 1000)))
+
+
+async def test_a_trailer_is_no_header(served: Served) -> None:
+    finishing = asyncio.create_task(finish_all(served.api, 1))
+    body = prompt("one")
+    trailer = b"X-Request-Id: smuggled\r\nContent-Type: text/plain\r\n\r\n"
+    answer = await served.says(
+        request(
+            b"%x\r\n" % len(body) + body + b"\r\n0\r\n" + trailer,
+            "Transfer-Encoding: chunked",
+            "Connection: close",
+        )
+    )
+    await finishing
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"smuggled" not in answer
+
+
+async def test_a_large_body_before_the_next_request_counts_for_no_head(served: Served) -> None:
+    refused = request(prompt("x" * 150_000))
+    next_one = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    answer = await served.says(refused + next_one[:20], next_one[20:])
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b'{"status":"alive"}')
 
 
 async def test_requests_one_behind_the_other_on_a_connection_are_answered_in_order(served: Served) -> None:

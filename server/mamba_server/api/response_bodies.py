@@ -1,6 +1,6 @@
 """The JSON of answers and chunks, encoded by msgspec: this is the hot path of streaming. Pure.
 
-Same fields as `mamba_api.openai_answers`, which documents them and which tests hold these against. Fields
+Same fields as `mamba_api.openai_responses`, which documents them and which tests hold these against. Fields
 that are not asked for are absent, not null.
 """
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 
 from mamba_api.openai import ChatCompletionRequest
-from mamba_server.api import answers
-from mamba_server.api.answers import (
+from mamba_server.api import response_bodies
+from mamba_server.api.active_request import Update
+from mamba_server.api.response_bodies import (
     ChatBody,
     ChatChoiceBody,
     ChatChunkBody,
@@ -16,7 +17,6 @@ from mamba_server.api.answers import (
     MessageBody,
     UsageBody,
 )
-from mamba_server.api.generation import Update
 from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
 
@@ -29,7 +29,7 @@ class _Choice:
     finish_reason: FinishReason | None = None
 
 
-class ChatAnswer:
+class ChatResponseBuilder:
     """Builds chunks and the whole."""
 
     def __init__(
@@ -38,14 +38,14 @@ class ChatAnswer:
         tokenizer: Tokenizer,
         prompt_ids: list[int],
         *,
-        answer_id: str,
+        response_id: str,
         created: int,
         model: str,
     ) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._prompt_ids = prompt_ids
-        self._id, self._created, self._model = answer_id, created, model
+        self._id, self._created, self._model = response_id, created, model
         self._choices = [_Choice() for _ in range(request.n or 1)]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._begun = False
@@ -70,7 +70,7 @@ class ChatAnswer:
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""
-        return answers.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
+        return response_bodies.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
 
     def collect(self, update: Update) -> None:
         """Keep an update for `whole`."""
@@ -92,22 +92,22 @@ class ChatAnswer:
                 shown.token_ids = choice.token_ids
             body.choices.append(shown)
         body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return answers.encode(body)
+        return response_bodies.encode(body)
 
-    def _about_prompt(self) -> tuple[answers.PromptLogprobs | UnsetType, list[int] | UnsetType]:
+    def _about_prompt(self) -> tuple[response_bodies.PromptLogprobs | UnsetType, list[int] | UnsetType]:
         ids = self._prompt_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
             return UNSET, ids
-        return answers.prompt_logprobs(self._tokenizer, self._prompt_logprobs), ids
+        return response_bodies.prompt_logprobs(self._tokenizer, self._prompt_logprobs), ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:
             return None
-        return answers.chat_logprobs(self._tokenizer, entries or [])
+        return response_bodies.chat_logprobs(self._tokenizer, entries or [])
 
     def _event(self, choice: ChatChunkChoiceBody, usage: UsageBody | UnsetType | None) -> bytes:
         body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
         if not self._begun:
             self._begun = True
             body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return answers.event(body)
+        return response_bodies.event(body)
