@@ -72,8 +72,6 @@ async def serve(
     pool = Pool()
     metrics = GatewayMetrics(pool.snapshot)
     admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
-    if settings.redis_url:
-        log.warning("the shared prefix index is not part of this version: routing by load alone")
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
         prober = Prober(
             session, pool, rng,

@@ -99,7 +99,7 @@ def _probes() -> dict[str, Any]:
 
 def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
-    limits, routing = spec.gateway.limits, spec.gateway.routing
+    limits = spec.gateway.limits
     settings = {
         "MAX_IN_FLIGHT": str(limits.max_in_flight),
         "MAX_QUEUE": str(limits.max_queued),
@@ -107,8 +107,6 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "HOLD_TIMEOUT": number(limits.queue_timeout.seconds),
         "REQUEST_TIMEOUT": number(limits.request_timeout.seconds),
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
-        "PREFIX_WEIGHT": number(routing.prefix_weight),
-        "LOAD_WEIGHT": number(routing.load_weight),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
     variables: list[dict[str, Any]] = [

@@ -1,7 +1,7 @@
 """Role and RoleBinding of the gateway: it reads where engines are, and wakes its own deployment. Pure."""
 
 from mamba_api import names
-from mamba_operator.kinds import ENDPOINT_SLICE, POD, ROLE, ROLE_BINDING
+from mamba_operator.kinds import ENDPOINT_SLICE, ROLE, ROLE_BINDING
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child
 
@@ -16,7 +16,6 @@ def gateway_role(context: Context) -> Manifest:
                 "resources": [ENDPOINT_SLICE.plural],
                 "verbs": ["get", "list", "watch"],
             },
-            {"apiGroups": [POD.group], "resources": [POD.plural], "verbs": ["get", "list", "watch"]},
             {
                 "apiGroups": [names.GROUP],
                 "resources": [names.PLURAL],

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from typing import Any
 
 import aiohttp
@@ -226,12 +225,12 @@ async def test_all_engines_down_is_503_with_retry_after_and_the_reason(engine, g
     one, two = await engine("a"), await engine("b", ready=False)
     through = await gateway(one, two, hold_timeout=0.2)
     await one.kill()
-    begin = time.monotonic()
+    begin = asyncio.get_running_loop().time()
     async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
         assert response.status == 503
         assert int(response.headers["Retry-After"]) >= 1
         error = (await response.json())["error"]
-    assert time.monotonic() - begin < 2
+    assert asyncio.get_running_loop().time() - begin < 2
     assert error["code"] == "no_ready_endpoint"
     assert "loading" in error["message"]
     assert two.seen == []

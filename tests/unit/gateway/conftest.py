@@ -10,6 +10,12 @@ from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay
 from mamba_gateway.upstream import UpstreamRequest, make_session
+from virtual_loop import loop_factories
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
+    """Every test of this folder runs on virtual time: load cannot make anything late."""
+    return loop_factories(item)
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ class RelayHarness:
         self.metrics = GatewayMetrics(self.pool.snapshot)
         self.wakes = 0
         self.sent: list[dict[str, Any]] = []
-        options = {"hold_timeout": 0.2, "max_attempts": 3, "request_timeout": 5.0, **limits}
+        options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
         self.relay = Relay(session, self.pool, self.metrics, Random(3), wake=self._wake, **options)
 
     def _wake(self) -> None:
@@ -88,5 +94,5 @@ class RelayHarness:
 @pytest.fixture
 async def harness() -> AsyncIterator[Callable[..., RelayHarness]]:
     """`harness(hold_timeout=1)`."""
-    async with make_session(connect_timeout=0.5, idle_timeout=0.3) as session:
+    async with make_session(connect_timeout=2.0, idle_timeout=30.0) as session:
         yield lambda **limits: RelayHarness(session, **limits)

@@ -252,7 +252,6 @@ def test_the_gateway_may_read_endpoints_and_wake_its_own_deployment_and_nothing_
     verbs = {(rule["resources"][0], *rule.get("resourceNames", [])): rule["verbs"] for rule in rules}
     assert verbs == {
         ("endpointslices",): ["get", "list", "watch"],
-        ("pods",): ["get", "list", "watch"],
         ("mambadeployments", "nano"): ["get", "patch"],
     }
 
