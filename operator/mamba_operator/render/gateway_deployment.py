@@ -109,25 +109,10 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
-    variables: list[dict[str, Any]] = [
+    return [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
         *({"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()),
     ]
-    redis = spec.prefix_index.redis
-    if redis is not None:
-        url = f"{names.ENV_PREFIX}REDIS_URL"
-        if redis.secret_ref is not None:
-            source = {"secretKeyRef": {"name": redis.secret_ref.name, "key": names.REDIS_URL_KEY}}
-            variables.append({"name": url, "valueFrom": source})
-        else:
-            variables.append({"name": url, "value": redis.url or ""})
-    if spec.telemetry.otlp_endpoint is not None:
-        variables += [
-            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.telemetry.otlp_endpoint},
-            {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
-            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(spec.telemetry.sampling)},
-        ]
-    return variables
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
