@@ -26,7 +26,7 @@ from mamba_server.api.serving import Serving, TextSide
 from mamba_server.text.chat_template import ChatPrompt
 from mamba_server.text.errors import TemplateRefused
 from mamba_server.text.tokenizer import THREAD_FROM_CHARS
-from mamba_server.wire import AddRequest
+from mamba_server.wire import AddRequest, TokenIds
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -189,14 +189,14 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 def _add(
     request: GenerationRequest,
     request_id: str,
-    ids: list[int],
+    token_ids: list[int],
     params: Any,
     scope: Scope,
     turn_boundary: int = 0,
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt=ids,
+        token_ids=TokenIds(token_ids),
         params=params,
         n=request.n or 1,
         priority=request.priority or 0,
