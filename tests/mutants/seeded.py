@@ -182,4 +182,49 @@ MUTANTS = (
         "    if one.salt != other.salt:\n        return 0\n", "",
         ("tests/unit/engine/test_shared_prefix.py",),
     ),
+    Mutant(
+        "a guess at a branch weighs as much as a checkpoint that was asked for", CACHE + "eviction.py",
+        "return self._clock + GUESS * tokens > node.priority", "return self._clock + tokens > node.priority",
+        ("tests/unit/cache/test_recompute_cost.py",),
+    ),
+    Mutant(
+        "the cap of a path takes branch points", CACHE + "state_cache.py",
+        "if each is not node and not each.state_lock and len(each.children) < 2",
+        "if each is not node and not each.state_lock",
+        ("tests/unit/cache/test_state_cache.py",),
+    ),
+    Mutant(
+        "checkpoints on the grid leave nothing for the next admission", CACHE + "state_cache.py",
+        "if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:", "if self.arena.free_slots > 0:",
+        ("tests/unit/cache/test_state_cache.py",),
+    ),
+    Mutant(
+        "decodes do not count against the budget of a step", ENGINE + "scheduler.py",
+        "self.limits.step_tokens - len(decodes))", "self.limits.step_tokens)",
+        ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "a flow in debt is forgotten", ENGINE + "queue_policy.py",
+        "if not flow.items and flow.start <= self._virtual", "if not flow.items",
+        ("tests/unit/engine/test_queue_policy.py",),
+    ),
+    Mutant(
+        "one step puts off any number of sequences", ENGINE + "scheduler.py",
+        "if held < MOST_HELD:", "if True:", ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "who takes its last step no longer counts among the running", ENGINE + "scheduler.py",
+        "while self.cache.admitted < self.limits.max_running:",
+        "while self.running < self.limits.max_running:",
+        ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "a row takes more pages than it has places for", CACHE + "persistent_batch.py",
+        "if after > self.pages.shape[1]:", "if False:", ("tests/unit/cache/test_persistent_batch.py",),
+    ),
+    Mutant(
+        "a result on a CUDA device is read before its event", ENGINE + "cuda_stream.py",
+        "self._events.pop(id(ticket)).synchronize()", "self._events.pop(id(ticket))",
+        ("tests/unit/engine/test_cuda_stream.py",),
+    ),
 )  # fmt: skip
