@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "a whole prompt is resumed at its own length", CACHE + "tree.py",
-        "limit = len(tokens) - 1", "limit = len(tokens)",
+        "limit = len(token_ids) - 1", "limit = len(token_ids)",
     ),
     Mutant(
         "a checkpoint is hit in the step that makes it", CACHE + "tree.py",
@@ -144,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         "the state of a decode is read one row off", ENGINE + "step_arrays.py",
-        "slot_in=_join(rows.live[row],", "slot_in=_join(rows.live[np.roll(row, 1)],", (ARRAYS,),
+        "slot_in=_join(batch.live[row],", "slot_in=_join(batch.live[np.roll(row, 1)],", (ARRAYS,),
     ),
     Mutant(
         "keys and values go one token late", ENGINE + "step_arrays.py",

@@ -56,7 +56,7 @@ def account(cache: StateCache) -> Account:
 
 
 def check(cache: StateCache) -> None:
-    """Recount. Raises LedgerViolation naming the invariant (W1-W5, P1, P5)."""
+    """Recount. Raises LedgerViolation: owners (W1, W8), locks (W4), sums (W5), depths (P1, P5)."""
     cache.arena.check_slabs()
     _check_slots(cache)
     if cache.arena.pages_per_slab:

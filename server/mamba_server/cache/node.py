@@ -40,7 +40,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.slot = 0
         self.produced_step = 0
-        """The step that wrote the checkpoint; it can be matched by later steps only (O7)."""
+        """The step that wrote the checkpoint: only later ones can match it (O7)."""
         self.kv_lock = 0
         self.state_lock = 0
         self.guess = False

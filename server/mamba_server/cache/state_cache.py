@@ -98,7 +98,8 @@ class StateCache:
         """Slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if short.
 
         `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
-        before anything is evicted (W8) and read in place (O4).
+        before anything is evicted (W8: eviction never takes what was matched) and read in place,
+        under lock until that forward's fence (O4).
         """
         if not self.batch.free:
             return None
@@ -281,7 +282,7 @@ class StateCache:
     def _donate(
         self, allocation: SequenceAllocation, token_ids: Tokens, checkpoint: Checkpoint, step: int
     ) -> None:
-        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree (P1, W2)."""
+        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their owner now."""
         count = checkpoint.depth // self.page_size
         if checkpoint.depth % self.page_size or count > allocation.page_count:
             raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
@@ -320,7 +321,7 @@ class StateCache:
         own = allocation.pages[:had]
         twice = own != of_tree
         if twice.any():
-            # Launched steps still read the copies: they go when the last of those is complete (O3).
+            # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
             spare = own[twice].copy()
             allocation.pages[:had] = of_tree
             self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
@@ -345,7 +346,8 @@ class StateCache:
     def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
         """The sequence ended or was preempted: give back all, once its last launched step is complete.
 
-        `token_ids()` is asked then for the tokens that count; what lies deeper is not donated (L3, L4).
+        `token_ids()` is asked then for the tokens that count; what lies deeper (past a stop
+        string, or written by a step whose token was dropped) is not donated (L3, L4).
         """
         if allocation.last_step > self.arena.completed:
             self._retiring.append(_Retiring(allocation.last_step, allocation, token_ids))

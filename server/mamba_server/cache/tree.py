@@ -135,7 +135,7 @@ class RadixTree:
     # --- locks ---------------------------------------------------------------------------------------
 
     def lock(self, node: Node, *, state: bool) -> None:
-        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv)."""
+        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv locks)."""
         at: Node | None = node
         while at is not None:
             if not at.kv_lock:
@@ -184,8 +184,8 @@ class RadixTree:
         """Give the pages (and the checkpoint) of `token_ids` to the tree.
 
         Returns (node that ends at len(token_ids), tokens whose pages the tree had already, slot taken?). The
-        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `guess`: the checkpoint
-        lies on the track-interval grid, not at an end or a branch.
+        caller keeps the pages of those first tokens and, if not taken, the slot: one owner each (W2).
+        `guess`: the checkpoint lies on the track-interval grid, not at an end or a branch.
         """
         if (
             len(token_ids) % self.page_size
@@ -223,7 +223,7 @@ class RadixTree:
         return node, at, taken
 
     def _split(self, child: Node, keep: int) -> Node:
-        """Cut `child` after `keep` pages; the new upper node has no state (W3) and the same page locks."""
+        """Cut `child` after `keep` pages; the new upper node has the same locks and no state (W3)."""
         parent = child.parent
         assert parent is not None
         cut = keep * self.page_size

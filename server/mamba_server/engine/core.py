@@ -67,7 +67,7 @@ class _Launched:
 
 
 class EngineCore:
-    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0; O6)."""
+    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6)."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class EngineProcess:
         self._checked = True
 
     def run(self, ready: Ready) -> None:
-        """Serve until `Shutdown`."""
+        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong."""
         self._port.send(ready)
         stalled = False
         while True:

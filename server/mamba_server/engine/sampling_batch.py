@@ -75,7 +75,7 @@ class SamplingBatch:
     """Parameters of L rows on the device, grouped by feature; None = no row uses it."""
 
     size: int
-    """L"""
+    """L: rows that sample in the step."""
     bias: TokenEntries | None
     minimum: TokenEntries | None
     """Blocked tokens; `values` = first absolute position at which the token may come."""

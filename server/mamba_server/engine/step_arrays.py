@@ -1,6 +1,7 @@
 """From a schedule to the integers of a step: everything the device needs, made on the host in one go.
 
-Reads the batch at launch; the device work later reads only what is in here (O5). numpy alone.
+Reads the batch at launch; the device work later reads only what is in here, so what a commit
+releases is what its launch named (O5). numpy alone.
 """
 
 from dataclasses import dataclass

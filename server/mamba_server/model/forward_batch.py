@@ -85,17 +85,17 @@ class ForwardBatch:
     """One step. Tensors are int32 on the model's device, with the shapes of `HostBatch`."""
 
     tokens: int
-    """T"""
+    """T: new tokens of the step."""
     decodes: int
-    """D"""
+    """D: sequences that decode, the first ones."""
     sequences: int
-    """S"""
+    """S: all sequences of the step."""
     chunks: int
-    """Cn"""
+    """Cn: chunks of the prefill pieces."""
     ranks: int
     """Most chunks in one piece."""
     chunk_size: int
-    """C"""
+    """C: tokens per chunk."""
     max_context: int
     page_size: int
     token_ids: torch.Tensor

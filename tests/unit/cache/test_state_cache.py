@@ -355,7 +355,7 @@ def test_a_change_of_strategy_is_all_or_nothing_and_says_the_numbers() -> None:
     allocations = [bench.prefill(ids(range(at, at + 9))) for at in (0, 100)]
     bench.arena.refuse = lambda site: site is AllocationSite.STRATEGY
     refusal = bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True))
-    assert "ExtraBuffer needs 4 more tracking slots for 2 running" in refusal
+    assert all(told in refusal for told in ("ExtraBuffer", "4 more", "2 running"))
     assert bench.cache.strategy.name == "NoBuffer"
     assert not any(allocation.spare for allocation in allocations)
     bench.check()
@@ -384,5 +384,5 @@ def test_slots_per_running_sequence(name: str, overlap: bool, slots: int) -> Non
 
 
 def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(ValueError, match="unknown strategy 'Extra': use NoBuffer"):
+    with pytest.raises(ValueError, match=r"'Extra'.*NoBuffer"):
         reservation("Extra", overlap=True)

@@ -40,10 +40,7 @@ def test_a_request_of_exactly_the_models_length_runs_and_one_token_more_does_not
     assert engine.core.add(ask("fits", [1] * 1000, 24)) is None
     rejected = engine.core.add(ask("over", [1] * 1000, 25))
     assert rejected is not None
-    assert rejected.message == (
-        "prompt (1000) and max_tokens (25) exceed the model's 1024 tokens: "
-        "shorten the prompt or lower max_tokens"
-    )
+    assert all(told in rejected.message for told in ("1000", "25", "1024", "max_tokens"))
     assert run(engine)[-1].finish_reason == "length"
 
 
@@ -66,7 +63,7 @@ def test_the_last_place_in_the_queue_is_taken_and_the_next_request_is_told_to_re
     rejected = engine.core.add(ask("c", [3], 1))
     assert rejected is not None
     assert (rejected.kind, rejected.code, rejected.retry_after) == ("rate_limit_error", "overloaded", 1.0)
-    assert "3 sequences are waiting already" in rejected.message
+    assert "3 sequences" in rejected.message
     run(engine)
     assert engine.core.add(ask("c", [3], 1)) is None
 
