@@ -69,7 +69,7 @@ class Watch:
             for sequence in group:
                 if sequence.phase is Phase.DECODE and sequence.allocation is not None:
                     for each in sequence.allocation.ready:
-                        self.keep(each.slot, tuple(sequence.tokens[: each.depth].tolist()))
+                        self.keep(each.slot, tuple(sequence.token_ids[: each.depth].tolist()))
 
     def keep(self, slot: int, key: Key) -> None:
         if (slot, key) not in self.seen:
@@ -85,7 +85,7 @@ class Watch:
 
 
 def texts_of(wanted: list[AddRequest], answers: dict[tuple[str, int], Answer]) -> list[Key]:
-    return [(*request.prompt, *answers[request.request_id, 0].tokens) for request in wanted]
+    return [(*request.token_ids, *answers[request.request_id, 0].tokens) for request in wanted]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -31,7 +31,7 @@ class FakeEngine:
         self.stopped: dict[tuple[str, int], int] = {}
         self.seen: list[dict[str, Any]] = []
         self.aborted: list[str] = []
-        self.encoder = msgspec.msgpack.Encoder()
+        self.encoder = wire.encoder()
 
     async def run(self, to_engine: str, from_engine: str) -> int:
         context = zmq.asyncio.Context()
@@ -57,7 +57,7 @@ class FakeEngine:
         vocab = script["vocab"]
         await self.send(wire.Ready(vocab, script.get("max_model_len", 128), eos, plan))
         beat = asyncio.create_task(self.beat())
-        decoder = msgspec.msgpack.Decoder(wire.ToEngine)
+        decoder = wire.decoder(wire.ToEngine)
         while True:
             message = decoder.decode(await self.inbound.recv())
             if isinstance(message, wire.Shutdown):
@@ -88,7 +88,7 @@ class FakeEngine:
     async def handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.AddRequest():
-                self.seen.append(msgspec.to_builtins(message))
+                self.seen.append(msgspec.to_builtins(message, enc_hook=list))
                 self.tasks[message.request_id] = asyncio.create_task(self.serve(message))
             case wire.StopSequence(request_id, index, keep):
                 self.stopped[(request_id, index)] = keep
@@ -129,7 +129,7 @@ class FakeEngine:
         self.tasks.pop(request.request_id, None)
 
     async def sequence(self, request: wire.AddRequest, index: int, script: list[str], delay: float) -> None:
-        params, prompt = request.params, request.prompt
+        params, prompt = request.params, request.token_ids
         source = prompt[1:] if prompt[0] == 1 and len(prompt) > 1 else prompt
         for place in range(params.max_tokens):
             if delay:

@@ -51,9 +51,9 @@ def requests(vocabulary: int, seed: int) -> list[AddRequest]:
 
 def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
     """Teacher-forced along our own tokens: where two tokens tie within the tolerance, either is right."""
-    text = torch.tensor([[*request.prompt, *answer.tokens]])
+    text = torch.tensor([[*request.token_ids, *answer.tokens]])
     with torch.no_grad():
-        logits = model(text, use_cache=False).logits[0, len(request.prompt) - 1 : -1]
+        logits = model(text, use_cache=False).logits[0, len(request.token_ids) - 1 : -1]
     truth = torch.log_softmax(logits.double(), -1)
     assert len(answer.tokens) == OUTPUTS
     for position, (token, ours) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):

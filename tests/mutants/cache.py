@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "a whole prompt is resumed at its own length", CACHE + "tree.py",
-        "limit = len(tokens) - 1", "limit = len(tokens)",
+        "limit = len(token_ids) - 1", "limit = len(token_ids)",
     ),
     Mutant(
         "a checkpoint is hit in the step that makes it", CACHE + "tree.py",
@@ -128,5 +128,25 @@ MUTANTS = (
     Mutant(
         "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
         "        node.stamp += 1\n        node.hits = 0\n", "        node.hits = 0\n",
+    ),
+    Mutant(
+        "a guess at a branch weighs as much as a checkpoint that was asked for", CACHE + "eviction.py",
+        "return self._clock + GUESS * tokens > node.priority", "return self._clock + tokens > node.priority",
+        ("tests/unit/cache/test_recompute_cost.py",),
+    ),
+    Mutant(
+        "the cap of a path takes branch points", CACHE + "state_cache.py",
+        "if each is not node and not each.state_lock and len(each.children) < 2",
+        "if each is not node and not each.state_lock",
+        ("tests/unit/cache/test_state_cache.py",),
+    ),
+    Mutant(
+        "checkpoints on the grid leave nothing for the next admission", CACHE + "state_cache.py",
+        "if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:", "if self.arena.free_slots > 0:",
+        ("tests/unit/cache/test_state_cache.py",),
+    ),
+    Mutant(
+        "a row takes more pages than it has places for", CACHE + "persistent_batch.py",
+        "if after > self.pages.shape[1]:", "if False:", ("tests/unit/cache/test_persistent_batch.py",),
     ),
 )  # fmt: skip

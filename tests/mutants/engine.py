@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "the state of a decode is read one row off", ENGINE + "step_arrays.py",
-        "slot_in=_join(rows.live[row],", "slot_in=_join(rows.live[np.roll(row, 1)],", (ARRAYS,),
+        "slot_in=_join(batch.live[row],", "slot_in=_join(batch.live[np.roll(row, 1)],", (ARRAYS,),
     ),
     Mutant(
         "keys and values go one token late", ENGINE + "step_arrays.py",
@@ -35,5 +35,30 @@ MUTANTS = (
         "prompts of two salts wait for each other", ENGINE + "shared_prefix.py",
         "    if one.salt != other.salt:\n        return 0\n", "",
         ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "decodes do not count against the budget of a step", ENGINE + "scheduler.py",
+        "self.limits.step_tokens - len(decodes))", "self.limits.step_tokens)",
+        ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "a flow in debt is forgotten", ENGINE + "queue_policy.py",
+        "if not flow.items and flow.start <= self._virtual", "if not flow.items",
+        ("tests/unit/engine/test_queue_policy.py",),
+    ),
+    Mutant(
+        "one step puts off any number of sequences", ENGINE + "scheduler.py",
+        "if held < MOST_HELD:", "if True:", ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "who takes its last step no longer counts among the running", ENGINE + "scheduler.py",
+        "while self.cache.admitted < self.limits.max_running:",
+        "while self.running < self.limits.max_running:",
+        ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "a result on a CUDA device is read before its event", ENGINE + "cuda_stream.py",
+        "self._events.pop(id(ticket)).synchronize()", "self._events.pop(id(ticket))",
+        ("tests/unit/engine/test_cuda_stream.py",),
     ),
 )  # fmt: skip

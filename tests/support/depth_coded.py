@@ -89,7 +89,7 @@ class DepthCodedRunner:
             allocation = piece.sequence.allocation
             assert allocation is not None
             own = allocation.pages.copy()
-            tokens = piece.sequence.tokens[: piece.stop].copy()
+            tokens = piece.sequence.token_ids[: piece.stop].copy()
             pieces.append((piece, piece.sequence.row, own, tokens))
             slots.update((piece.slot_in, piece.slot_out, *(each.slot for each in piece.checkpoints)))
             pages.append(own)
@@ -183,11 +183,13 @@ class DepthCodedRunner:
             stack = [(root, ZERO)]
             while stack:
                 node, above = stack.pop()
-                state = after(above, node.tokens.tobytes())
+                state = after(above, node.token_ids.tobytes())
                 if node.slot:
                     assert self.states[node.slot] == state, ("checkpoint", node.depth)
                 if paged and len(node.pages):
-                    assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.tokens), "pages of node"
+                    assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.token_ids), (
+                        "pages of node"
+                    )
                 stack.extend((child, state) for child in node.children.values())
 
     def check_ready(self, allocation: SequenceAllocation, known: np.ndarray) -> None:

@@ -175,7 +175,7 @@ class EngineTrial:
         for sequence in [*core.scheduler.prefilling, *core.scheduler.decoding]:
             allocation = sequence.allocation
             assert allocation is not None
-            self.runner.check_ready(allocation, sequence.known_tokens())
+            self.runner.check_ready(allocation, sequence.known_token_ids())
             writing = sum(each.decode for each in allocation.pending)
             tracking = len(allocation.spare) + len(allocation.ready) + writing
             assert tracking >= strategy.tracking_slots, "the reservation of a running sequence"

@@ -78,14 +78,14 @@ class ActiveRequest:
         self._inbox = Inbox()
         self._sequences = {
             (request.request_id, index): _Sequence(
-                SequenceText(tokenizer, request.prompt, stops, request.params.min_tokens),
+                SequenceText(tokenizer, request.token_ids, stops, request.params.min_tokens),
                 place * request.n + index,
             )
             for place, request in enumerate(requests)
             for index in range(request.n)
         }
         self._unfinished = {request.request_id: request.n for request in requests}
-        self.counts = Counts(prompt=sum(len(request.prompt) for request in requests))
+        self.counts = Counts(prompt=sum(len(request.token_ids) for request in requests))
         self._begun = 0.0
         self._failed = False
 

@@ -56,7 +56,7 @@ def account(cache: StateCache) -> Account:
 
 
 def check(cache: StateCache) -> None:
-    """Recount. Raises LedgerViolation naming the invariant (W1-W5, P1, P5)."""
+    """Recount. Raises LedgerViolation: owners (W1, W8), locks (W4), sums (W5), depths (P1, P5)."""
     cache.arena.check_slabs()
     _check_slots(cache)
     if cache.arena.pages_per_slab:
@@ -112,9 +112,9 @@ def _check_tree(cache: StateCache) -> None:
     for node in tree.walk():
         nodes += 1
         assert node.parent is not None
-        if node.depth != node.parent.depth + len(node.tokens) or len(node.tokens) % tree.page_size:
+        if node.depth != node.parent.depth + len(node.token_ids) or len(node.token_ids) % tree.page_size:
             raise LedgerViolation(f"P1: node depth {node.depth} is not its key length")
-        if len(node.pages) * tree.page_size != len(node.tokens):
+        if len(node.pages) * tree.page_size != len(node.token_ids):
             raise LedgerViolation(f"P5: node at depth {node.depth} has {len(node.pages)} pages")
         if (node.kv_lock, node.state_lock) != (kv_locks.get(id(node), 0), state_locks.get(id(node), 0)):
             raise LedgerViolation(f"W4: locks of node at depth {node.depth} do not match its users")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Depths at which a prefill leaves checkpoints, ascending, each a page multiple (P5)."""
+    """Depths at which a prefill leaves checkpoints, ascending, each a multiple of the page size."""
 
     required: tuple[int, ...]
     """Branch point, turn boundary, last page before the end: worth evicting another checkpoint for."""
@@ -18,7 +18,7 @@ class Placement:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """All of them."""
+        """Required and optional ones together."""
         return self.required + self.optional
 
 

@@ -24,7 +24,7 @@ class Reclaimer:
     ) -> Grant | None:
         """Slots (`live` ones first) and pages, all or none; None if there is not enough, whatever goes.
 
-        `evict`: what nobody uses just now may go for it. Then nothing goes in vain (W6).
+        `evict`: what nobody uses just now may go for it; what is refused changes nothing (W6).
         """
         slots = live + tracking
         if evict and not self.arena.fits(slots, pages) and self._can_make(slots, pages):

@@ -87,7 +87,7 @@ class SequenceAllocation:
 
     @property
     def page_count(self) -> int:
-        """Pages it has."""
+        """How many pages it has, its own and the tree's."""
         return int(self._batch.page_count[self.row])
 
     @property

@@ -15,7 +15,7 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.reclaimer import Reclaimer
@@ -23,14 +23,12 @@ from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.tree import Match, RadixTree
 
-NO_TOKENS: Tokens = np.empty(0, np.int32)
-
 
 @dataclass(frozen=True, slots=True)
 class _Retiring:
     fence: int
     allocation: SequenceAllocation
-    tokens: Callable[[], Tokens]
+    token_ids: Callable[[], Tokens]
 
 
 class StateCache:
@@ -72,12 +70,12 @@ class StateCache:
         per_slab = self.arena.pages_per_slab
         return slabs < 0 or (per_slab > 0 and self.pages_for(tokens) > slabs * per_slab)
 
-    def match(self, tokens: Tokens, salt: str, step: int) -> Match:
-        """What the tree has of `tokens`; changes nothing."""
+    def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
+        """What the tree has of `token_ids`; changes nothing."""
         if not self.prefix_caching:
             return Match(0, 0, 0, None, NO_PAGES, "")
-        found = self.tree.match(tokens, salt, step)
-        if found.cause == "new" and self._prefilling[salt, tokens[: self.page_size].tobytes()]:
+        found = self.tree.match(token_ids, salt, step)
+        if found.cause == "new" and self._prefilling[salt, token_ids[: self.page_size].tobytes()]:
             return Match(
                 found.kv_depth, found.state_depth, found.resumable, found.node, found.pages, "in_flight"
             )
@@ -91,7 +89,7 @@ class StateCache:
 
     def admit(
         self,
-        tokens: Tokens,
+        token_ids: Tokens,
         salt: str,
         match: Match,
         context: int,
@@ -101,7 +99,8 @@ class StateCache:
         """Slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if short.
 
         `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
-        before anything is evicted (W8) and read in place (O4).
+        before anything is evicted (W8: eviction never takes what was matched) and read in place,
+        under lock until that forward's fence (O4).
         """
         if not self.batch.free:
             return None
@@ -121,7 +120,7 @@ class StateCache:
         placement = Placement((), ())
         if self.prefix_caching:
             placement = place(
-                len(tokens),
+                len(token_ids),
                 match.resumable,
                 (match.kv_depth, *branches),
                 turn_boundary,
@@ -139,7 +138,7 @@ class StateCache:
             self.tree.touch(match.node)
         self.allocations[row] = allocation
         if self.prefix_caching:
-            allocation.first_page = tokens[: self.page_size].tobytes()
+            allocation.first_page = token_ids[: self.page_size].tobytes()
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
 
@@ -255,8 +254,8 @@ class StateCache:
         """`step` is complete: fences up to it have passed. Called before the commits of its sequences."""
         self.arena.advance(step)
 
-    def commit(self, allocation: SequenceAllocation, tokens: Tokens, step: int) -> None:
-        """What `step` wrote for `allocation` is complete. `tokens`: all known tokens of the sequence."""
+    def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
+        """What `step` wrote for `allocation` is complete. `token_ids`: all known tokens of the sequence."""
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
@@ -272,7 +271,7 @@ class StateCache:
             if pending.decode:
                 self._keep_ready(allocation, checkpoint)
             else:
-                self._donate(allocation, tokens, checkpoint, step)
+                self._donate(allocation, token_ids, checkpoint, step)
         allocation.pending = still
 
     def _keep_ready(self, allocation: SequenceAllocation, checkpoint: Checkpoint) -> None:
@@ -282,13 +281,13 @@ class StateCache:
                 self.arena.free_slot(allocation.ready.pop(0).slot)
 
     def _donate(
-        self, allocation: SequenceAllocation, tokens: Tokens, checkpoint: Checkpoint, step: int
+        self, allocation: SequenceAllocation, token_ids: Tokens, checkpoint: Checkpoint, step: int
     ) -> None:
-        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree (P1, W2)."""
+        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their owner now."""
         count = checkpoint.depth // self.page_size
         if checkpoint.depth % self.page_size or count > allocation.page_count:
             raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
-        node, taken = self._insert(allocation, tokens[: checkpoint.depth], checkpoint.slot, step)
+        node, taken = self._insert(allocation, token_ids[: checkpoint.depth], checkpoint.slot, step)
         if taken:
             self.arena.move(checkpoint.slot, SlotState.CACHED)
             self.counters.made += 1
@@ -298,12 +297,12 @@ class StateCache:
             self.counters.duplicates += 1
 
     def _insert(
-        self, allocation: SequenceAllocation, tokens: Tokens, slot: int, step: int
+        self, allocation: SequenceAllocation, token_ids: Tokens, slot: int, step: int
     ) -> tuple[Node, bool]:
-        count = len(tokens) // self.page_size
+        count = len(token_ids) // self.page_size
         pages = allocation.pages[:count]
-        guess = len(tokens) in allocation.placement.optional
-        node, had, taken = self.tree.insert(tokens, pages, slot, step, allocation.salt, guess=guess)
+        guess = len(token_ids) in allocation.placement.optional
+        node, had, taken = self.tree.insert(token_ids, pages, slot, step, allocation.salt, guess=guess)
         if allocation.node is None or node.depth > allocation.node.depth:
             self.tree.lock(node, state=False)
             if allocation.node is not None:
@@ -323,7 +322,7 @@ class StateCache:
         own = allocation.pages[:had]
         twice = own != of_tree
         if twice.any():
-            # Launched steps still read the copies: they go when the last of those is complete (O3).
+            # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
             spare = own[twice].copy()
             allocation.pages[:had] = of_tree
             self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
@@ -345,15 +344,16 @@ class StateCache:
 
     # --- retire --------------------------------------------------------------------------------------
 
-    def retire(self, allocation: SequenceAllocation, tokens: Callable[[], Tokens]) -> None:
+    def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
         """The sequence ended or was preempted: give back all, once its last launched step is complete.
 
-        `tokens()` is asked then for the tokens that count; what lies deeper is not donated (L3, L4).
+        `token_ids()` is asked then for the tokens that count; what lies deeper (past a stop
+        string, or written by a step whose token was dropped) is not donated (L3, L4).
         """
         if allocation.last_step > self.arena.completed:
-            self._retiring.append(_Retiring(allocation.last_step, allocation, tokens))
+            self._retiring.append(_Retiring(allocation.last_step, allocation, token_ids))
         else:
-            self._retire_now(allocation, tokens())
+            self._retire_now(allocation, token_ids())
 
     def settle(self) -> None:
         """Retire what was waiting for a fence that has passed. Called after the commits of a step."""
@@ -361,12 +361,13 @@ class StateCache:
             due = [each for each in self._retiring if each.fence <= self.arena.completed]
             self._retiring = [each for each in self._retiring if each.fence > self.arena.completed]
             for each in due:
-                self._retire_now(each.allocation, each.tokens())
+                self._retire_now(each.allocation, each.token_ids())
 
     def distrust(self, step: int) -> None:
         """The device work of `step` failed: who left the batch before that was known donates nothing."""
         self._retiring = [
-            replace(each, tokens=lambda: NO_TOKENS) if each.fence >= step else each for each in self._retiring
+            replace(each, token_ids=lambda: NO_TOKENS) if each.fence >= step else each
+            for each in self._retiring
         ]
 
     @property
@@ -379,19 +380,19 @@ class StateCache:
         """Sequences whose memory comes back with the next fence."""
         return len(self._retiring)
 
-    def _retire_now(self, allocation: SequenceAllocation, tokens: Tokens) -> None:
+    def _retire_now(self, allocation: SequenceAllocation, token_ids: Tokens) -> None:
         step = allocation.last_step
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
-        usable = min(len(tokens), allocation.depth)
+        usable = min(len(token_ids), allocation.depth)
         if self.prefix_caching and usable:
-            self._settle_pending(allocation, tokens, usable)
+            self._settle_pending(allocation, token_ids, usable)
         for pending in allocation.pending:
             self.arena.free_slot(pending.checkpoint.slot)
         allocation.pending = []
         if self.prefix_caching and step:
-            self._donate_end(allocation, tokens, usable)
+            self._donate_end(allocation, token_ids, usable)
         if allocation.live:
             self.arena.free_slot(allocation.live)
         for checkpoint in allocation.ready:
@@ -407,7 +408,7 @@ class StateCache:
         del self.allocations[allocation.row]
         self.batch.give_back(allocation.row)
 
-    def _settle_pending(self, allocation: SequenceAllocation, tokens: Tokens, usable: int) -> None:
+    def _settle_pending(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """Checkpoints of the last steps of a sequence that left the batch before those steps committed."""
         left = []
         for pending in allocation.pending:
@@ -419,23 +420,23 @@ class StateCache:
             if pending.decode:
                 self._keep_ready(allocation, checkpoint)
             else:
-                self._donate(allocation, tokens, checkpoint, pending.step)
+                self._donate(allocation, token_ids, checkpoint, pending.step)
         allocation.pending = left
 
-    def _donate_end(self, allocation: SequenceAllocation, tokens: Tokens, usable: int) -> None:
+    def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """The deepest state on the page grid goes to the tree, then the pages up to the end."""
         if allocation.depth == usable and usable and usable % self.page_size == 0:
             live = allocation.live
             self.batch.live[allocation.row] = 0
-            self._donate(allocation, tokens, Checkpoint(usable, live), allocation.last_step)
+            self._donate(allocation, token_ids, Checkpoint(usable, live), allocation.last_step)
         else:
             fitting = [each for each in allocation.ready if each.depth <= usable]
             if fitting:
                 allocation.ready.remove(fitting[-1])
-                self._donate(allocation, tokens, fitting[-1], allocation.last_step)
+                self._donate(allocation, token_ids, fitting[-1], allocation.last_step)
         whole = usable // self.page_size * self.page_size
         if whole:
-            self._insert(allocation, tokens[:whole], 0, allocation.last_step)
+            self._insert(allocation, token_ids[:whole], 0, allocation.last_step)
 
     # --- change of strategy --------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ NO_TRIAL = Trial()
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What boot made."""
+    """A booted engine: the core, what it was made from, and the stream to close at its end."""
 
     core: EngineCore
     plan: MemoryPlan

@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from mamba_server.cache.node import NO_TOKENS
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
 from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, score_tokens
-from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow
+from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.cache_views import CacheViews
@@ -32,8 +33,9 @@ class _Newcomer:
     row: int
     params: SamplingParams
     seed: int
-    prompt: list[int]
-    output: list[int]
+    prompt_len: int
+    token_ids: Ints
+    """Prompt and output so far; empty unless a penalty asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class ModelRunner:
                 sequence.row,
                 sequence.params,
                 sequence.seed,
-                sequence.tokens[: sequence.prompt_len].tolist(),
-                sequence.tokens[sequence.prompt_len : sequence.known].tolist(),
+                sequence.prompt_len,
+                sequence.known_token_ids().copy() if penalized(sequence.params) else NO_TOKENS,
             )
             for sequence in (piece.sequence for piece in schedule.pieces if piece.final)
         ]
@@ -98,14 +100,14 @@ class ModelRunner:
             sampling_rows = arrays.rows[arrays.sampling]
             batch = ForwardBatch.from_host(
                 HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
-                input_ids=arrays.input_ids,
+                token_ids=arrays.token_ids,
                 chunk_size=self._chunk,
                 page_size=self._page_size,
                 device=self._device,
             )
             rows = _to(sampling_rows.astype(np.int64), self._device)
             if decodes:
-                batch.input_ids[:decodes] = self._last_token[rows[:decodes]]
+                batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
             logits = self._model.forward(batch, self._cache)
             scores = [self._score(logits, span) for span in spans]
             wanted = len(arrays.sampling)
@@ -125,7 +127,9 @@ class ModelRunner:
             before = self._sampling.pop(each.row, None)
             if before is not None:
                 self._sampler.release(before)
-            self._sampling[each.row] = self._sampler.admit(each.params, each.seed, each.prompt, each.output)
+            self._sampling[each.row] = self._sampler.admit(
+                each.params, each.seed, each.prompt_len, each.token_ids
+            )
         key = rows.tobytes()
         if newcomers or key != self._batch_key or self._batch is None:
             self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])

@@ -260,7 +260,7 @@ class Scheduler:
         )
 
     def _match(self, sequence: Sequence, step: int) -> Match:
-        match = self.cache.match(sequence.known_tokens(), sequence.salt, step)
+        match = self.cache.match(sequence.known_token_ids(), sequence.salt, step)
         if self._needs_whole_prompt(sequence):
             return self.cache.without(match, "prompt_logprobs")
         return match
@@ -273,23 +273,23 @@ class Scheduler:
     def _try_admit(
         self, sequence: Sequence, match: Match, take: int, budget: int, step: int
     ) -> PrefillPiece | None:
-        tokens, start = sequence.known_tokens(), match.resumable
+        token_ids, start = sequence.known_token_ids(), match.resumable
         branches = self._branches(sequence, match)
         boundary = sequence.turn_boundary
-        allocation = self.cache.admit(tokens, sequence.salt, match, start + take, boundary, branches)
+        allocation = self.cache.admit(token_ids, sequence.salt, match, start + take, boundary, branches)
         if allocation is None and match.node is not None and not self.running and not self.cache.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.
             match = self.cache.without(match, "no_memory")
             start = 0
             take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
-            allocation = self.cache.admit(tokens, sequence.salt, match, take, boundary, branches)
+            allocation = self.cache.admit(token_ids, sequence.salt, match, take, boundary, branches)
         if allocation is None:
             return None
         self.waiting.remove(sequence)
         sequence.allocation = allocation
         sequence.target = sequence.known
         sequence.phase = Phase.PREFILL
-        self.cache.batch.last_depth[allocation.row] = len(sequence.tokens) - 1
+        self.cache.batch.last_depth[allocation.row] = len(sequence.token_ids) - 1
         self.prefilling.append(sequence)
         if self.cache.prefix_caching:
             self.leading.append(sequence)
@@ -340,7 +340,7 @@ class Scheduler:
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
-            return sequence.tokens[: sequence.known if keep is None else min(keep, sequence.known)]
+            return sequence.token_ids[: sequence.known if keep is None else min(keep, sequence.known)]
 
         self.cache.retire(allocation, usable)
 

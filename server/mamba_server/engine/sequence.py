@@ -4,12 +4,10 @@ from enum import Enum
 from typing import Optional
 
 import numpy as np
-import numpy.typing as npt
 
+from mamba_server.cache.node import Tokens
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
-
-Tokens = npt.NDArray[np.int32]
 
 
 class Phase(Enum):
@@ -55,7 +53,7 @@ class Sequence:
         "seed",
         "stop_token_ids",
         "target",
-        "tokens",
+        "token_ids",
         "turn_boundary",
     )
 
@@ -63,7 +61,7 @@ class Sequence:
         self,
         request_id: str,
         index: int,
-        prompt: Tokens,
+        token_ids: Tokens,
         params: SamplingParams,
         *,
         order: int,
@@ -90,11 +88,12 @@ class Sequence:
         """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
         self.put_off = False
         """It waited for the checkpoint of another prompt, or still does: once is enough."""
-        self.prompt_len = len(prompt)
-        self.tokens: Tokens = np.empty(len(prompt) + params.max_tokens, np.int32)
-        self.tokens[: len(prompt)] = prompt
-        self.known = len(prompt)
-        self.target = len(prompt)
+        self.prompt_len = len(token_ids)
+        self.token_ids: Tokens = np.empty(self.prompt_len + params.max_tokens, np.int32)
+        """The prompt, then the output: one piece of memory, so that a prefix of both needs no copy."""
+        self.token_ids[: self.prompt_len] = token_ids
+        self.known = self.prompt_len
+        self.target = self.prompt_len
         """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
         self.phase = Phase.WAITING
         self.allocation: SequenceAllocation | None = None
@@ -126,9 +125,9 @@ class Sequence:
         """Output tokens on the host."""
         return self.known - self.prompt_len
 
-    def known_tokens(self) -> Tokens:
+    def known_token_ids(self) -> Tokens:
         """Prompt and committed output."""
-        return self.tokens[: self.known]
+        return self.token_ids[: self.known]
 
     def rank(self) -> tuple[int, int]:
         """Who goes first; the last one is preempted first."""

@@ -45,7 +45,7 @@ def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
     """Tokens of whole pages that both prompts begin with, at most one short of the length of `one`."""
     if one.salt != other.salt:
         return 0
-    left, right = one.known_tokens(), other.known_tokens()
+    left, right = one.known_token_ids(), other.known_token_ids()
     if not np.array_equal(left[:page_size], right[:page_size]):
         return 0
     return common_pages(left[:-1], right, page_size) * page_size

@@ -1,6 +1,7 @@
 """From a schedule to the integers of a step: everything the device needs, made on the host in one go.
 
-Reads the batch at launch; the device work later reads only what is in here (O5). numpy alone.
+Reads the batch at launch; the device work later reads only what is in here, so what a commit
+releases is what its launch named (O5). numpy alone.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from mamba_server.engine.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """Shapes as in `ForwardBatch`; `input_ids` of decodes are placeholders, the device has the true ones."""
+    """Shapes as in `ForwardBatch`; `token_ids` of decodes are placeholders, the device has the true ones."""
 
-    input_ids: Ints
+    token_ids: Ints
     positions: Ints
     token_sequence: Ints
     query_start: Ints
@@ -58,15 +59,18 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     rows = np.concatenate([row, piece_rows])
     page_table = _page_table(batch, rows, context, page_size)
     kv_row = page_table[token_sequence, positions // page_size] * page_size + positions % page_size
-    input_ids = np.concatenate(
-        [np.zeros(decodes, np.int32), *(piece.sequence.tokens[piece.start : piece.stop] for piece in pieces)]
+    token_ids = np.concatenate(
+        [
+            np.zeros(decodes, np.int32),
+            *(piece.sequence.token_ids[piece.start : piece.stop] for piece in pieces),
+        ]
     )
     chunks = _chunks(schedule, query_start, chunk)
     last = query_start[1:] - 1
     sampling = [*range(decodes), *(decodes + i for i, piece in enumerate(pieces) if piece.final)]
     logits_rows, spans = _logits_rows(schedule, query_start, last[sampling])
     return StepArrays(
-        input_ids=input_ids,
+        token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
         token_sequence=token_sequence,
         query_start=query_start,
@@ -129,7 +133,7 @@ def _logits_rows(
             continue
         first = int(query_start[len(schedule.decodes) + number])
         parts.append(np.arange(first, first + stop - piece.start, dtype=np.int32))
-        follow = sequence.tokens[piece.start + 1 : stop + 1].copy()
+        follow = sequence.token_ids[piece.start + 1 : stop + 1].copy()
         spans[number] = (at, at + stop - piece.start, follow)
         at += stop - piece.start
     return np.concatenate(parts), spans

@@ -86,7 +86,7 @@ class HybridModel:
         """
         with torch.inference_mode():
             plans = StepPlans.build(batch, recurrent=bool(cache.ssm), attention=bool(cache.kv))
-            x = F.embedding(batch.input_ids, self.embedding).to(self.residual_dtype)
+            x = F.embedding(batch.token_ids, self.embedding).to(self.residual_dtype)
             for block in self.blocks:
                 normed = rms_norm(x, block.norm, self.config.norm_eps)
                 x = x + self._mix(block, normed, cache, plans)

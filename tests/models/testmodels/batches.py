@@ -92,7 +92,7 @@ class Driver:
         host, ids = self._host(runs)
         host.check(self.chunk_size, self.page_size)
         batch = ForwardBatch.from_host(
-            host, input_ids=ids, chunk_size=self.chunk_size, page_size=self.page_size, device=CPU
+            host, token_ids=ids, chunk_size=self.chunk_size, page_size=self.page_size, device=CPU
         )
         if self.guard:
             with no_sync():

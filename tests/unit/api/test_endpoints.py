@@ -251,7 +251,7 @@ async def test_a_body_in_pieces_cut_inside_a_character_is_one_body() -> None:
         asked.part(raw[place : place + 1])
     asked.part(b"", more=False)
     await told(api)
-    assert api.engine.requests[0].prompt[1:] == ids_of("\u4e16\U0001f389")
+    assert list(api.engine.requests[0].token_ids[1:]) == ids_of("\u4e16\U0001f389")
     api.engine.delta("x", finish_reason="length")
     assert (await asked.done()).status == 200
 
@@ -298,7 +298,7 @@ async def test_an_empty_prompt_is_the_beginning_of_a_text() -> None:
     api = Api()
     asked = post(api, prompt="")
     await told(api)
-    assert api.engine.requests[0].prompt == [TOKENIZER.bos_id]
+    assert list(api.engine.requests[0].token_ids) == [TOKENIZER.bos_id]
     await asked.leave().done()
 
 

@@ -136,7 +136,7 @@ async def test_a_ready_engine_that_dies_is_started_again_and_who_waited_is_told(
     client = one.client
     await until(lambda: client.state.phase == "ready")
     inbox = Inbox()
-    request = wire.AddRequest("a", [1], wire.SamplingParams(max_tokens=1))
+    request = wire.AddRequest("a", wire.TokenIds([1]), wire.SamplingParams(max_tokens=1))
     client.submit([request], inbox)
     with pytest.raises(EngineLost, match="exit code 5"):
         await asyncio.wait_for(inbox.take(), 5)
@@ -179,7 +179,7 @@ async def test_what_it_said_just_before_its_end_still_counts(life: Any) -> None:
     one = life(speaker(script))
     await until(lambda: one.client.state.phase == "ready")
     inbox = Inbox()
-    one.client.submit([wire.AddRequest("a", [1], wire.SamplingParams(max_tokens=1))], inbox)
+    one.client.submit([wire.AddRequest("a", wire.TokenIds([1]), wire.SamplingParams(max_tokens=1))], inbox)
     assert [delta.token_ids for delta in await asyncio.wait_for(inbox.take(), 5)] == [[5]]
     with pytest.raises(EngineLost, match="exit code 4"):
         await asyncio.wait_for(inbox.take(), 5)

@@ -101,7 +101,7 @@ def test_a_lost_checkpoint_takes_its_hits_with_it() -> None:
 def test_a_guess_displaces_only_what_is_worth_less() -> None:
     it = tree()
     add(it, tokens(0, 100), 1)
-    assert not it.eviction.displaces(100)
+    assert not it.eviction.displaces(int(100 / GUESS) - PAGE)
     assert it.eviction.displaces(int(100 / GUESS) + PAGE)
 
 

@@ -42,9 +42,7 @@ def test_the_device_is_the_wanted_one_or_the_best_there_is(
 
 def test_a_device_that_is_not_here_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        NoDevice, match="sees no CUDA device here; use --device cpu or check the driver"
-    ) as caught:
+    with pytest.raises(NoDevice, match=r"no CUDA device.*--device cpu") as caught:
         start(device="cuda")
     assert caught.value.exit_code == 2
 

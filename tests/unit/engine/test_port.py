@@ -12,7 +12,17 @@ import pytest
 import zmq
 
 from mamba_server.engine.process import Port
-from mamba_server.wire import AbortRequest, AdminCall, Fatal, FromEngine, Progress, Shutdown, ToEngine
+from mamba_server.wire import (
+    AbortRequest,
+    AdminCall,
+    Fatal,
+    FromEngine,
+    Progress,
+    Shutdown,
+    ToEngine,
+    decoder,
+    encoder,
+)
 
 
 class Parent:
@@ -29,14 +39,14 @@ class Parent:
             socket.bind(address)
 
     def send(self, message: ToEngine) -> None:
-        self.send_raw(msgspec.msgpack.encode(message))
+        self.send_raw(encoder().encode(message))
 
     def send_raw(self, frame: bytes) -> None:
         self._push.send(frame)
 
     def receive(self) -> FromEngine:
         assert self._pull.poll(5000), "nothing came"
-        return msgspec.msgpack.decode(self._pull.recv(), type=FromEngine)
+        return decoder(FromEngine).decode(self._pull.recv())
 
     def close(self) -> None:
         self._push.close()

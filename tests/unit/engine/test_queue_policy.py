@@ -141,6 +141,18 @@ def test_salts_seen_once_are_forgotten() -> None:
     assert len(queue._flows) < 200
 
 
+def test_a_salt_in_debt_is_remembered_however_many_others_come() -> None:
+    queue = WaitingQueue()
+    queue.push(make(0, salt="greedy", prompt=100_000))
+    for order in range(1, 71):
+        queue.push(make(order, salt=f"s{order}", prompt=16))
+    assert start(queue).salt == "greedy"
+    queue.push(make(100, salt="greedy"))
+    queue.push(make(101, salt="later"))
+    served = [start(queue).salt for _ in range(72)]
+    assert served[-2:] == ["later", "greedy"]
+
+
 @given(st.lists(st.tuples(st.integers(-3, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=60))
 def test_everyone_starts_exactly_once(pushes: list[tuple[int, str, int]]) -> None:
     queue = WaitingQueue()

@@ -55,7 +55,7 @@ class TableModel:
             self.fail_next = False
             raise RuntimeError("device lost")
         at = batch.logits_rows.long()
-        return TABLE[batch.input_ids[at].long()] + PHASE[batch.positions[at].long() % 64]
+        return TABLE[batch.token_ids[at].long()] + PHASE[batch.positions[at].long() % 64]
 
 
 @dataclass
@@ -364,7 +364,7 @@ def test_what_a_step_runs_on_is_what_was_there_when_it_was_launched() -> None:
     work = bench.runner.prepare(schedule)
     (piece,) = schedule.pieces
     row = piece.sequence.row
-    piece.sequence.tokens[:3] = 0
+    piece.sequence.token_ids[:3] = 0
     bench.core.cache.batch.depth[row] = 99
     bench.core.cache.batch.live[row] = 99
     assert work()().tokens.tolist() == greedy([5, 6, 7], 1)

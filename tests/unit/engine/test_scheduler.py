@@ -40,6 +40,16 @@ def test_a_long_prompt_goes_in_pieces_that_end_on_the_chunk_grid() -> None:
     assert stops == [32, 64, 79]
 
 
+def test_decodes_are_paid_from_the_budget_of_the_step() -> None:
+    engine = trial(step_tokens=32, chunk=16, rows=6)
+    for start in (40, 50):
+        engine.add([start, 1], 30)
+    engine.step()
+    engine.add(list(range(1, 60)), 2)
+    # Thirty of the thirty-two tokens are left, and a piece ends on the chunk grid.
+    assert plan(engine) == (["r0", "r1"], [("r2", 0, 16, False)])
+
+
 def test_running_prompts_share_the_budget_before_new_ones_start() -> None:
     engine = trial(step_tokens=32, chunk=16)
     engine.add(list(range(1, 60)), 2)

@@ -19,7 +19,7 @@ FIELDS = tuple(HostBatch.__dataclass_fields__)
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
     """The same arrays by plain loops over sequences and tokens."""
     rows, size, chunk = trial.cache.batch, trial.setup.page_size, trial.setup.chunk
-    out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "input_ids", "rows")}
+    out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "token_ids", "rows")}
     out["query_start"].append(0)
     parts = []
     for sequence, track in zip(schedule.decodes, schedule.decode_track.tolist(), strict=True):
@@ -56,7 +56,7 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
             out["positions"].append(position)
             out["token_sequence"].append(index)
             out["kv_row"].append(int(pages[position // size]) * size + position % size)
-            out["input_ids"].append(0 if piece is None else int(piece.sequence.tokens[position]))
+            out["token_ids"].append(0 if piece is None else int(piece.sequence.token_ids[position]))
             if piece is not None:
                 out["chunk_len"][-1] += 1
                 out["chunk_track"][-1] = tracks.get(position + 1, -1)

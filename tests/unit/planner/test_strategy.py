@@ -26,7 +26,7 @@ def test_only_without_a_buffer_decoding_leaves_no_checkpoint() -> None:
 
 @pytest.mark.parametrize("name", ["Auto", "", "nobuffer", "ExtraBuffer "])
 def test_other_names_are_refused_with_those_that_are_known(name: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown strategy {name!r}: use NoBuffer, ExtraBuffer or"):
+    with pytest.raises(ValueError, match=f"{name!r}.*NoBuffer, ExtraBuffer"):
         reservation(name, overlap=True)
 
 

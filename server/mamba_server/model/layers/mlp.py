@@ -47,7 +47,7 @@ INVARIANT: dict[str, Activation] = {
 
 
 def activation(name: str, *, batch_invariant: bool = False) -> Activation:
-    """Raises UnsupportedModel."""
+    """The function of that name. Raises UnsupportedModel for one that is not served."""
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return INVARIANT.get(name, ACTIVATIONS[name]) if batch_invariant else ACTIVATIONS[name]
