@@ -1,5 +1,6 @@
 """Starts the API process with the fake engine, as a child process or inside the test's event loop."""
 
+import contextlib
 import json
 import os
 import queue
@@ -177,12 +178,15 @@ def read_ready_line(api: ApiProcess) -> str:
 
 def end(api: ApiProcess) -> None:
     if api.process.poll() is None:
-        api.process.terminate()
-        try:
-            api.process.wait(5)
-        except subprocess.TimeoutExpired:
+        # A second signal ends what a stream that a test left open would hold up.
+        for _ in range(2):
+            api.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                api.process.wait(2)
+                break
+        else:
             api.process.kill()
-    api.process.wait(10)
+    api.wait_exit()
     for stream in (api.process.stdout, api.process.stderr):
         if stream is not None:
             stream.close()

@@ -1,7 +1,7 @@
 """How `make test` shares the tests among its processes: by file, and all of tests/kube to one of them.
 
-A pytest plugin. Each process that runs a test of tests/kube starts a control plane of its own, which takes longer
-than most of the tests.
+A pytest plugin. Each process that runs a test of tests/kube starts a control plane of its own, which takes
+longer than most of the tests.
 """
 
 from __future__ import annotations
