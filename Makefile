@@ -19,7 +19,7 @@ demo: setup ## serve the shipped model on this machine and talk to it (ONCE=1 en
 	@$(PY) -m mamba_cli up examples/01-quick-start/mamba.yaml --demo $(if $(ONCE),--once)
 
 test: setup ## every test that needs neither root nor a GPU, a real control plane included (WORKERS=1: one by one)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu and not e2e"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not e2e"
 
 lint: setup ## ruff and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports

@@ -44,6 +44,8 @@ class FakeEngine:
             await self.send(wire.Progress("weights", done, script["progress"]))
             await asyncio.sleep(0.05)
         await asyncio.sleep(script.get("load", 0))
+        while "gate" in script and not Path(script["gate"]).exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
         if "garbage" in script:
             await self.outbound.send(b"\x93garbage")
         if "fatal" in script:
@@ -136,6 +138,8 @@ class FakeEngine:
                 await asyncio.sleep(delay)
             if (request.request_id, index) in self.stopped:
                 return
+            if "stuck" in script and place == 3:
+                await asyncio.sleep(3600)
             if "die" in script and place == 2:
                 os._exit(9)
             token = source[(place + index) % len(source)]

@@ -1,7 +1,6 @@
 """`/metrics` of a running server: the names of the reference, the numbers of the requests."""
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_api import ROOT, ApiProcess, serving
+from eventually import wait_until
 from tiny_model import write_model
 
 TEXT = "/v1/completions"
@@ -18,7 +18,7 @@ Samples = dict[str, float]
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
     with serving(write_model(tmp_path_factory.mktemp("model") / "tiny")) as running:
-        time.sleep(0.3)
+        wait_until(lambda: "mambaserve_steps_total" in samples(running), "the engine's numbers")
         yield running
 
 
@@ -68,10 +68,7 @@ def test_answers_are_counted_by_route_and_status(api: ApiProcess) -> None:
 
 def wait_for(api: ApiProcess, name: str, value: float) -> None:
     """A count of an answer comes just after the answer, and the engine's numbers ten times a second."""
-    deadline = time.monotonic() + 5
-    while samples(api).get(name) != value:
-        assert time.monotonic() < deadline, (name, samples(api).get(name))
-        time.sleep(0.02)
+    wait_until(lambda: samples(api).get(name) == value, f"{name} of {value}")
 
 
 def test_the_engines_numbers_are_passed_on(api: ApiProcess) -> None:

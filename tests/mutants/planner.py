@@ -34,11 +34,6 @@ MUTANTS = (
         "if constraints.strategy in (None, each.strategy)\n", "if True\n", (PLAN,),
     ),
     Mutant(
-        "the checkpoint's wish for exact states overrules the configuration", PLANNER + "planner.py",
-        "model.state_dtype_hint if constraints.state_dtype is None else None", "model.state_dtype_hint",
-        (PLAN,),
-    ),
-    Mutant(
         "the ledger counts tracking slots as free", PLANNER + "planner.py",
         "live = each.planned * each.slots_each", "live = each.planned", (PLAN,),
     ),

@@ -73,6 +73,17 @@ async def test_leaving_aborts_what_runs_and_not_what_has_finished() -> None:
     assert_left_nothing(api)
 
 
+async def test_each_answer_of_each_prompt_has_a_place_of_its_own() -> None:
+    api = Api()
+    story = [
+        partial(api.engine.delta, f"{of}{index}", of=of, index=index, finish_reason="length")
+        for of in range(2)
+        for index in range(2)
+    ]
+    updates = await served(generation(api, "a", "b", n=2), *story)
+    assert {update.choice: update.text for update in updates} == {0: "00", 1: "01", 2: "10", 3: "11"}
+
+
 async def test_cancelling_counts_every_open_sequence_as_aborted() -> None:
     api = Api()
 

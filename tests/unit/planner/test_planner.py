@@ -152,6 +152,22 @@ def test_a_pure_recurrent_model_has_slots_only() -> None:
     assert result.max_model_len == 1 << 20
 
 
+def test_headroom_is_what_neither_weights_nor_padding_nor_running_sequences_take() -> None:
+    result = plan(NANO, Constraints(), CARD, workload=CHAT)
+    lines = {line.item: line.bytes for line in result.ledger}
+    assert lines["padding slab"] == result.slab_bytes
+    slots = result.planned_running * result.slots_per_sequence
+    assert lines["slots of running sequences"] == slots * result.slab_bytes
+    cached = lines["slots of checkpoints"] + lines["pages of checkpoints"]
+    assert result.headroom_bytes == cached + lines["free slabs"] + lines["left outside the arena"]
+
+
+def test_slots_pages_and_padding_are_the_whole_arena() -> None:
+    result = plan(NANO, Constraints(), CARD, workload=CHAT)
+    assert result.pages % result.pages_per_slab == 0
+    assert 1 + result.slots + result.pages // result.pages_per_slab == result.slabs
+
+
 @pytest.mark.parametrize("name", [path.stem for path in CONFIGS.glob("*.json")])
 def test_every_known_model_is_planned_and_its_ledger_is_whole(name: str) -> None:
     result = plan(model(name), Constraints(tensor_parallel=1), Device("cuda", 192 * GIB), workload=CHAT)

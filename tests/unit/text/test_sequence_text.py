@@ -83,6 +83,12 @@ def test_before_min_tokens_a_stop_string_does_not_end_the_sequence() -> None:
     assert kept == len(ids_of("one. two."))
 
 
+def test_a_stop_string_that_the_last_required_token_completes_does_not_end_the_sequence() -> None:
+    required = len(ids_of("one."))
+    assert run(sequence(".", min_tokens=required), ids_of("one. two. three"), 1)[0] == "one. two"
+    assert run(sequence(".", min_tokens=required - 1), ids_of("one. two. three"), 1)[0] == "one"
+
+
 def test_only_tokens_up_to_the_stop_string_are_used() -> None:
     ids = ids_of("one. two. three")
     text = sequence(".")
