@@ -111,8 +111,9 @@ def publish(
 ) -> Callable[[str], str]:
     """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
 
-    `key_needed`: whether the guarded routes let nobody pass without one. `events`: of paths that can answer with server-sent events, the model of an event's data. Returns the
-    label of a path for counts: its route, or "other" for what a client made up.
+    `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
+    with server-sent events, the model of an event's data. Returns the label of a path for counts: its route,
+    or "other" for what a client made up.
     """
     encoded = b""
 

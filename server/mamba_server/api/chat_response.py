@@ -36,7 +36,7 @@ class ChatResponseBuilder:
         self,
         request: ChatCompletionRequest,
         tokenizer: Tokenizer,
-        prompt_ids: list[int],
+        prompt_token_ids: list[int],
         *,
         response_id: str,
         created: int,
@@ -44,7 +44,7 @@ class ChatResponseBuilder:
     ) -> None:
         self._request = request
         self._tokenizer = tokenizer
-        self._prompt_ids = prompt_ids
+        self._prompt_token_ids = prompt_token_ids
         self._id, self._created, self._model = response_id, created, model
         self._choices = [_Choice() for _ in range(request.n or 1)]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -95,10 +95,10 @@ class ChatResponseBuilder:
         return responses.encode(body)
 
     def _about_prompt(self) -> tuple[responses.PromptLogprobs | UnsetType, list[int] | UnsetType]:
-        ids = self._prompt_ids if self._request.return_token_ids else UNSET
+        token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
-            return UNSET, ids
-        return responses.prompt_logprobs(self._tokenizer, self._prompt_logprobs), ids
+            return UNSET, token_ids
+        return responses.prompt_logprobs(self._tokenizer, self._prompt_logprobs), token_ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:

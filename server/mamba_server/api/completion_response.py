@@ -93,23 +93,23 @@ class CompletionResponseBuilder:
     def _choice_body(
         self, index: int, choice: _Choice, *, first: bool, finish: FinishReason | None
     ) -> CompletionChoiceBody:
-        prompt_ids, prompt_text = self._prompts[index // self._n]
+        prompt_token_ids, prompt_text = self._prompts[index // self._n]
         text = "".join(choice.text)
-        ids, entries = choice.token_ids, choice.logprobs
+        token_ids, entries = choice.token_ids, choice.logprobs
         if first and self._request.echo:
             text = prompt_text + text
             if choice.prompt_logprobs is not None:
-                ids, entries = prompt_ids + ids, choice.prompt_logprobs + entries
+                token_ids, entries = prompt_token_ids + token_ids, choice.prompt_logprobs + entries
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
-        if self._request.logprobs is not None and len(entries) == len(ids):
-            body.logprobs = responses.completion_logprobs(self._tokenizer, ids, entries, choice.shown)
-            choice.shown += sum(responses.shown_length(self._tokenizer, token_id) for token_id in ids)
+        if self._request.logprobs is not None and len(entries) == len(token_ids):
+            body.logprobs = responses.completion_logprobs(self._tokenizer, token_ids, entries, choice.shown)
+            choice.shown += sum(responses.shown_length(self._tokenizer, token_id) for token_id in token_ids)
         if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
             body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
         if self._request.return_token_ids:
             body.token_ids = list(choice.token_ids)
             if first:
-                body.prompt_token_ids = prompt_ids
+                body.prompt_token_ids = prompt_token_ids
         return body
 
     def _body(
