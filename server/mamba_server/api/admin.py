@@ -141,4 +141,6 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
             response_model=answer,
             responses=_ERRORS | (_BODY_ERRORS if name == "strategy" else {}),
         )
-    return RequestMiddleware(app, route_of=publish(app), answered=serving.metrics.answered)
+    return RequestMiddleware(
+        app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered
+    )
