@@ -118,13 +118,15 @@ def publish(
     paths whose route leaves the body to another, the model of the body. Returns the
     label of a path for counts: its route, or "other" for what a client made up.
     """
-    document = openapi_document(app, events or {}, bodies or {})
-    encoded = msgspec.json.encode(document)
+    encoded = b""
 
     async def openapi() -> Response:
         return JsonResponse(encoded)
 
-    app.add_api_route("/openapi.json", openapi, include_in_schema=False)
+    app.add_api_route(
+        "/openapi.json", openapi, operation_id="openapi", summary="This document", response_model=Document
+    )
+    encoded = msgspec.json.encode(openapi_document(app, events or {}, bodies or {}))
     add_docs_page(app)
     for route in app.routes:
         methods: set[str] | None = getattr(route, "methods", None)
@@ -161,10 +163,7 @@ def openapi_document(
     for path, model in events.items():
         _add_schemas(schemas, model, "serialization")
         for operation in document["paths"][path].values():
-            operation["responses"]["200"]["content"]["text/event-stream"] = {
-                "schema": {"type": "string"},
-                "x-event-schema": {"$ref": f"#/components/schemas/{model.__name__}"},
-            }
+            operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
     for path, model in bodies.items():
         _add_schemas(schemas, model, "validation")
         body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
@@ -179,6 +178,17 @@ def _add_schemas(
     (_, more) = models_json_schema([(model, mode)], ref_template="#/components/schemas/{model}")
     for name, schema in more.get("$defs", {}).items():
         schemas.setdefault(name, schema)
+
+
+def _event_of(model: type[BaseModel]) -> Document:
+    refs = [{"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")]
+    data = {
+        "type": "string",
+        "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": refs},
+    }
+    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
 def add_docs_page(app: FastAPI) -> None:

@@ -177,7 +177,7 @@ async def _answered(client, url, body) -> int:
             2,
             "--redis-url: the shared prefix",
         ),
-        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 1, "/nonexistent/keys"),
+        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 2, "/nonexistent/keys"),
         (("--deployment", "x", "--kubeconfig", "/nonexistent/config"), 2, "Kubernetes configuration"),
         (("--backend", "http://127.0.0.1:1", "--host", "203.0.113.1"), 1, "203.0.113.1"),
     ],
