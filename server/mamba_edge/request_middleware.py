@@ -5,6 +5,7 @@ already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds
 of any trace) and `log_fields`, to which they may add.
 """
 
+import logging
 import re
 import time
 import uuid
@@ -22,6 +23,7 @@ from mamba_telemetry import traces
 from mamba_telemetry.logs import get_logger, log_context
 
 log = get_logger(__name__)
+_levels = logging.getLogger(__name__)
 _tracer = trace.get_tracer("mambaserve")
 
 CLIENT_GONE = 499
@@ -35,7 +37,10 @@ def request_id_of(given: str | None) -> str:
 
 
 class RequestMiddleware:
-    """`route_of` bounds the route label of a path; `answered` counts each answer by route and status."""
+    """`route_of` bounds the route label of a path; `answered` counts each answer by route and status.
+
+    `log_level` is that of the line of each request; those of probes are for debugging.
+    """
 
     def __init__(
         self,
@@ -43,10 +48,12 @@ class RequestMiddleware:
         *,
         route_of: Callable[[str], str],
         answered: Callable[[str, int], None],
+        log_level: int = logging.INFO,
     ) -> None:
         self._app = app
         self._route_of = route_of
         self._answered = answered
+        self._log_level = log_level
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -102,5 +109,6 @@ class RequestMiddleware:
                 seconds = time.monotonic() - arrival
                 span.set_attribute("http.response.status_code", status)
                 self._answered(route, status)
-                level = log.debug if scope["path"] in _QUIET else log.info
-                level("request", route=route, status=status, seconds=round(seconds, 4), **fields)
+                level = logging.DEBUG if scope["path"] in _QUIET else self._log_level
+                if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
+                    log.log(level, "request", route=route, status=status, seconds=round(seconds, 4), **fields)

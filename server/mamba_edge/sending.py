@@ -47,8 +47,11 @@ async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; cancel it the moment the client leaves. Raises ClientGone then."""
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
+    """Run `work`; cancel it the moment the client leaves. Raises ClientGone then.
+
+    The caller may hand over a task of its own, and cancel it meanwhile: CancelledError then.
+    """
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -10,7 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
-from mamba_gateway.errors import Draining, Overloaded
+from mamba_edge.errors import TooManyRequests
+from mamba_gateway.errors import Draining
+
+DRAINING = "the gateway is draining: it finishes what runs and takes nothing new; send the request again"
 
 
 class Clock(Protocol):
@@ -49,11 +52,11 @@ class Admission:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Count as admitted for the block. Raises `Overloaded` at the limit, `Draining` during a drain."""
+        """Count as admitted for the block. Raises `TooManyRequests` at the limit, `Draining` in a drain."""
         if self.draining:
-            raise Draining("the gateway is shutting down; send the request again", retry_after=1)
+            raise Draining(DRAINING)
         if self.admitted >= self.max_in_flight + self.max_queue:
-            raise Overloaded(
+            raise TooManyRequests(
                 f"{self.in_flight} requests are running and {self.queued} are waiting; retry later",
                 retry_after=self._retry_after(),
             )
@@ -68,13 +71,13 @@ class Admission:
 
     @asynccontextmanager
     async def permit(self) -> AsyncIterator[None]:
-        """Hold a permit to relay. Raises `Overloaded` when none came free in time."""
+        """Hold a permit to relay. Raises `TooManyRequests` when none came free in time."""
         try:
             async with asyncio.timeout(self.queue_timeout):
                 await self._permits.acquire()
         except TimeoutError:
             message = f"the request waited {self.queue_timeout:g} s for its turn; retry later"
-            raise Overloaded(message, retry_after=self._retry_after()) from None
+            raise TooManyRequests(message, retry_after=self._retry_after()) from None
         self.in_flight += 1
         begin = self._clock()
         try:

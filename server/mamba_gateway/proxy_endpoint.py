@@ -1,30 +1,54 @@
-"""The proxy endpoint: one relayed request from the client's first header to the last byte of its response.
+"""The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
 
 Puts the parts together: keys -> admission -> body -> permit -> relay, beside a watch for the client's
-disconnect. An ASGI application of its own, because a relay must neither buffer nor parse.
+disconnect. An ASGI application of its own, because a relay must neither buffer nor parse; errors before the
+first byte go up to the request middleware.
 """
 
 import asyncio
 import time
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import structlog
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
 
-from mamba_gateway.admission import Admission
-from mamba_gateway.auth import KeyFile
-from mamba_gateway.body import ClientGone, Receive, RoutingFields, read_body, routing_fields
-from mamba_gateway.errors import Draining, GatewayError, WrongMethod
-from mamba_gateway.headers import RawHeaders, request_id, to_engine, traceparent
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.errors import ApiError, InvalidRequest
+from mamba_edge.request_body import ClientGone, RawHeaders, find_header, read_body
+from mamba_edge.request_middleware import CLIENT_GONE
+from mamba_edge.sending import while_connected
+from mamba_gateway.admission import DRAINING, Admission
+from mamba_gateway.errors import Draining
+from mamba_gateway.headers import new_traceparent, to_engine
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.relay import Relay, ResponseTruncated, Send
+from mamba_gateway.relay import Relay, ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
 
-log = structlog.get_logger("mambaserve.gateway")
-DRAINING = "the gateway is shutting down; send the request again"
-Message = MutableMapping[str, Any]
+DISCARDED_LIMITS = 4
+"""How many times the limit of a body that is too large is read and dropped, at most."""
+
+
+class RoutingFields(msgspec.Struct, frozen=True):
+    """The fields that are read here; everything else is skipped, not decoded, and passed on as it came."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+def routing_fields(body: bytes) -> RoutingFields:
+    """Read them. Raises `InvalidRequest`, which names the field or where the JSON breaks."""
+    try:
+        return msgspec.json.decode(body, type=RoutingFields)
+    except msgspec.ValidationError as error:
+        complaint, _, field = str(error).replace("`", "").partition(" - at $.")
+        complaint = complaint[0].lower() + complaint[1:]
+        raise InvalidRequest(
+            f"{field or 'the body'}: {complaint}", param=field or None, code="invalid_type"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
 @dataclass(slots=True)
@@ -47,21 +71,6 @@ class ClientResponse:
             self.complete = True
 
 
-def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
-    """Headers of an error response."""
-    headers = [(b"content-type", b"application/json")]
-    if error.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
-    if error.status in (408, 413) or isinstance(error, Draining):
-        # What is left of the body must not be taken for the next request; and a drain wants no idle clients.
-        headers.append((b"connection", b"close"))
-    if isinstance(error, WrongMethod) and error.allow:
-        headers.append((b"allow", error.allow.encode()))
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    return headers
-
-
 class ProxyEndpoint:
     """The relayed POST routes of one gateway."""
 
@@ -80,34 +89,35 @@ class ProxyEndpoint:
         self._rng, self._max_body_bytes, self._body_timeout = rng, max_body_bytes, body_timeout
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
-        begin, response, fields = time.monotonic(), ClientResponse(send), RoutingFields()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
+        response, fields = ClientResponse(send), RoutingFields()
         try:
             if self._keys:
-                self._keys.check(scope["headers"])
+                self._keys.check(find_header(scope["headers"], b"authorization"))
             with self._admission.admit():
                 body = await self._body(scope["headers"], receive)
                 fields = routing_fields(body)
                 await self._relayed(self._upstream_request(scope, body, fields), receive, response)
         except ClientGone:
             self._metrics.cancelled.inc()
-            response.status = 499
+            response.status = CLIENT_GONE
+            raise
         except ResponseTruncated:
             pass  # returning without the end of the body makes the server close the connection
-        except GatewayError as error:
-            if not response.status:
-                headers = error_headers(error)
-                await response({"type": "http.response.start", "status": error.status, "headers": headers})
-                await response({"type": "http.response.body", "body": error.envelope()})
+        except ApiError as error:
+            if not response.status:  # a stream that has begun has told it already
+                response.status = error.status
+                raise
         except Exception:
-            response.status = response.status or 500  # what the application makes of it
+            response.status = response.status or 500  # what the middleware makes of it
             raise
         finally:
-            self._record(scope["path"], fields, response, begin)
+            scope["log_fields"]["model"] = fields.model
+            self._record(scope, fields, response)
 
     def cancel_running(self) -> int:
-        """End what still runs; streams get an error event. Returns how many were cut."""
+        """End what still runs; streams get an error event. Returns how many were cancelled."""
         self._relay.cancelling = True
         for task in self._running:
             task.cancel()
@@ -115,74 +125,56 @@ class ProxyEndpoint:
 
     async def _body(self, headers: RawHeaders, receive: Receive) -> bytes:
         # A task of its own, so that `cancel_running` ends a client that is still sending, too.
-        reading = asyncio.create_task(read_body(headers, receive, self._max_body_bytes, self._body_timeout))
+        limit = self._max_body_bytes
+        reading = asyncio.create_task(
+            read_body(headers, receive, limit, self._body_timeout, discard=DISCARDED_LIMITS * limit)
+        )
         self._running.add(reading)
         try:
             await asyncio.wait((reading,))
             if reading.cancelled():
-                raise Draining(DRAINING, retry_after=1)
+                raise Draining(DRAINING)
             return reading.result()
         finally:
             self._running.discard(reading)
             reading.cancel()
 
-    def _upstream_request(
-        self, scope: MutableMapping[str, Any], body: bytes, fields: RoutingFields
-    ) -> UpstreamRequest:
-        headers = scope["headers"]
-        identifier = scope.get("request_id") or request_id(headers, self._rng)
-        trace = traceparent(headers, self._rng)
+    def _upstream_request(self, scope: Scope, body: bytes, fields: RoutingFields) -> UpstreamRequest:
+        trace = scope["traceparent"] or new_traceparent(self._rng)
         return UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
-            headers=to_engine(headers, identifier, trace),
+            headers=to_engine(scope["headers"], scope["request_id"], trace),
             body=body,
             model=fields.model,
         )
 
     async def _relayed(self, request: UpstreamRequest, receive: Receive, response: ClientResponse) -> None:
         work = asyncio.create_task(self._work(request, response))
-        disconnected = asyncio.create_task(_disconnected(receive))
         self._running.add(work)
         try:
-            await asyncio.wait((work, disconnected), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ClientGone
-            await _result(work, response)
+            await while_connected(receive, work)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            # `cancel_running` cancelled the work; a stream has said so itself by now.
+            if response.complete:
+                return
+            if response.status:
+                raise ResponseTruncated from None
+            raise Draining(DRAINING) from None
         finally:
             self._running.discard(work)
-            work.cancel()
-            disconnected.cancel()
-            await asyncio.gather(work, disconnected, return_exceptions=True)
 
     async def _work(self, request: UpstreamRequest, response: ClientResponse) -> None:
         async with self._admission.permit():
             await self._relay.run(request, response)
 
-    def _record(self, path: str, fields: RoutingFields, response: ClientResponse, begin: float) -> None:
-        now, metrics = time.monotonic(), self._metrics
+    def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
+        begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
         model = metrics.model_label(fields.model)
-        metrics.requests.labels(path, model, str(response.status)).inc()
+        metrics.requests.labels(scope["path"], model, str(response.status)).inc()
         metrics.duration.labels(model).observe(now - begin)
         if response.first_byte is not None:
             metrics.first_byte.labels(model).observe(response.first_byte - begin)
-        log.debug(
-            "request", path=path, model=fields.model, status=response.status, seconds=round(now - begin, 4)
-        )
-
-
-async def _result(work: asyncio.Task[None], response: ClientResponse) -> None:
-    try:
-        await work
-    except asyncio.CancelledError:
-        # Only `cancel_running` cancels a running one; a stream has said so itself by now.
-        if response.complete:
-            return
-        if response.status:
-            raise ResponseTruncated from None
-        raise Draining(DRAINING, retry_after=1) from None
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

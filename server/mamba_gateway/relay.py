@@ -5,28 +5,21 @@ Called by the proxy endpoint under a permit; cancelling it closes the connection
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import aiohttp
 import structlog
+from starlette.types import Send
 
+from mamba_edge.errors import ApiError, ModelNotFound
 from mamba_gateway.endpoints import Endpoint, Pool
-from mamba_gateway.errors import (
-    Draining,
-    GatewayError,
-    NoEndpoint,
-    RequestTimedOut,
-    UnknownModel,
-    UpstreamIdleTimeout,
-    UpstreamLost,
-)
+from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
 from mamba_gateway.headers import to_client
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.routing import NoCandidate, RoutingRequest, choose
+from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, no_such_model
 from mamba_gateway.upstream import (
     ConnectionLost,
     IdleTimeout,
@@ -36,7 +29,6 @@ from mamba_gateway.upstream import (
     translated_errors,
 )
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 log = structlog.get_logger("mambaserve.gateway")
 
 RETRIED_STATUSES = frozenset((502, 503))
@@ -73,7 +65,7 @@ class Relay:
     async def run(self, request: UpstreamRequest, send: Send) -> None:
         """Answer the request through `send`, within its longest life.
 
-        Raises a `GatewayError` for the client (a stream that has begun carries it already),
+        Raises an `ApiError` for the client (a stream that has begun carries it already),
         `ResponseTruncated` if a non-stream answer broke off.
         """
         lifetime = asyncio.timeout(self._request_timeout)
@@ -125,7 +117,7 @@ class Relay:
             while not isinstance(found, Endpoint):
                 self._wake()
                 if found is NoCandidate.MODEL_UNKNOWN:
-                    raise UnknownModel(f"the model {routing.model!r} does not exist", param="model")
+                    raise ModelNotFound(no_such_model(routing.model), param="model")
                 if found is NoCandidate.ALL_TRIED:
                     raise UpstreamLost("the engine closed the connection before it answered")
                 try:
@@ -177,13 +169,13 @@ class Relay:
         return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
 
 
-def _upstream_error(error: Exception) -> GatewayError:
+def _upstream_error(error: Exception) -> ApiError:
     if isinstance(error, IdleTimeout):
         return UpstreamIdleTimeout("the engine sent nothing for too long")
     return UpstreamLost("the engine closed the connection before its answer was complete")
 
 
-async def _end_broken(aligner: EventAligner | None, error: GatewayError, send: Send) -> None:
+async def _end_broken(aligner: EventAligner | None, error: ApiError, send: Send) -> None:
     if aligner is None:
         raise ResponseTruncated from error
     try:

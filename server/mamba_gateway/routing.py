@@ -33,6 +33,11 @@ class RoutingRequest:
     """URLs that failed for this request."""
 
 
+def no_such_model(name: str | None) -> str:
+    """What a client is told whose model no engine serves."""
+    return f"the model '{(name or '')[:200]}' does not exist here"
+
+
 def available(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     """Filter: those that are ready and stay."""
     return tuple(endpoint for endpoint in endpoints if endpoint.ready and not endpoint.draining)

@@ -8,19 +8,21 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
 import structlog
-import uvicorn
+from starlette.types import ASGIApp
 
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.http_server import HttpServer
+from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
-from mamba_gateway.app import LocalRoutes, build
-from mamba_gateway.auth import KeyFile
+from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.probe import Prober
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
@@ -31,27 +33,10 @@ from mamba_gateway.upstream import make_session
 log = structlog.get_logger("mambaserve.gateway")
 
 
+LAST_BYTES_SECONDS = 5
+"""How long connections may take to close at the end."""
 FIRST_PROBE_SECONDS = 5.0
 """Longest wait for the first look at the engines before the gateway calls itself ready all the same."""
-
-
-class _Server(uvicorn.Server):
-    # Signals are ours: a drain comes before the listener closes, and the exit code says how it went.
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError when the address is taken or not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
-
-
-def url_of(bound: socket.socket) -> str:
-    """The URL under which a client on this machine reaches the socket."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(
@@ -63,11 +48,11 @@ async def serve(
 ) -> int:
     """Serve until `stop` or a signal; `ready` gets the URL once. Returns 0, or 1 if requests were cut.
 
-    Raises OSError when the address cannot be bound or the key file not read, ValueError for a key file
-    without a key or a missing Kubernetes configuration.
+    Raises CannotListen when the address cannot be bound, KeyFileError for a key file that cannot be read or
+    holds no key, NoClusterAccess without a Kubernetes configuration.
     """
     rng = rng or Random()
-    keys = KeyFile(Path(settings.api_key_file)) if settings.api_key_file else None
+    keys = KeyFile(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
     bound = listen(settings.host, settings.port)
     pool = Pool()
     metrics = GatewayMetrics(pool.snapshot)
@@ -89,7 +74,7 @@ async def serve(
                     relay, admission, metrics, keys, rng,
                     max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
                 )  # fmt: skip
-                app = build(LocalRoutes(pool, admission, metrics, session, keys), proxy, rng)
+                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys)
                 return await _serve_until_drained(
                     app,
                     bound,
@@ -138,7 +123,7 @@ async def _endpoint_source(
 
 
 async def _serve_until_drained(
-    app: object,
+    app: ASGIApp,
     bound: socket.socket,
     pool: Pool,
     admission: Admission,
@@ -147,11 +132,8 @@ async def _serve_until_drained(
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> int:
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_config=None, access_log=False, lifespan="off", server_header=False, timeout_keep_alive=75,
-    )  # fmt: skip
-    server = _Server(config)
+    # At the end idle connections are closed at once; answers that are out need a moment to leave the buffers.
+    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS)
     loop = asyncio.get_running_loop()
     forced = asyncio.Event()
 
@@ -179,8 +161,6 @@ async def _serve_until_drained(
             cancelled = proxy.cancel_running()
             log.warning("requests cancelled", requests=cancelled)
         server.should_exit = True
-        # Idle connections are closed at once; answers that are out need a moment to leave the buffers.
-        server.config.timeout_graceful_shutdown = 5
         await serving
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from mamba_gateway.admission import retry_after
 from mamba_gateway.endpoints import Endpoint
-from mamba_gateway.errors import UpstreamConnectionLost
-from mamba_gateway.events import EventAligner, error_event
+from mamba_gateway.errors import UpstreamLost
+from mamba_gateway.events import DONE, EventAligner
 from mamba_gateway.probe import read_gauges
 from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, least_loaded
 
@@ -96,10 +96,10 @@ def test_alignment_changes_no_byte_and_cuts_only_behind_events(chunks) -> None:
 def test_an_error_event_always_starts_on_a_fresh_line(chunks) -> None:
     aligner = EventAligner()
     passed = b"".join(aligner.feed(chunk) for chunk in chunks)
-    error = UpstreamConnectionLost("x")
+    error = UpstreamLost("x")
     whole = passed + aligner.cut(error)
-    assert whole.endswith(error_event(error))
-    before = whole.removesuffix(error_event(error))
+    assert whole.endswith((error).event() + DONE)
+    before = whole.removesuffix((error).event() + DONE)
     assert before == b"" or before.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
 

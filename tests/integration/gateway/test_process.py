@@ -118,7 +118,7 @@ async def draining(client: aiohttp.ClientSession, url: str) -> None:
         while True:
             async with client.get(f"{url}/readyz") as response:
                 if response.status == 503:
-                    assert (await response.json())["error"]["code"] == "draining"
+                    assert (await response.json())["status"] == "draining"
                     return
             await asyncio.sleep(0.01)
 
@@ -142,7 +142,7 @@ async def test_the_end_of_the_drain_time_cuts_streams_with_an_error_event_and_en
         got = await running
         assert await process.wait() == 1
     assert got.startswith(b"data: ")
-    assert b'"code":"draining"' in got.split(b"\n\n")[-2]
+    assert b'"code":"draining"' in got.split(b"\n\n")[-3]
     await eventually(lambda: fake.active == 0, PATIENCE)
 
 
@@ -177,7 +177,7 @@ async def _answered(client, url, body) -> int:
             2,
             "--redis-url: the shared prefix",
         ),
-        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 1, "/nonexistent/keys"),
+        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 2, "/nonexistent/keys"),
         (("--deployment", "x", "--kubeconfig", "/nonexistent/config"), 2, "Kubernetes configuration"),
         (("--backend", "http://127.0.0.1:1", "--host", "203.0.113.1"), 1, "203.0.113.1"),
     ],

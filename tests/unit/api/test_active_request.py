@@ -80,7 +80,7 @@ async def test_each_answer_of_each_prompt_has_a_place_of_its_own() -> None:
         for of in range(2)
         for index in range(2)
     ]
-    updates = await served(generation(api, "a", "b", n=2), *story)
+    updates = await served(active(api, "a", "b", n=2), *story)
     assert {update.choice: update.text for update in updates} == {0: "00", 1: "01", 2: "10", 3: "11"}
 
 

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from mamba_edge.errors import TooManyRequests
 from mamba_gateway.admission import Admission, retry_after
-from mamba_gateway.errors import Draining, Overloaded
+from mamba_gateway.errors import Draining
 from virtual_time import in_virtual_time
 
 
@@ -20,7 +21,7 @@ async def test_the_door_closes_when_the_house_is_full() -> None:
     admission = harness(places=1, queue=1)
     with admission.admit(), admission.admit():
         assert (admission.admitted, admission.queued) == (2, 2)
-        with pytest.raises(Overloaded) as full, admission.admit():
+        with pytest.raises(TooManyRequests) as full, admission.admit():
             pass
         assert full.value.retry_after is not None
         assert full.value.retry_after >= 1
@@ -56,7 +57,7 @@ async def test_places_go_to_who_came_first() -> None:
 async def test_who_waits_too_long_is_told_to_come_back() -> None:
     admission = harness(timeout=0.02)
     async with admission.permit():
-        with pytest.raises(Overloaded, match="waited"):
+        with pytest.raises(TooManyRequests, match="waited"):
             async with admission.permit():
                 raise AssertionError
     async with admission.permit():
@@ -119,7 +120,7 @@ def test_no_mix_of_visits_breaks_a_bound_or_leaves_anything_behind(seed: int) ->
                         assert admission.admitted <= places + queue
                         await asyncio.sleep(rng.choice((0.1, 1.0, 3.0)))
                         ends["served"] += 1
-            except Overloaded as error:
+            except TooManyRequests as error:
                 ends["waited" if "waited" in error.message else "full"] += 1
                 told.append(error.retry_after or 0)
 
@@ -165,6 +166,6 @@ async def test_retry_after_follows_how_long_requests_really_take() -> None:
         with admission.admit():
             async with admission.permit():
                 await asyncio.sleep(20)
-    with admission.admit(), pytest.raises(Overloaded) as full, admission.admit():
+    with admission.admit(), pytest.raises(TooManyRequests) as full, admission.admit():
         pass
     assert full.value.retry_after == pytest.approx(40, abs=2)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.errors import NoEndpoint, RequestTimedOut, UnknownModel
+from mamba_edge.errors import ModelNotFound
+from mamba_gateway.errors import NoEndpoint, RequestTimedOut
 from raw_engine import OK, RawEngine, says
 
 Harnesses = Callable[..., Any]
@@ -60,7 +61,7 @@ async def test_a_model_that_turns_out_to_be_unknown_is_told_while_held(harness: 
     asking = asyncio.create_task(made.run())
     await asyncio.sleep(0.01)
     made.engines("http://e", models=({"id": "other"},))
-    with pytest.raises(UnknownModel, match="'m' does not exist") as caught:
+    with pytest.raises(ModelNotFound, match="'m' does not exist") as caught:
         await asyncio.wait_for(asking, 2)
     assert caught.value.param == "model"
 

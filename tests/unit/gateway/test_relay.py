@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from eventually import until
+from mamba_edge.errors import ApiError
 from mamba_gateway.endpoints import Report
-from mamba_gateway.errors import GatewayError, NoEndpoint, UpstreamIdleTimeout, UpstreamLost
+from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import LARGE_BODY, UpstreamRequest
@@ -97,8 +98,8 @@ async def test_a_stream_that_breaks_after_its_first_byte_ends_in_an_error_event_
         made = harness()
         made.engines(bad.url, good.url)
         await made.run()
-        first, error, rest = made.body.split(b"\n\n")
-        assert (first, rest) == (b'data: {"n": 1}', b"")
+        first, error, done, rest = made.body.split(b"\n\n")
+        assert (first, done, rest) == (b'data: {"n": 1}', b"data: [DONE]", b"")
         assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_died"
         assert made.sent[-1]["more_body"] is False
         assert b"content-length" not in made.headers
@@ -276,8 +277,8 @@ async def test_a_stream_cut_at_the_end_of_a_drain_ends_in_an_event_that_says_so(
         made.relay.cancelling = True
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        first, error, _ = made.body.split(b"\n\n")
-        assert first == b"data: 1"
+        first, error, done, _ = made.body.split(b"\n\n")
+        assert (first, done) == (b"data: 1", b"data: [DONE]")
         assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "draining"
 
 
@@ -293,7 +294,7 @@ async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(harness: 
         made.engines(one.url, two.url)
 
         async def visit() -> None:
-            with contextlib.suppress(GatewayError, ResponseTruncated, TimeoutError):
+            with contextlib.suppress(ApiError, ResponseTruncated, TimeoutError):
                 async with asyncio.timeout(rng.uniform(0.001, 0.2)):
                     await made.run()
 
@@ -309,6 +310,6 @@ async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, 
     async with RawEngine(says(OK)) as engine:
         made = harness()
         made.engines(engine.url)
-        headers = to_engine([(b"x-user", value)], b"id-1", b"trace")
+        headers = to_engine([(b"x-user", value)], "id-1", "trace")
         await made.run(UpstreamRequest("/v1/completions", "", headers, b"{}"))
         assert b"x-user: " + value + b"\r\n" in engine.requests[0][0]
