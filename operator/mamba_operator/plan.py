@@ -17,10 +17,10 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.drift import drift
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
-from mamba_operator.memory_plan import judge
+from mamba_operator.memory_plan import plan_memory
 from mamba_operator.record import readable
 from mamba_operator.render import render
-from mamba_operator.render.admin_secret import admin_secret
+from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
 from mamba_operator.scale import asleep_in, engines_wanted
 from mamba_operator.snapshot import Snapshot
@@ -93,7 +93,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     unsupported = _unsupported(deployment)
     if unsupported is not None:
         return Plan(deployment, Invalid(unsupported))
-    verdict = judge(deployment, snapshot.node_gpu_memory, snapshot.model_config)
+    verdict = plan_memory(deployment, snapshot.node_gpu_memory, snapshot.model_config)
     if isinstance(verdict, Invalid | DoesNotFit) or deployment.spec.mode == "Plan":
         return Plan(deployment, verdict)
     replicas = engines_wanted(deployment, now)

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mamba_planner.byte_size import Bytes
+
 
 class GatewaySettings(BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
@@ -41,7 +43,7 @@ class GatewaySettings(BaseSettings):
     """Longest wait for a place before the answer is 429."""
     hold_timeout: float = Field(10.0, ge=0)
     """How long a request waits for an endpoint to become ready before the answer is 503."""
-    max_body_bytes: ByteSize = Field(ByteSize(32 * 1024 * 1024), ge=1)
+    max_body_bytes: Bytes = Field(ByteSize(32 * 1024 * 1024), ge=1)
     """Largest request body taken; beyond it the answer is 413."""
     body_timeout: float = Field(60.0, gt=0)
     """Longest time a client may take to send its body."""

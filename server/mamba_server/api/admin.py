@@ -4,7 +4,7 @@ Operations on the engine are relayed as AdminCall; draining is done here. Needs 
 """
 
 import ipaddress
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from mamba_api.strategy import Strategy
 from mamba_server.api.answers import encode
 from mamba_server.api.api_keys import KeyFile
 from mamba_server.api.errors import Forbidden
@@ -28,7 +29,7 @@ class StrategyChange(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    strategy: Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
+    strategy: Strategy
     trackInterval: int | None = Field(None, ge=1)  # noqa: N815 - the name in the public interface
 
 

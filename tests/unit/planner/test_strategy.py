@@ -7,14 +7,13 @@ from typing import get_args
 import pytest
 
 from cache_bench import CacheBench, ids
-from mamba_planner.engine_settings import Strategy
-from mamba_planner.strategy import reservation
-from mamba_server.engine.admin import STRATEGIES
+from mamba_api.strategy import Strategy
+from mamba_planner.strategy import MOST_ROBUST_FIRST, STRATEGIES, reservation
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_strategy_a_setting_may_name_has_a_reservation_under_its_name(overlap: bool) -> None:
-    assert set(get_args(Strategy)) == set(STRATEGIES)
+    assert set(get_args(Strategy)) == set(STRATEGIES) == set(MOST_ROBUST_FIRST)
     for name in STRATEGIES:
         assert reservation(name, overlap=overlap).name == name
 
