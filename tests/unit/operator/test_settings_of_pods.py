@@ -25,7 +25,8 @@ def told(container: Manifest) -> dict[str, Any]:
     }
     words = container["args"][1:]
     while words:
-        found[words.pop(0).removeprefix("--").replace("-", "_")] = words.pop(0)
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        found[name] = words.pop(0)
     return found
 
 
