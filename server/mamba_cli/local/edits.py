@@ -80,8 +80,6 @@ class Edits:
         strategy = outcome.plan.strategy
         interval = loaded.deployment.spec.state_cache.track_interval
         wanted = unit.settings.model_copy(update={"strategy": strategy, "track_interval": interval})
-        if wanted == unit.settings:
-            return f"{unit.name}: runs {strategy} with a checkpoint every {interval} tokens already", True
         problem = await put_strategy(http, unit.admin_url, strategy, interval)
         if problem:
             return f"{unit.name}: strategy {strategy} was not taken over: {problem}", False
