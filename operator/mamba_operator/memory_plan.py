@@ -1,7 +1,7 @@
-"""`judge`: asks the planner whether an engine of this deployment fits its memory. Pure; called by `plan`.
+"""`plan_memory`: asks the planner whether an engine of a deployment fits its memory. Pure; called by `plan`.
 
-The arithmetic is `mamba_planner`, the same that the engine sizes its arena with; here a spec is turned
-into the planner's terms and its answer into a verdict.
+It plans with the settings that the engine gets and with the function that the engine plans with; here only
+the device is found and the answer turned into a verdict.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.served import why_not_served
-from mamba_planner.of_spec import constraints_of, workload_of
+from mamba_planner.spec_settings import engine_settings
 
 
-def judge(
+def plan_memory(
     deployment: MambaDeployment, node_gpu_memory: int | None, config: Mapping[str, Any] | None = None
 ) -> Verdict:
     """What the planner says.
@@ -51,7 +51,9 @@ def judge(
             "spec.memory.deviceMemory or spec.memory.arena",
         )
     try:
-        planned = mamba_planner.plan(model, constraints_of(spec), device, None, workload_of(spec))
+        planned = mamba_planner.plan_engine(
+            model, engine_settings(deployment), device, tensor_parallel=spec.engine.tensor_parallel
+        )
     except mamba_planner.UnusableInput as error:
         return Invalid(str(error))
     except mamba_planner.DoesNotFit as error:

@@ -17,10 +17,10 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.drift import drift
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
-from mamba_operator.memory_plan import judge
+from mamba_operator.memory_plan import plan_memory
 from mamba_operator.record import readable
 from mamba_operator.render import render
-from mamba_operator.render.admin_secret import admin_secret
+from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
 from mamba_operator.scale import engines_wanted, seconds_awake
 from mamba_operator.snapshot import Snapshot
@@ -90,7 +90,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         deployment = MambaDeployment.model_validate(readable(snapshot.owner), by_alias=True, by_name=False)
     except ValidationError as error:
         return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
-    verdict = judge(deployment, snapshot.node_gpu_memory, snapshot.model_config)
+    verdict = plan_memory(deployment, snapshot.node_gpu_memory, snapshot.model_config)
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
         return ReconcilePlan(deployment, verdict)
     replicas = engines_wanted(deployment, now)

@@ -1,10 +1,10 @@
-"""The planner: how an engine spends its memory. Torch-free and pure; see `planner.plan`."""
+"""The planner: how an engine spends its memory. Torch-free and pure; see `planner.plan_engine`."""
 
 from mamba_planner.constraints import Constraints, StateDtype, Workload
 from mamba_planner.errors import BudgetError, DoesNotFit, UnusableInput
 from mamba_planner.memory import Device, MemoryBudget
 from mamba_planner.memory_plan import LedgerLine, MemoryPlan, Rejected
-from mamba_planner.planner import plan
+from mamba_planner.planner import plan, plan_engine
 
 __all__ = [
     "BudgetError",
@@ -19,4 +19,5 @@ __all__ = [
     "UnusableInput",
     "Workload",
     "plan",
+    "plan_engine",
 ]

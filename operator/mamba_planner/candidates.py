@@ -7,30 +7,18 @@ without a fixed ratio. Slab 0 is padding.
 from dataclasses import dataclass
 from typing import get_args
 
+from mamba_api.strategy import Strategy
 from mamba_planner.arithmetic import kv_bytes_per_token, slab_bytes, state_bytes
-from mamba_planner.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints, StateDtype, Workload
-from mamba_planner.engine_settings import Strategy
 from mamba_planner.memory import CPU_ARENA_LIMIT, MOST_RUNNING, MemoryBudget
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.strategy import reservation
 from mamba_planner.throughput import Traffic, expected_saved, expected_throughput
 
-STRATEGIES: tuple[Strategy, ...] = ("ExtraBuffer", "ExtraBufferLazy", "NoBuffer")
-"""Most robust first: guaranteed checkpoints, checkpoints while slots last, none while decoding."""
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 CHECKPOINTS_PER_PATH = 2
 """Checkpoints a cached path is expected to hold: the end of the prompt and of the sequence."""
-
-
-def slots_per_sequence(strategy: Strategy, overlap: bool = True) -> int:
-    """Slots a running sequence takes: its live slot and its tracking slots."""
-    match strategy:
-        case "NoBuffer":
-            return 1
-        case "ExtraBufferLazy":
-            return 2
-        case "ExtraBuffer":
-            return 3 if overlap else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,8 @@ def evaluate(
 ) -> Candidate:
     """Largest concurrency, checkpoints left, expected savings and throughput of one choice."""
     shape = shape_of(model, constraints, state_dtype)
-    slots = slots_per_sequence(strategy, constraints.overlap)
+    reserved = reservation(strategy, overlap=constraints.overlap)
+    slots = reserved.slots_per_sequence
     limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
     longest = constraints.max_model_len or model.max_position
     slabs = _arena_slabs(shape, budget, constraints, slots, limit, longest)
@@ -144,7 +133,7 @@ def evaluate(
         rest = free - shape.slabs(load, slots, shaped.tokens)
         paths = shape.most(rest, CHECKPOINTS_PER_PATH, shaped.tokens) if constraints.prefix_caching else 0
         checkpoints = paths * CHECKPOINTS_PER_PATH
-        saved = expected_saved(strategy, constraints, shaped, load, checkpoints)
+        saved = expected_saved(reserved, constraints, shaped, load, checkpoints)
         traffic = Traffic(load, shape.state, shape.kv, budget.weights)
         return expected_throughput(model, shaped, traffic, saved), load, paths, saved
 

@@ -1,8 +1,9 @@
 """Choosing among candidates, with a reason in words for the one taken and for each one left. Pure."""
 
-from mamba_planner.candidates import STRATEGIES, Candidate
+from mamba_planner.candidates import Candidate
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.memory_plan import Rejected
+from mamba_planner.strategy import MOST_ROBUST_FIRST, reservation
 
 TIE = 0.02
 """Scores closer than this are a tie: the estimate is no better, and robustness decides."""
@@ -49,7 +50,7 @@ def reject(
 
 def _most_robust_first(constraints: Constraints) -> list[str]:
     # Without prefix caching nobody reads a checkpoint, so the fewest moving parts are the most robust.
-    return list(STRATEGIES) if constraints.prefix_caching else list(reversed(STRATEGIES))
+    return list(MOST_ROBUST_FIRST) if constraints.prefix_caching else list(reversed(MOST_ROBUST_FIRST))
 
 
 def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints, workload: Workload) -> str:
@@ -114,10 +115,4 @@ def _weakness(each: Candidate, constraints: Constraints) -> str:
         return "16-bit states round the recurrence"
     if not constraints.prefix_caching:
         return "prefix caching is off, so its tracking slots would do nothing"
-    match each.strategy:
-        case "NoBuffer":
-            return "decoding leaves no checkpoints"
-        case "ExtraBufferLazy":
-            return "checkpoints are skipped when no slot can be borrowed"
-        case "ExtraBuffer":
-            return "it takes more slots for the same checkpoints"
+    return reservation(each.strategy, overlap=constraints.overlap).weakness

@@ -1,12 +1,13 @@
-"""What the user fixed before planning: the planner's view of engine settings and of a MambaDeployment.
+"""What the user fixed before planning: the planner's view of an engine's settings, and of them alone.
 
-`Constraints.of` takes an engine's settings; the operator and the command line build it from a spec.
+A MambaDeployment gets here through `spec_settings`, so that cluster, workstation and engine plan alike.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from mamba_planner.engine_settings import EngineSettings, Strategy
+from mamba_api.strategy import Strategy
+from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import UnusableInput
 
 StateDtype = Literal["float32", "float16"]
@@ -23,6 +24,19 @@ class Workload:
     concurrency: int | None = None
     declared: bool = False
     """False: the assumption that stands in while nothing was declared or measured."""
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> "Workload":
+        """The traffic that the settings declare; the assumption where they declare none."""
+        if (declared := settings.workload) is None:
+            return cls()
+        return cls(
+            prompt_tokens=declared.prompt_tokens,
+            output_tokens=declared.output_tokens,
+            shared_prefix_ratio=declared.shared_prefix_ratio,
+            concurrency=declared.concurrency,
+            declared=True,
+        )
 
     @property
     def tokens(self) -> int:
@@ -71,8 +85,11 @@ class Constraints:
             raise UnusableInput(f"utilization {self.utilization} must be above 0 and at most 1")
 
     @classmethod
-    def of(cls, settings: EngineSettings) -> "Constraints":
-        """The constraints an engine's settings carry. Raises `UnusableInput`."""
+    def of(cls, settings: EngineSettings, tensor_parallel: int = 1) -> "Constraints":
+        """The constraints an engine's settings carry. Raises `UnusableInput`.
+
+        `tensor_parallel`: GPUs to count with; engines run on one, so it is no setting of theirs.
+        """
         return cls(
             strategy=None if settings.strategy == "Auto" else settings.strategy,
             state_dtype=None if settings.state_dtype == "auto" else settings.state_dtype,
@@ -87,4 +104,5 @@ class Constraints:
             overlap=settings.overlap,
             utilization=settings.utilization,
             arena_bytes=None if settings.arena_bytes is None else int(settings.arena_bytes),
+            tensor_parallel=tensor_parallel,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mamba_planner.arithmetic import activation_bytes, weights_bytes
-from mamba_planner.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import DoesNotFit
 from mamba_planner.model_config import ModelConfig

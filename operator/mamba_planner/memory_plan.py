@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mamba_planner.binary_size import binary_size
+from mamba_api.strategy import Strategy
+from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import StateDtype, Workload
-from mamba_planner.engine_settings import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,21 @@ The engine sizes its arena with it, the operator writes it into the status, the 
 arithmetic, so what is shown is what runs.
 """
 
-from mamba_planner.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
     STATE_DTYPES,
-    STRATEGIES,
     Candidate,
     evaluate,
 )
 from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
+from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import DoesNotFit
 from mamba_planner.memory import MOST_RUNNING, Device, MemoryBudget
 from mamba_planner.memory_plan import LedgerLine, MemoryPlan, Rejected
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 
 def plan(
@@ -45,7 +46,7 @@ def plan(
     candidates = [
         evaluate(model, constraints, budget, traffic, strategy, state_dtype)
         for state_dtype in STATE_DTYPES
-        for strategy in STRATEGIES
+        for strategy in MOST_ROBUST_FIRST
     ]
     allowed = [
         each
@@ -60,6 +61,22 @@ def plan(
     reason = why(chosen, allowed, constraints, traffic)
     rejected = reject(candidates, chosen, constraints, traffic, hint)
     return _plan(model, constraints, budget, chosen, reason, rejected)
+
+
+def plan_engine(
+    model: ModelConfig,
+    settings: EngineSettings,
+    device: Device,
+    weights_bytes: int | None = None,
+    *,
+    tensor_parallel: int = 1,
+) -> MemoryPlan:
+    """The plan of an engine with these settings: what is shown before, and what the engine does.
+
+    Raises as `plan`.
+    """
+    constraints = Constraints.of(settings, tensor_parallel)
+    return plan(model, constraints, device, weights_bytes, Workload.of(settings))
 
 
 def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from mamba_planner.arithmetic import active_parameters
 from mamba_planner.checkpoint_spacing import decode_spacing
 from mamba_planner.constraints import Constraints, Workload
-from mamba_planner.engine_settings import Strategy
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.strategy import Reservation
 
 FLOPS_PER_BYTE = 200
 """Between an A100 (156) and an H100 (295), dense 16-bit."""
@@ -29,7 +29,7 @@ class Traffic:
 
 
 def expected_saved(
-    strategy: Strategy, constraints: Constraints, workload: Workload, running: int, checkpoints: int
+    strategy: Reservation, constraints: Constraints, workload: Workload, running: int, checkpoints: int
 ) -> float:
     """Share of prompt tokens resumed instead of recomputed, 0-1.
 
@@ -42,9 +42,9 @@ def expected_saved(
     if not constraints.prefix_caching or running == 0:
         return 0.0
     tail = decode_spacing(workload.output_tokens, constraints.page_size, constraints.track_interval) / 2
-    if strategy == "NoBuffer":
+    if not strategy.tracks_decode:
         tail = float(workload.output_tokens)
-    elif strategy == "ExtraBufferLazy":
+    elif strategy.borrows:
         tail *= 1 + max(0.0, 1 - checkpoints / running)
     reusable = max(0.0, workload.shared_prefix_ratio * workload.prompt_tokens - tail)
     lasting = min(1.0, checkpoints / (2 * running))

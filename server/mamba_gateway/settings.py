@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mamba_planner.engine_settings import Bytes
+from mamba_planner.byte_size import Bytes
 
 REFUSED_VARIABLES = {
     "MAMBASERVE_PREFIX_WEIGHT": "engines are chosen by load alone in this version",

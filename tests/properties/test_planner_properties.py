@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from mamba_planner import BudgetError, Constraints, Device, MemoryPlan, Workload, plan
 from mamba_planner.candidates import Shape
 from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
+from mamba_planner.strategy import STRATEGIES, reservation
 from mamba_planner.throughput import expected_saved
 
 laws = settings(max_examples=60)
@@ -160,8 +161,9 @@ def test_expected_savings_are_a_share_and_grow_with_checkpoints(
     workload: Workload, running: int, checkpoints: int, caching: bool
 ) -> None:
     constraints = Constraints(prefix_caching=caching)
-    for strategy in ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer"):
-        few = expected_saved(strategy, constraints, workload, running, checkpoints)  # type: ignore[arg-type]
-        many = expected_saved(strategy, constraints, workload, running, checkpoints + 1)  # type: ignore[arg-type]
+    for strategy in STRATEGIES:
+        reserved = reservation(strategy, overlap=True)
+        few = expected_saved(reserved, constraints, workload, running, checkpoints)
+        many = expected_saved(reserved, constraints, workload, running, checkpoints + 1)
         assert 0 <= few <= many <= workload.shared_prefix_ratio
         assert caching or many == 0

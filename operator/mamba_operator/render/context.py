@@ -1,4 +1,4 @@
-"""`Context`: what all builders of children are given, and the metadata they all put on. Pure."""
+"""`Context`: what all builders of children are given; the metadata and the numbers they all write. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,3 +52,8 @@ def child(
     if annotations:
         metadata["annotations"] = dict(annotations)
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def number(value: float) -> str:
+    """Reads back as the very same number; `:g` would keep six digits of it."""
+    return repr(float(value)).removesuffix(".0")

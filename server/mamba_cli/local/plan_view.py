@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mamba_cli.local.planning import PlanOutcome
 from mamba_planner import LedgerLine, MemoryPlan
-from mamba_planner.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 
 # item of the ledger -> (pattern, colour, words)
 _LOOK = {

@@ -3,7 +3,7 @@
 Operations on the engine are relayed as AdminCall; draining is done here. Needs the token when one is set.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import Security
 from fastapi.security import HTTPAuthorizationCredentials
@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mamba_api.strategy import Strategy
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import JsonResponse, error_answers, make_application, publish
 from mamba_edge.request_middleware import RequestMiddleware
@@ -27,7 +28,7 @@ class StrategyChange(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    strategy: Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
+    strategy: Strategy
     trackInterval: int | None = Field(None, ge=1)  # noqa: N815 - the name in the public interface
 
 

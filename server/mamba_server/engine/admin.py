@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import ledger
 from mamba_server.engine.core import EngineCore
 from mamba_server.wire import AdminCall, AdminReply
-
-STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
 
 
 class Admin:

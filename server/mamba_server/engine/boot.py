@@ -12,13 +12,12 @@ from typing import Any, Literal
 import torch
 
 from mamba_planner.arithmetic import DTYPE_BYTES
-from mamba_planner.constraints import Constraints
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.memory import Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.planner import plan
+from mamba_planner.planner import plan_engine
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
@@ -77,12 +76,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     config = load_model_config(directory)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    made = plan(
-        config,
-        Constraints.of(settings),
-        _memory(settings, device),
-        weights_bytes=_weights(directory, config, dtype),
-    )
+    made = plan_engine(config, settings, _memory(settings, device), _weights(directory, config, dtype))
     model = HybridModel.load(
         config,
         directory,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mamba_server
+from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
 from mamba_server.engine.errors import NoDevice
@@ -87,6 +88,26 @@ def test_a_cache_that_is_switched_off_is_off() -> None:
 def test_the_memory_that_was_named_is_what_is_planned_with() -> None:
     engine = start(arena_bytes=None, device_memory="320Mi", utilization=0.5)
     assert engine.plan.budget_bytes == ready_plan(engine)["budgetBytes"] == 160 << 20
+
+
+def test_a_declared_workload_is_what_the_engine_plans_for() -> None:
+    plain = start()
+    declared = start(workload_prompt_tokens=300, workload_output_tokens=40, workload_concurrency=2)
+
+    assert not plain.plan.workload.declared
+    assert (declared.plan.workload.declared, declared.plan.workload.tokens) == (True, 340)
+    assert declared.plan.planned_running == 2 != plain.plan.planned_running
+    assert "meets the declared concurrency of 2" in declared.plan.reason
+
+
+def test_the_engine_plans_what_anyone_plans_from_its_settings() -> None:
+    engine = start(workload_concurrency=2, strategy="ExtraBufferLazy")
+    settings = EngineSettings(
+        model="elsewhere", device="cpu", arena_bytes=8 << 20, overlap=False, workload_concurrency=2,
+        strategy="ExtraBufferLazy",
+    )  # fmt: skip
+
+    assert engine.plan == plan_engine(engine.model, settings, Device("cpu", 0), engine.plan.weights_bytes)
 
 
 def test_half_as_wide_weights_are_counted_and_held_as_such() -> None:

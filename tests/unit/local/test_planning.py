@@ -75,7 +75,7 @@ def test_a_machine_that_does_not_tell_its_memory_is_a_failure_with_the_way_out(
     def untold() -> int:
         raise OSError("/proc/meminfo has no line MemAvailable")
 
-    monkeypatch.setattr("mamba_cli.local.devices.available_bytes", untold)
+    monkeypatch.setattr("mamba_cli.local.planning.available_bytes", untold)
     with pytest.raises(RunFailed, match=r"cannot read the free memory .* give --device-memory"):
         plan_directory(directory, PlanFlags(gpus=0))
     assert plan_directory(directory, PlanFlags(gpus=0, device_memory=8 * GIB)).plan is not None

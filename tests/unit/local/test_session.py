@@ -322,8 +322,11 @@ def test_a_defect_beside_the_main_loop_ends_the_run_instead_of_hanging_it(
     assert bench.events("gateway", "drained") == bench.events("serve", "drained") == 1
 
 
-@pytest.mark.usefixtures("quick_restarts")
-def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(bench: Bench) -> None:
+def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Long enough for the gateway to be there before the engine is given up.
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 1.0)
     bench.file.write_text(deployment(engine={"env": [{"name": "A", "value": "a\0b"}]}))
     assert bench.up() == 1
     assert "one-engine could not start (embedded null byte)" in bench.text

@@ -16,16 +16,14 @@ from rich.console import Console
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local import demo
-from mamba_cli.local.devices import gpu_memory
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
+from mamba_cli.local.edits import Stamp, changed, settled
 from mamba_cli.local.loading_view import LoadingView
 from mamba_cli.local.model_facts import facts_of_directory, facts_of_model, local_uri
 from mamba_cli.local.plan_view import bar_cells, plan_view
-from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory
+from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.readiness import Readiness, readiness_of
-from mamba_cli.local.sizes import size_option
-from mamba_cli.local.watch import Stamp, changed, settled
 from mamba_planner import LedgerLine
 from mamba_server.model.errors import WeightsError
 from mamba_server.model.weight_files import WeightsSize, weights_size

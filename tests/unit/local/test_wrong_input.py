@@ -11,12 +11,10 @@ from rich.console import Console
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.bring_up import bring_up
-from mamba_cli.local.devices import gpu_memory
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.model_facts import facts_of_model, local_uri
-from mamba_cli.local.planning import PlanFlags, plan_directory
+from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_directory, size_option
 from mamba_cli.local.ports import front_ports
-from mamba_cli.local.sizes import size_option
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 

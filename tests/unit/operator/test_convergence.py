@@ -179,7 +179,7 @@ def _garbage(kind: str) -> dict[str, Any]:
         "Service": {"ports": []},
         "NetworkPolicy": {"ingress": []},
         "PodDisruptionBudget": {"maxUnavailable": 7},
-        "ConfigMap": {"MAMBASERVE_STRATEGY": "Bogus"},
+        "ConfigMap": {"engine.json": "Bogus"},
     }.get(kind, {})
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory_plan import judge
+from mamba_operator.memory_plan import plan_memory
 from mamba_operator.record import readable
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
@@ -27,7 +27,7 @@ def config(name: str) -> dict[str, Any]:
 
 def judged(node: int | None = None, **spec: Any) -> Verdict:
     of = readable(fitting_owner(**spec))
-    return judge(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
+    return plan_memory(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
 
 
 def of_config(config: dict[str, Any]) -> Verdict:
@@ -132,7 +132,7 @@ def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
 def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
     of = MambaDeployment.model_validate(readable(fitting_owner()), by_alias=True, by_name=False)
 
-    assert judge(of, None, {"model_type": "nonsense"}) == judge(of, None)
+    assert plan_memory(of, None, {"model_type": "nonsense"}) == plan_memory(of, None)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,9 @@ def test_an_unknown_memory_says_where_to_write_it(spec: dict[str, Any], advice: 
 
 def test_a_machine_without_a_gpu_is_planned_by_its_arena_or_its_memory() -> None:
     plain = owner(resources={"gpus": 0, "memory": "80Gi"}, model={"uri": "hf://a/b", "config": nano_config()})
-    by_memory = judge(MambaDeployment.model_validate(readable(plain), by_alias=True, by_name=False), 1 << 30)
+    by_memory = plan_memory(
+        MambaDeployment.model_validate(readable(plain), by_alias=True, by_name=False), 1 << 30
+    )
     by_arena = judged(resources={"gpus": 0}, memory={"arena": "20Gi"})
 
     assert isinstance(by_memory, Fits)

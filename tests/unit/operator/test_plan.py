@@ -1,6 +1,7 @@
 """What the operator decides to do, for every situation it can find."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ EDITS: list[tuple[str, str, Any, str]] = [
         "spec.template.spec.containers[engine].image",
     ),
     ("Service", "nano", lambda s: s["spec"]["ports"][0].update(port=81), "spec.ports[http].port"),
-    ("ConfigMap", "nano-engine", lambda c: c["data"].pop("MAMBASERVE_STRATEGY"), "data.MAMBASERVE_STRATEGY"),
+    ("ConfigMap", "nano-engine", lambda c: c["data"].pop("engine.json"), "data.engine.json"),
     ("Role", "nano", lambda r: r["rules"].pop(), "rules"),
     ("NetworkPolicy", "nano-engine", lambda n: n["spec"].update(ingress=[{}]), "spec.ingress"),
     ("PodDisruptionBudget", "nano-engine", lambda b: b["spec"].update(maxUnavailable=9),
@@ -247,7 +248,8 @@ def test_the_chosen_strategy_reaches_the_engine() -> None:
 
     assert isinstance(plan.verdict, Fits)
     [settings] = [one.manifest for one in plan.applies if one.manifest["kind"] == "ConfigMap"]
-    assert settings["data"]["MAMBASERVE_STRATEGY"] == plan.verdict.plan.strategy != "Auto"
+    document = json.loads(settings["data"]["engine.json"])
+    assert document["strategy"] == plan.verdict.plan.strategy != "Auto"
 
 
 GARBAGE: list[tuple[dict[str, Any], str]] = [

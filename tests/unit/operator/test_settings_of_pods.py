@@ -1,5 +1,6 @@
 """Whatever the API accepts, the processes in the pods accept too, and they are told the very same numbers."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,30 +11,33 @@ from mamba_api import names
 from mamba_api.quantity import Duration, Quantity
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.manifest import Manifest
-from mamba_operator.render.number import number
+from mamba_operator.render.context import number
 from mamba_planner.engine_settings import EngineSettings
 from operator_objects import owner, planned
 
-SWITCHES = {"no-overlap": ("overlap", False), "batch-invariant": ("batch_invariant", True)}
 
-
-def told(container: Manifest, more: dict[str, str] | None = None) -> dict[str, Any]:
+def told(container: Manifest) -> dict[str, Any]:
     """Settings that a container is given, by command line and environment."""
-    environment = {one["name"]: one["value"] for one in container["env"] if "value" in one} | (more or {})
     found: dict[str, Any] = {
-        key.removeprefix(names.ENV_PREFIX).lower(): value
-        for key, value in environment.items()
-        if key.startswith(names.ENV_PREFIX)
+        one["name"].removeprefix(names.ENV_PREFIX).lower(): one["value"]
+        for one in container["env"]
+        if "value" in one and one["name"].startswith(names.ENV_PREFIX)
     }
     words = container["args"][1:]
     while words:
-        word = words.pop(0).removeprefix("--")
-        if word in SWITCHES:
-            key, value = SWITCHES[word]
-            found[key] = value
-        else:
-            found[word.replace("-", "_")] = words.pop(0)
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        found[name] = words.pop(0)
     return found
+
+
+def engine_told(container: Manifest, volumes: list[Manifest], config_map: Manifest) -> dict[str, Any]:
+    """The same of an engine, with the settings file that its pod mounts."""
+    given_ = told(container)
+    folder, _, file = given_.pop("config").rpartition("/")
+    [mount] = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder]
+    [volume] = [one for one in volumes if one["name"] == mount]
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+    return {**json.loads(config_map["data"][file]), **given_}
 
 
 def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
@@ -43,12 +47,13 @@ def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
         for one in planned(owner(**spec)).applies
     }
 
-    def container(name: str) -> Manifest:
-        found: Manifest = made["Deployment", name]["spec"]["template"]["spec"]["containers"][0]
+    def pod(name: str) -> Manifest:
+        found: Manifest = made["Deployment", name]["spec"]["template"]["spec"]
         return found
 
-    engine = EngineSettings(**told(container("nano-engine"), made["ConfigMap", "nano-engine"]["data"]))
-    return engine, GatewaySettings(**told(container("nano")))
+    engine = pod("nano-engine")
+    document = engine_told(engine["containers"][0], engine["volumes"], made["ConfigMap", "nano-engine"])
+    return EngineSettings(**document), GatewaySettings(**told(pod("nano")["containers"][0]))
 
 
 DURATIONS = st.sampled_from(["1ms", "0.001ms", "1s", "1234567s", "1.5h", "33333.333s", "999999h"])

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamba_api.strategy import Strategy
 from mamba_planner import Constraints, StateDtype, Workload
-from mamba_planner.candidates import STATE_DTYPES, STRATEGIES, Candidate, Shape
+from mamba_planner.candidates import STATE_DTYPES, Candidate, Shape
 from mamba_planner.choice import TIE, choose, reject, why
-from mamba_planner.engine_settings import Strategy
+from mamba_planner.strategy import MOST_ROBUST_FIRST as STRATEGIES
 
 TRAFFIC = Workload(1000, 100, 0.5, declared=True)
 FREE = Constraints()

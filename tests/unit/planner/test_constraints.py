@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, StateCache
 from mamba_planner import BudgetError, Constraints, UnusableInput, Workload
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.of_spec import constraints_of, workload_of
+from mamba_planner.spec_settings import engine_settings
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,13 @@ def test_the_prompt_gives_way_before_the_output() -> None:
 # --- from a spec ---------------------------------------------------------------------------------------
 
 
-def deployment(**spec: Any) -> MambaDeployment:
+def settings_of(**spec: Any) -> EngineSettings:
     body = {"metadata": {"name": "one"}, "spec": {"model": {"uri": "file:///m"}, **spec}}
-    return MambaDeployment.model_validate(body)
+    return engine_settings(MambaDeployment.model_validate(body))
+
+
+def constraints_of(**spec: Any) -> Constraints:
+    return Constraints.of(settings_of(**spec))
 
 
 @pytest.mark.parametrize(
@@ -114,33 +118,34 @@ def deployment(**spec: Any) -> MambaDeployment:
 def test_a_field_of_the_spec_reaches_the_planner_under_its_name(
     section: str, field: str, value: Any, name: str
 ) -> None:
-    changed = constraints_of(deployment(**{section: {field: value}}).spec)
+    changed = constraints_of(**{section: {field: value}})
     assert getattr(changed, name) == value != getattr(Constraints(), name)
-    plain = constraints_of(deployment().spec)
+    plain = constraints_of()
     assert {each for each in plain.__slots__ if getattr(plain, each) != getattr(changed, each)} == {name}
 
 
 def test_a_spec_and_the_settings_of_its_engine_mean_the_same_to_the_planner() -> None:
-    spec = deployment(stateCache={"strategy": "NoBuffer"}, memory={"arena": "1Gi"}).spec
-    assert constraints_of(spec) == Constraints.of(
+    assert constraints_of(stateCache={"strategy": "NoBuffer"}, memory={"arena": "1Gi"}) == Constraints.of(
         EngineSettings(model="m", strategy="NoBuffer", arena_bytes="1Gi")
     )
 
 
 def test_a_spec_that_cannot_be_planned_is_refused_as_settings_are() -> None:
     with pytest.raises(UnusableInput, match="max_model_len 1 leaves no room"):
-        constraints_of(deployment(model={"uri": "file:///m", "maxModelLen": 1}).spec)
+        constraints_of(model={"uri": "file:///m", "maxModelLen": 1})
 
 
-def test_what_the_command_line_says_wins_over_the_spec() -> None:
-    spec = deployment(memory={"utilization": 0.5}).spec
-    assert constraints_of(spec, utilization=0.7).utilization == 0.7
-    assert constraints_of(spec).utilization == 0.5
+def test_every_field_of_the_cache_in_the_spec_is_a_setting_of_the_same_name_and_default() -> None:
+    names = set(StateCache.model_fields)
+    assert names <= set(EngineSettings.model_fields)
+    for name in names - {"state_dtype"}:
+        assert EngineSettings.model_fields[name].default == StateCache.model_fields[name].default, name
+    assert settings_of().document().items() >= {"track_interval": 256, "state_dtype": "auto"}.items()
 
 
 def test_a_workload_is_declared_only_where_the_spec_has_one() -> None:
-    assert workload_of(deployment().spec) is None
-    workload = workload_of(deployment(workload={"promptTokens": 10, "outputTokens": 20}).spec)
-    assert workload is not None
+    assert settings_of().workload is None
+    assert Workload.of(settings_of()) == Workload()
+    workload = Workload.of(settings_of(workload={"promptTokens": 10, "outputTokens": 20}))
     assert (workload.prompt_tokens, workload.output_tokens, workload.declared) == (10, 20, True)
     assert workload.concurrency is None

@@ -19,12 +19,6 @@ LIMITS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in EngineSettings.model_fields:
-        monkeypatch.delenv(f"MAMBASERVE_{name.upper()}", raising=False)
-
-
 def fields_of(error: ValidationError) -> list[str]:
     return [str(each["loc"][0]) for each in error.errors()]
 
@@ -37,12 +31,9 @@ def test_a_value_out_of_range_is_refused_under_its_name(name: str, value: Any) -
 
 
 @pytest.mark.parametrize(("name", "value"), LIMITS)
-def test_the_environment_is_checked_as_strictly(
-    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"MAMBASERVE_{name.upper()}", str(value))
+def test_a_text_of_a_flag_or_a_variable_is_checked_as_strictly(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
-        EngineSettings(model="m")
+        EngineSettings(model="m", **{name: str(value)})
     assert fields_of(caught.value) == [name]
 
 
@@ -104,18 +95,28 @@ def test_the_environment_of_the_second_process_changes_nothing_that_the_first_ha
     settled = EngineSettings(model="m", strategy="ExtraBuffer").model_copy(
         update={"arena_bytes": None, "model": "/resolved"}
     )
-    assert (settled.strategy, settled.page_size) == ("ExtraBuffer", 32)
+    assert (settled.strategy, settled.page_size) == ("ExtraBuffer", 16)
     assert EngineSettings.model_validate_json(settled.model_dump_json()) == settled
+
+
+def test_a_document_has_what_was_set_and_reads_back_to_the_same() -> None:
+    settings = EngineSettings(model="m", arena_bytes="1Gi", page_size=16, seed=0)
+    assert settings.document() == {"model": "m", "arena_bytes": 1 << 30, "page_size": 16, "seed": 0}
+    assert EngineSettings(**settings.document()) == settings
+
+
+def test_one_declared_number_of_the_traffic_declares_it_all() -> None:
+    assert EngineSettings(model="m").workload is None
+    workload = EngineSettings(model="m", workload_concurrency=7).workload
+    assert workload is not None
+    assert (workload.concurrency, workload.prompt_tokens, workload.shared_prefix_ratio) == (7, 2048, 0.0)
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False), ("no", False)]
 )
-def test_switches_in_the_environment_are_words(
-    text: str, value: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAMBASERVE_OVERLAP", text)
-    assert EngineSettings(model="m").overlap is value
+def test_switches_are_words(text: str, value: bool) -> None:
+    assert EngineSettings(model="m", overlap=text).overlap is value
 
 
 def test_settings_do_not_change_once_they_are_made() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mamba_planner import Constraints, Device, DoesNotFit, MemoryBudget, UnusableInput
-from mamba_planner.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.memory import RUNTIME_BYTES

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mamba_api.strategy import Strategy
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, Workload, plan
-from mamba_planner.candidates import slots_per_sequence
-from mamba_planner.engine_settings import Strategy
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.strategy import reservation
 
 GIB = 1 << 30
 CARD = Device("cuda", 80 * GIB)
@@ -38,7 +38,7 @@ def reasons(result: MemoryPlan) -> dict[tuple[str, str], str]:
     ],
 )  # fmt: skip
 def test_each_strategy_reserves_its_slots(strategy: Strategy, overlap: bool, slots: int) -> None:
-    assert slots_per_sequence(strategy, overlap) == slots
+    assert reservation(strategy, overlap=overlap).slots_per_sequence == slots
 
 
 def test_chat_on_a_large_card_gets_guaranteed_checkpoints_in_full_precision() -> None:

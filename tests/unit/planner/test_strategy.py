@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from cache_bench import CacheBench, ids
-from mamba_planner.engine_settings import Strategy
-from mamba_planner.strategy import reservation
-from mamba_server.engine.admin import STRATEGIES
+from mamba_api.strategy import Strategy
+from mamba_planner.strategy import MOST_ROBUST_FIRST, STRATEGIES, reservation
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_strategy_a_setting_may_name_has_a_reservation_under_its_name(overlap: bool) -> None:
-    assert set(get_args(Strategy)) == set(STRATEGIES)
+    assert set(get_args(Strategy)) == set(STRATEGIES) == set(MOST_ROBUST_FIRST)
     for name in STRATEGIES:
         assert reservation(name, overlap=overlap).name == name
+
+
+def test_the_names_are_listed_once_and_ordered_once() -> None:
+    """A list of names that somebody forgets to extend is a strategy that half of the product refuses."""
+    found = []
+    for path in sorted(
+        path for root in ("operator", "server", "kernels") for path in (ROOT / root).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                values = {each.value for each in node.elts if isinstance(each, ast.Constant)}
+                if values >= {"NoBuffer", "ExtraBuffer"}:
+                    found.append(path.relative_to(ROOT).as_posix())
+    allowed = {"operator/mamba_api/strategy.py", "operator/mamba_planner/strategy.py"}
+    # The contract's own literals give way to the alias with the parts of the contract.
+    assert {name for name in found if not name.startswith("operator/mamba_api/v1alpha1/")} == allowed
 
 
 def test_only_without_a_buffer_decoding_leaves_no_checkpoint() -> None:

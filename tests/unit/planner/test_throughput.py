@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mamba_planner import Constraints, Workload
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.strategy import reservation
 from mamba_planner.throughput import Traffic, expected_saved, expected_throughput
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
@@ -33,7 +34,8 @@ LOAD = Traffic(running=16, state=140 << 20, kv=16_384, weights=17 << 30)
 def saved(
     strategy: str, workload: Workload = CHAT, *, running: int = 10, checkpoints: int = PLENTY, **fixed: object
 ) -> float:
-    return expected_saved(strategy, Constraints(**fixed), workload, running, checkpoints)  # type: ignore[arg-type]
+    reserved = reservation(strategy, overlap=True)
+    return expected_saved(reserved, Constraints(**fixed), workload, running, checkpoints)  # type: ignore[arg-type]
 
 
 # --- savings -------------------------------------------------------------------------------------------

@@ -1,19 +1,22 @@
-"""The Deployment X: the gateway pods in front of the engines. Pure."""
+"""The gateway of a deployment: its pods, and the Service X that users call. Pure."""
 
 import math
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.kinds import DEPLOYMENT
+from mamba_operator.kinds import DEPLOYMENT, SERVICE
 from mamba_operator.manifest import Manifest
-from mamba_operator.render.context import Context, child
-from mamba_operator.render.number import number
-from mamba_operator.render.pod_security import container_security, pod_security
-from mamba_operator.render.probes import probes
+from mamba_operator.render.context import Context, child, number
+from mamba_operator.render.pod import (
+    ROUTER_PAUSE,
+    container_security,
+    from_pod,
+    pod_security,
+    probes,
+)
 from mamba_operator.strategic_merge import merge
 
 START_SECONDS = 60
-ROUTER_PAUSE = 5
 GRACE_MARGIN = 15
 API_KEYS_MOUNT = "/run/mambaserve/api-keys"
 
@@ -110,7 +113,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
     return [
-        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+        from_pod("POD_NAME", "metadata.name"),
         *({"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()),
     ]
 
@@ -123,3 +126,23 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
             {"name": "api-keys", "secret": {"secretName": auth.secret_ref.name, "defaultMode": 0o440}}
         )
     return volumes
+
+
+def gateway_service(context: Context) -> Manifest:
+    """The address is the cluster's choice."""
+    deployment = context.deployment
+    return {
+        **child(context, SERVICE, context.children.gateway, "gateway"),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(deployment.name, "gateway"),
+            "ports": [
+                {
+                    "name": names.HTTP_PORT_NAME,
+                    "port": names.SERVICE_PORT,
+                    "targetPort": names.HTTP_PORT_NAME,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }

@@ -1,4 +1,4 @@
-"""From a spec to the command lines of the children: every field arrives, and the real commands take them."""
+"""From a spec to how the children are started: every field arrives, and the real commands take them."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,14 @@ import typer.main
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
-from mamba_cli.local.changes import changes_of
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.translate import gateway_argv, not_in_local_mode, serve_argv
-from mamba_cli.local.unit import unit_of
-from mamba_planner import Constraints, Device, MemoryPlan, UnusableInput, Workload, plan
+from mamba_cli.local.edits import changes_of
+from mamba_cli.local.unit import Unit, gateway_argv, not_in_local_mode, unit_of
+from mamba_cli.settings_options import given
+from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import load_model_config
-from mamba_planner.of_spec import constraints_of, workload_of
+from mamba_planner.spec_settings import engine_settings
 
 CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json"
 GIB = 1 << 30
@@ -32,14 +32,29 @@ def planned(tmp_path: Path) -> MemoryPlan:
     return plan(load_model_config(tmp_path), Constraints(arena_bytes=GIB), Device("cpu", 0))
 
 
-def parsed(argv: list[str]) -> dict[str, Any]:
-    """The options as the real `mambaserve serve` or `gateway` reads them."""
+def parsed(argv: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that the real `mambaserve serve` or `gateway` would run with."""
     main._collect()
     group: Any = typer.main.get_command(main.app)
-    return dict(group.commands[argv[0]].make_context(argv[0], argv[1:]).params)
+    return given(group.commands[argv[0]].make_context(argv[0], list(argv[1:])), "model")
 
 
-def test_serve_accepts_every_argument_and_takes_the_plan_over(planned: MemoryPlan) -> None:
+def unit_for(spec: MambaDeployment, planned: MemoryPlan, folder: Path, **more: Any) -> Unit:
+    loaded = LoadedDeployment(folder / "mamba.yaml", spec)
+    made = {"device": "cpu", "host": "0.0.0.0", "port": 8000, "engine_port": 5, "admin_port": 6, **more}
+    return unit_of(loaded, planned, directory=folder, launcher=("run",), **made)
+
+
+def settings_of(unit: Unit) -> EngineSettings:
+    """What the engine reads, once its file is written."""
+    command = unit.commands()[unit.engine]
+    assert command.file is not None
+    command.file.write_text(command.document)
+    assert command.argv[:2] == ("run", "serve")
+    return EngineSettings(**parsed(command.argv[1:]))
+
+
+def test_the_engine_gets_every_field_and_the_plan(planned: MemoryPlan, tmp_path: Path) -> None:
     spec = deployment(
         model={"uri": "file:///m", "servedName": "nice"},
         engine={
@@ -54,97 +69,88 @@ def test_serve_accepts_every_argument_and_takes_the_plan_over(planned: MemoryPla
             "maxCheckpointsPerPath": 2,
             "prefixCaching": False,
         },
+        rollout={"drainTimeout": "12s"},
     )
-    argv = serve_argv(spec, planned, model="/m", device="cpu", port=1, admin_port=2)
-    options = {key: value for key, value in parsed(argv).items() if value is not None}
-    settings = EngineSettings(**options)
+    settings = settings_of(unit_for(spec, planned, tmp_path))
     assert settings.served_model_name == "nice"
     assert (settings.strategy, settings.state_dtype) == (planned.strategy, planned.state_dtype)
-    assert (settings.port, settings.admin_port, settings.host) == (1, 2, "127.0.0.1")
+    assert (settings.port, settings.admin_port, settings.host) == (5, 6, "127.0.0.1")
     assert (settings.page_size, settings.chunked_prefill_tokens, settings.track_interval) == (32, 512, 64)
     assert (settings.overlap, settings.prefix_caching, settings.batch_invariant) == (False, False, True)
     assert (settings.eviction, settings.max_checkpoints_per_path) == ("LRU", 2)
     assert settings.arena_bytes == planned.arena_bytes
     assert settings.max_running_requests == planned.max_running_requests
     assert settings.max_model_len == planned.max_model_len
+    assert settings.drain_timeout == 12
 
 
 def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: MemoryPlan, tmp_path: Path) -> None:
-    argv = serve_argv(deployment(), planned, model="/m", device="cpu", port=1, admin_port=2)
-    options = {key: value for key, value in parsed(argv).items() if value is not None}
-    again = plan(
-        load_model_config(tmp_path), Constraints.of(EngineSettings(**options)), Device("cpu", GIB, told=False)
-    )
+    settings = settings_of(unit_for(deployment(), planned, tmp_path))
+    again = plan_engine(load_model_config(tmp_path), settings, Device("cpu", GIB, told=False))
     assert (again.strategy, again.state_dtype) == (planned.strategy, planned.state_dtype)
     assert (again.arena_bytes, again.slabs) == (planned.arena_bytes, planned.slabs)
     assert again.max_running_requests == planned.max_running_requests
 
 
-def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: MemoryPlan) -> None:
+def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: MemoryPlan, tmp_path: Path) -> None:
     spec = deployment(memory={"deviceMemory": "24Gi", "utilization": 0.8})
-    argv = serve_argv(spec, planned, model="/m", device="cuda", port=1, admin_port=2)
-    assert "--arena-bytes" not in argv
-    assert argv[argv.index("--utilization") + 1] == "0.8"
-    assert argv[argv.index("--device-memory") + 1] == str(24 * GIB)
+    settings = settings_of(unit_for(spec, planned, tmp_path, device="cuda"))
+    assert (settings.arena_bytes, settings.utilization, settings.device_memory) == (None, 0.8, 24 * GIB)
 
 
-def test_extra_arguments_have_the_last_word(planned: MemoryPlan) -> None:
-    spec = deployment(engine={"extraArgs": ["--seed", "7"]})
-    argv = serve_argv(spec, planned, model="/m", device="cpu", port=1, admin_port=2)
-    assert argv[-2:] == ["--seed", "7"]
-    assert parsed(argv)["seed"] == 7
+def test_extra_arguments_have_the_last_word(planned: MemoryPlan, tmp_path: Path) -> None:
+    spec = deployment(engine={"extraArgs": ["--seed", "7", "--page-size", "32"]})
+    unit = unit_for(spec, planned, tmp_path)
+    assert unit.commands()[unit.engine].argv[-2:] == ("--page-size", "32")
+    settings = settings_of(unit)
+    assert (settings.seed, settings.page_size) == (7, 32)
 
 
 def test_gateway_accepts_its_arguments_with_a_redis_when_there_is_one() -> None:
     spec = deployment(prefixIndex={"redis": {"url": "redis://h/0"}})
-    options = parsed(gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9))
+    argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    options = parsed(tuple(argv))
     assert options["backend"] == ["http://127.0.0.1:5"] or options["backend"] == ("http://127.0.0.1:5",)
     assert (options["port"], options["redis_url"]) == (9, "redis://h/0")
 
 
 def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
-    file = tmp_path / "mamba.yaml"
-    loaded = LoadedDeployment(
-        file, deployment(model={"uri": "file://./model"}, engine={"env": [{"name": "A", "value": "b"}]})
+    spec = deployment(
+        model={"uri": "file://./model"},
+        engine={"env": [{"name": "A", "value": "b"}]},
+        rollout={"drainTimeout": "12s"},
     )
-    unit = unit_of(
-        loaded, planned, device="cpu", host="0.0.0.0", port=8000, engine_port=5, admin_port=6,
-        drain_timeout=12, launcher=("run",),
-    )  # fmt: skip
+    unit = unit_for(spec, planned, tmp_path)
     assert (unit.engine, unit.gateway) == ("one-engine", "one-gateway")
     assert (unit.url, unit.engine_url) == ("http://127.0.0.1:8000", "http://127.0.0.1:5")
-    assert unit.engine_argv[:4] == ("run", "serve", "--drain-timeout", "12")
-    assert str(tmp_path / "model") in unit.engine_argv
+    assert settings_of(unit).model == str(tmp_path / "model")
     assert unit.gateway_argv[-2:] == ("--drain-timeout", "12")
-    assert unit.environment == {"A": "b"}
+    assert unit.commands()[unit.engine].environment == {"A": "b"}
     assert '"model": "one"' in unit.curl()
 
 
 def test_constraints_and_workload_follow_the_spec() -> None:
-    spec = deployment(
-        model={"uri": "file:///m", "maxModelLen": 99},
-        engine={"dtype": "float16", "maxRunningRequests": 3, "tensorParallel": 2},
-        resources={"gpus": 2},
-        stateCache={"strategy": "ExtraBuffer", "stateDtype": "float16"},
-        memory={"arena": "1Gi", "utilization": 0.7},
-        workload={"promptTokens": 5, "outputTokens": 6, "sharedPrefixRatio": 0.25, "concurrency": 7},
-    ).spec
-    assert constraints_of(spec) == Constraints(
+    settings = engine_settings(
+        deployment(
+            model={"uri": "file:///m", "maxModelLen": 99},
+            engine={"dtype": "float16", "maxRunningRequests": 3, "tensorParallel": 2},
+            resources={"gpus": 2},
+            stateCache={"strategy": "ExtraBuffer", "stateDtype": "float16"},
+            memory={"arena": "1Gi", "utilization": 0.7},
+            workload={"promptTokens": 5, "outputTokens": 6, "sharedPrefixRatio": 0.25, "concurrency": 7},
+        )
+    )
+    assert Constraints.of(settings, 2) == Constraints(
         strategy="ExtraBuffer", state_dtype="float16", dtype="float16", max_model_len=99,
         max_running_requests=3, utilization=0.7, arena_bytes=GIB, tensor_parallel=2,
     )  # fmt: skip
-    assert workload_of(spec) == Workload(5, 6, 0.25, 7, declared=True)
-    assert workload_of(deployment().spec) is None
-    assert constraints_of(spec, utilization=0.5, tensor_parallel=1).tensor_parallel == 1
+    assert Workload.of(settings) == Workload(5, 6, 0.25, 7, declared=True)
+    assert Workload.of(engine_settings(deployment())) == Workload()
+    assert Constraints.of(settings).tensor_parallel == 1
 
 
 def test_auto_leaves_the_choice_open() -> None:
-    assert constraints_of(deployment().spec) == Constraints()
-
-
-def test_a_share_that_cannot_be_is_refused() -> None:
-    with pytest.raises(UnusableInput, match="utilization"):
-        constraints_of(deployment().spec, utilization=7)
+    assert Constraints.of(engine_settings(deployment())) == Constraints()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_api.quantity import Quantity
-from mamba_planner.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 
 
 @given(st.integers(0, 1000 << 40))
