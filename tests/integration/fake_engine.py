@@ -138,6 +138,8 @@ class FakeEngine:
                 await asyncio.sleep(delay)
             if (request.request_id, index) in self.stopped:
                 return
+            while "held" in script and place == 3 and not Path(self.script["hold"]).exists():  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.01)
             if "stuck" in script and place == 3:
                 await asyncio.sleep(3600)
             if "die" in script and place == 2:

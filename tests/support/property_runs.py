@@ -105,6 +105,7 @@ class _Chosen:
         self._name = "settings" if machine else "_hypothesis_internal_use_settings"
         self._before = getattr(self._settled, self._name), getattr(self._seeded, _SEED, None)
         self.settings: settings = self._before[0]
+        self.seed: int | None = self._before[1]
 
     def use(self, changed: settings, seed: int | None) -> None:
         setattr(self._settled, self._name, changed)
@@ -120,14 +121,22 @@ _SEED = "_hypothesis_internal_use_seed"
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Replay what was found, and keep what is found now."""
-    kept = KeptFailures(kept_in(item.nodeid)) if is_hypothesis_test(getattr(item, "obj", None)) else None
-    if kept is None or not (LARGE or kept.found):
+    if not is_hypothesis_test(getattr(item, "obj", None)):
         return (yield)
-    chosen, raised = _Chosen(item), None
+    chosen, kept, raised = _Chosen(item), KeptFailures(kept_in(item.nodeid)), None
     more = FACTOR if "properties" in item.nodeid else FACTOR_ELSEWHERE
-    most = chosen.settings.max_examples * (more if LARGE else 1)
-    seed = None if LARGE else int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8])
-    chosen.use(settings(chosen.settings, derandomize=False, database=kept, max_examples=most), seed)
+    # A property that names the checks it does without would have this one again.
+    quiet = {*chosen.settings.suppress_health_check, HealthCheck.too_slow}
+    changes: dict[str, Any] = {"suppress_health_check": quiet}
+    seed = chosen.seed
+    if LARGE or kept.found:
+        changes |= {"derandomize": False, "database": kept}
+    if LARGE:
+        changes["max_examples"] = chosen.settings.max_examples * more
+    elif kept.found:
+        # Still the same each time: a property cannot be derandomized and replay at once.
+        seed = int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8])
+    chosen.use(settings(chosen.settings, **changes), seed)
     try:
         return (yield)
     except BaseException as error:
