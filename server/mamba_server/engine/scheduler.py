@@ -5,6 +5,7 @@ come first, then prefill pieces under the token budget, then admission. A shorta
 preempts the one that came last; nothing raises.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +38,46 @@ class Limits:
     max_model_len: int
 
 
+def rows_of(sequences: list[Sequence]) -> Ints:
+    """Their rows of the persistent batch."""
+    return np.array([each.row for each in sequences], np.int32)
+
+
+class DecodeSet:
+    """The sequences that decode, oldest member first, and their rows, looked up once for each set of them.
+
+    A step keeps the list it was given: a change makes a new one.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self._rows: Ints | None = None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.sequences)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def rows(self) -> Ints:
+        """Row i is that of `sequences[i]`."""
+        if self._rows is None:
+            self._rows = rows_of(self.sequences)
+        return self._rows
+
+    def add(self, sequence: Sequence) -> None:
+        """It decodes from the next step on."""
+        self._change([*self.sequences, sequence])
+
+    def remove(self, sequence: Sequence) -> None:
+        """It has launched its last step, ended or was preempted; nothing happens if it is not here."""
+        self._change([each for each in self.sequences if each is not sequence])
+
+    def _change(self, sequences: list[Sequence]) -> None:
+        self.sequences, self._rows = sequences, None
+
+
 MOST_HELD = 64
 """Waiting sequences that one step may put off for the prefix of another."""
 
@@ -49,7 +90,7 @@ class Scheduler:
     limits: Limits
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     prefilling: list[Sequence] = field(default_factory=list)
-    decoding: list[Sequence] = field(default_factory=list)
+    decoding: DecodeSet = field(default_factory=DecodeSet)
     leading: list[Sequence] = field(default_factory=list)
     """Sequences whose prefill may still leave checkpoints."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
@@ -88,19 +129,19 @@ class Scheduler:
         return Schedule(step, rows, track, decodes, pieces)
 
     def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
-        decodes, batch, page_size = self.decoding, self.cache.batch, self.cache.page_size
-        rows = _rows_of(decodes)
+        decodes, batch, page_size = self.decoding.sequences, self.cache.batch, self.cache.page_size
+        rows = self.decoding.rows
         depth = batch.depth[rows]
         needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
-        if needs_page.any():
-            stalled = {
-                id(sequence)
-                for sequence in [decodes[index] for index in np.flatnonzero(needs_page)]
-                if not self._extend_decode(sequence)
-            }
-            # Someone may have been preempted, or has to sit this step out.
+        stalled = {
+            id(decodes[index])
+            for index in np.flatnonzero(needs_page).tolist()
+            if not self._extend_decode(decodes[index])
+        }
+        if stalled or self.decoding.sequences is not decodes:
+            # Someone has to sit this step out, or was preempted.
             decodes = [each for each in self.decoding if id(each) not in stalled]
-            rows = _rows_of(decodes)
+            rows = rows_of(decodes)
             depth = batch.depth[rows]
         if not decodes:
             return [], rows, rows
@@ -117,10 +158,9 @@ class Scheduler:
         exhausted = depth + 1 >= batch.last_depth[rows]
         if exhausted.any():
             # Its last token is in this step: no further launch, the commit will finish it.
-            done = set(rows[exhausted].tolist())
-            self.decoding = [each for each in self.decoding if each.row not in done]
-        # A copy: the queue changes in place while this step is on its way.
-        return list(decodes), rows, track
+            for index in np.flatnonzero(exhausted):
+                self.decoding.remove(decodes[index])
+        return decodes, rows, track
 
     def _extend_decode(self, sequence: Sequence) -> bool:
         """A page for the next token of `sequence`; others may be preempted for it."""
@@ -173,7 +213,7 @@ class Scheduler:
             sequence.phase = Phase.DECODE
             self.cache.prefill_done(allocation)
             if stop < self.cache.batch.last_depth[allocation.row]:
-                self.decoding.append(sequence)
+                self.decoding.add(sequence)
         return piece
 
     # --- admission -----------------------------------------------------------------------------------
@@ -335,7 +375,7 @@ class Scheduler:
         if sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
             self.cache.prefill_done(allocation)
-        elif sequence in self.decoding:
+        else:
             self.decoding.remove(sequence)
         sequence.allocation = None
 
@@ -343,7 +383,3 @@ class Scheduler:
             return sequence.token_ids[: sequence.known if keep is None else min(keep, sequence.known)]
 
         self.cache.retire(allocation, usable)
-
-
-def _rows_of(sequences: list[Sequence]) -> Ints:
-    return np.array([each.row for each in sequences], np.int32)
