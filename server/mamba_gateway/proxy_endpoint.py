@@ -58,7 +58,6 @@ class ClientResponse:
     send: Send
     status: int = 0
     first_byte: float | None = None
-    complete: bool = False
 
     async def __call__(self, message: Message) -> None:
         """Send one ASGI message and remember it."""
@@ -67,8 +66,6 @@ class ClientResponse:
         elif message.get("body") and self.first_byte is None:
             self.first_byte = time.monotonic()
         await self.send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.complete = True
 
 
 class ProxyEndpoint:
@@ -158,12 +155,10 @@ class ProxyEndpoint:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            # `cancel_running` cancelled the work; a stream has said so itself by now.
-            if response.complete:
-                return
-            if response.status:
-                raise ResponseTruncated from None
-            raise Draining(DRAINING) from None
+            # `cancel_running` cancelled the work. A stream has said so itself by now; an answer without room
+            # for an error stays unfinished, and the server closes the connection.
+            if not response.status:
+                raise Draining(DRAINING) from None
         finally:
             self._running.discard(work)
 
