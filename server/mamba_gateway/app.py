@@ -72,6 +72,7 @@ def make_app(routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None) -> ASGIA
     _add_local(app, routes, guard)
     route_of = publish(
         app,
+        key_needed=keys is not None,
         events={COMPLETIONS: CompletionResponse, CHAT_COMPLETIONS: ChatCompletionChunk},
         bodies={COMPLETIONS: CompletionRequest, CHAT_COMPLETIONS: ChatCompletionRequest},
     )

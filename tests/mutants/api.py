@@ -2,13 +2,14 @@
 
 from seeded import Mutant
 
-TEXT, API = "server/mamba_server/text/", "server/mamba_server/api/"
+TEXT, API, EDGE = "server/mamba_server/text/", "server/mamba_server/api/", "server/mamba_edge/"
 STOPS, TOKENS = "tests/unit/text/test_stop_strings.py", "tests/unit/text/test_detokenizer.py"
 SEQUENCE, DEFAULTS = "tests/unit/text/test_sequence_text.py", "tests/unit/text/test_generation_defaults.py"
 CHAT = "tests/unit/text/test_chat_template.py"
-SAMPLING, ACTIVE = "tests/unit/api/test_sampling.py", "tests/unit/api/test_generation.py"
-INBOX, DRAIN, EVENTS = (f"tests/unit/api/test_{name}.py" for name in ("inbox", "drain", "event_stream"))
-BODIES, KEYS, ENDPOINTS = (f"tests/unit/api/test_{name}.py" for name in ("answers", "api_keys", "generate"))
+SAMPLING, ACTIVE = "tests/unit/api/test_sampling.py", "tests/unit/api/test_active_request.py"
+INBOX, DRAIN = (f"tests/unit/api/test_{name}.py" for name in ("inbox", "drain"))
+EVENTS, KEYS = (f"tests/unit/edge/test_{name}.py" for name in ("sending", "api_keys"))
+BODIES, ENDPOINTS = (f"tests/unit/api/test_{name}.py" for name in ("responses", "endpoints"))
 
 MUTANTS = (
     Mutant(
@@ -86,27 +87,27 @@ MUTANTS = (
         "if (request.min_tokens or 0) > max_tokens:", "if False:", (SAMPLING,),
     ),
     Mutant(
-        "a client that leaves frees nothing in the engine", API + "generation.py",
+        "a client that leaves frees nothing in the engine", API + "active_request.py",
         "self._engine.close(request_id, abort=True)", "self._engine.close(request_id, abort=False)",
         (ACTIVE,),
     ),
     Mutant(
-        "a cached prompt is counted for each of its answers", API + "generation.py",
+        "a cached prompt is counted for each of its answers", API + "active_request.py",
         "max(cached.get(delta.request_id, 0), delta.cached_tokens)",
         "cached.get(delta.request_id, 0) + delta.cached_tokens", (ACTIVE,),
     ),
     Mutant(
-        "usage counts the tokens behind a stop string", API + "generation.py",
+        "usage counts the tokens behind a stop string", API + "active_request.py",
         "self._count(delta, sequence, len(used))", "self._count(delta, sequence, len(delta.token_ids))",
         (ACTIVE,),
     ),
     Mutant(
-        "the engine is not told of a stop string", API + "generation.py",
+        "the engine is not told of a stop string", API + "active_request.py",
         "            if finish is None:\n                self._engine.stop", "            if False:\n"
         "                self._engine.stop", (ACTIVE,),
     ),
     Mutant(
-        "the answers of a second prompt take the first one's places", API + "generation.py",
+        "the answers of a second prompt take the first one's places", API + "active_request.py",
         "place * request.n + index,", "place + index,", (ACTIVE,),
     ),
     Mutant(
@@ -127,38 +128,38 @@ MUTANTS = (
         "        if self.draining:", "        if False:", (DRAIN,),
     ),
     Mutant(
-        "work goes on for a client that left", API + "event_stream.py",
+        "work goes on for a client that left", EDGE + "sending.py",
         "        for job in (task, watch):\n            job.cancel()\n        await",
         "        watch.cancel()\n        await", (EVENTS,),
     ),
     Mutant(
-        "the answer's head is sent before anything can be answered", API + "event_stream.py",
+        "the answer's head is sent before anything can be answered", EDGE + "sending.py",
         "    started = False\n",
         '    started = True\n    await send({"type": "http.response.start", "status": 200, "headers": []})\n',
         (EVENTS,),
     ),
     Mutant(
-        "the sum of tokens leaves the prompt out", API + "answers.py",
+        "the sum of tokens leaves the prompt out", API + "responses.py",
         "prompt, completion, prompt + completion,", "prompt, completion, completion,", (BODIES,),
     ),
     Mutant(
-        "an impossible token's probability is no JSON", API + "answers.py",
+        "an impossible token's probability is no JSON", API + "responses.py",
         "return max(logprob, -9999.0)", "return logprob", (BODIES,),
     ),
     Mutant(
-        "an error does not say which field is wrong", API + "errors.py",
+        "an error does not say which field is wrong", EDGE + "errors.py",
         '"param": self.param,', '"param": None,', (SAMPLING, ENDPOINTS),
     ),
     Mutant(
-        "an error in a stream has a second head", API + "generate.py",
+        "an error in a stream has a second head", API + "endpoints.py",
         "        if not begun:\n            raise\n", "        raise\n", (ENDPOINTS,),
     ),
     Mutant(
-        "a rotated key works only after a restart", API + "api_keys.py",
+        "a rotated key works only after a restart", EDGE + "api_keys.py",
         "st_mtime_ns != self._stamp:", "st_mtime_ns < 0:", (KEYS,),
     ),
     Mutant(
-        "any key opens", API + "api_keys.py",
+        "any key opens", EDGE + "api_keys.py",
         "        if not any(matches):", "        if not matches:", (KEYS,),
     ),
 )  # fmt: skip

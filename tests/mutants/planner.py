@@ -2,9 +2,9 @@
 
 from seeded import Mutant
 
-PLANNER = "server/mamba_server/budget/"
-SPACING = "server/mamba_server/cache/placement.py"
-UNIT = "tests/unit/budget/"
+PLANNER = "operator/mamba_planner/"
+SPACING = "operator/mamba_planner/checkpoint_spacing.py"
+UNIT = "tests/unit/planner/"
 PLAN, CANDIDATES, CHOICE = UNIT + "test_planner.py", UNIT + "test_candidates.py", UNIT + "test_choice.py"
 ARITHMETIC, THROUGHPUT = UNIT + "test_arithmetic.py", UNIT + "test_throughput.py"
 MEMORY, CONSTRAINTS = UNIT + "test_memory.py", UNIT + "test_constraints.py"
