@@ -73,7 +73,7 @@ def started(command: Sequence[str], pattern: str, cwd: Path) -> Iterator[tuple[i
         said: list[str] = []
         for line in process.stdout:
             said.append(line)
-            if found := re.search(pattern + r".*?(http://[^ )/]+)", line):
+            if found := re.search(pattern + r".*?(http://[^\s)/]+)", line):
                 break
         else:
             raise RuntimeError(f"{' '.join(command)} ended: {''.join(said[-10:])}")

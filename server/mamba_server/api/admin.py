@@ -28,7 +28,7 @@ class StrategyChange(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     strategy: Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
-    trackInterval: int | None = Field(None, ge=1)  # noqa: N815 - the name in the public interface
+    trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
 
 
 class DrainState(BaseModel):
