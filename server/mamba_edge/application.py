@@ -107,7 +107,7 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
 
 
 def publish(
-    app: FastAPI, *, key_needed: bool, events: dict[str, type[BaseModel]] | None = None
+    app: FastAPI, *, key_needed: bool = True, events: dict[str, type[BaseModel]] | None = None
 ) -> Callable[[str], str]:
     """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
 
