@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.resources
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI
@@ -107,13 +107,18 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
 
 
 def publish(
-    app: FastAPI, *, key_needed: bool = True, events: dict[str, type[BaseModel]] | None = None
+    app: FastAPI,
+    *,
+    key_needed: bool = True,
+    events: dict[str, type[BaseModel]] | None = None,
+    bodies: dict[str, type[BaseModel]] | None = None,
 ) -> Callable[[str], str]:
     """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
 
     `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
-    with server-sent events, the model of an event's data. Returns the label of a path for counts: its route,
-    or "other" for what a client made up.
+    with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
+    another, the model of the body. Returns the label of a path for counts: its route, or "other" for what a
+    client made up.
     """
     encoded = b""
 
@@ -123,7 +128,7 @@ def publish(
     app.add_api_route(
         "/openapi.json", openapi, operation_id="openapi", summary="This document", response_model=Document
     )
-    encoded = msgspec.json.encode(openapi_document(app, events or {}, key_needed=key_needed))
+    encoded = msgspec.json.encode(openapi_document(app, events or {}, bodies or {}, key_needed=key_needed))
     add_docs_page(app)
     for route in app.routes:
         methods: set[str] | None = getattr(route, "methods", None)
@@ -146,7 +151,13 @@ def _route_labels(app: FastAPI) -> Callable[[str], str]:
     return label
 
 
-def openapi_document(app: FastAPI, events: dict[str, type[BaseModel]], *, key_needed: bool) -> Document:
+def openapi_document(
+    app: FastAPI,
+    events: dict[str, type[BaseModel]],
+    bodies: dict[str, type[BaseModel]],
+    *,
+    key_needed: bool,
+) -> Document:
     """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here."""
     document = app.openapi()
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -158,14 +169,23 @@ def openapi_document(app: FastAPI, events: dict[str, type[BaseModel]], *, key_ne
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     for path, model in events.items():
-        (_, more) = models_json_schema(
-            [(model, "serialization")], ref_template="#/components/schemas/{model}"
-        )
-        for name, schema in more.get("$defs", {}).items():
-            schemas.setdefault(name, schema)
+        _add_schemas(schemas, model, "serialization")
         for operation in document["paths"][path].values():
             operation["responses"]["200"]["content"]["text/event-stream"] = _event_of(model)
+    for path, model in bodies.items():
+        _add_schemas(schemas, model, "validation")
+        body = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+        for operation in document["paths"][path].values():
+            operation["requestBody"] = {"required": True, "content": {"application/json": body}}
     return document
+
+
+def _add_schemas(
+    schemas: Document, model: type[BaseModel], mode: Literal["validation", "serialization"]
+) -> None:
+    (_, more) = models_json_schema([(model, mode)], ref_template="#/components/schemas/{model}")
+    for name, schema in more.get("$defs", {}).items():
+        schemas.setdefault(name, schema)
 
 
 def _event_of(model: type[BaseModel]) -> Document:
