@@ -109,7 +109,7 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
 def publish(
     app: FastAPI,
     *,
-    key_needed: bool,
+    key_needed: bool = True,
     events: dict[str, type[BaseModel]] | None = None,
     bodies: dict[str, type[BaseModel]] | None = None,
 ) -> Callable[[str], str]:

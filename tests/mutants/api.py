@@ -71,7 +71,8 @@ MUTANTS = (
     ),
     Mutant(
         "a bias may name the first id that the model lacks", API + "sampling.py",
-        "if ids and max(ids) >= limits.vocab_size:", "if ids and max(ids) > limits.vocab_size:", (SAMPLING,),
+        "if token_ids and max(token_ids) >= limits.vocab_size:",
+        "if token_ids and max(token_ids) > limits.vocab_size:", (SAMPLING,),
     ),
     Mutant(
         "the model's temperature wins over the request's", API + "sampling.py",
@@ -156,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rotated key works only after a restart", EDGE + "api_keys.py",
-        "st_mtime_ns != self._stamp:", "st_mtime_ns < 0:", (KEYS,),
+        "if (stat.st_mtime_ns, stat.st_ino) != self._stamp:", "if stat.st_mtime_ns < 0:", (KEYS,),
     ),
     Mutant(
         "any key opens", EDGE + "api_keys.py",

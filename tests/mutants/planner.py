@@ -42,8 +42,9 @@ MUTANTS = (
         "free = slabs - 1", "free = slabs", (CANDIDATES,),
     ),
     Mutant(
-        "overlap takes no second tracking slot", PLANNER + "candidates.py",
-        "return 3 if overlap else 2", "return 2", (CANDIDATES,),
+        "overlap takes no second tracking slot", PLANNER + "strategy.py",
+        "strategy, 2 if overlap else 1, tracks_decode=True", "strategy, 1, tracks_decode=True",
+        (UNIT + "test_strategy.py",),
     ),
     Mutant(
         "a page begun is not counted", PLANNER + "candidates.py",
@@ -101,7 +102,8 @@ MUTANTS = (
     ),
     Mutant(
         "tracking slots are taken although nothing is cached", PLANNER + "choice.py",
-        "list(STRATEGIES) if constraints.prefix_caching else list(reversed(STRATEGIES))", "list(STRATEGIES)",
+        "list(MOST_ROBUST_FIRST) if constraints.prefix_caching else list(reversed(MOST_ROBUST_FIRST))",
+        "list(MOST_ROBUST_FIRST)",
         (CHOICE,),
     ),
     Mutant(

@@ -29,7 +29,7 @@ class StrategyChange(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     strategy: Strategy
-    trackInterval: int | None = Field(None, ge=1)  # noqa: N815 - the name in the public interface
+    trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
 
 
 class DrainState(BaseModel):
