@@ -43,8 +43,10 @@ class Engine:
         from mamba_server import wire
 
         self._wire, self._outbound, self._vocab_size = wire, outbound, vocab_size
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(wire.ToEngine).decode
+        # Trees from before the wire had its own encoder are measured, too.
+        own = hasattr(wire, "encoder")
+        self._encode = (wire.encoder() if own else msgspec.msgpack.Encoder()).encode
+        self._decode = (wire.decoder if own else msgspec.msgpack.Decoder)(wire.ToEngine).decode
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _send(self, message: Any) -> None:

@@ -9,6 +9,7 @@ import time
 
 BENCHMARKS = (
     "serve",
+    "http_cpu",
     "cache.hit_rate",
     "cache.fragmentation",
     "cache.cpu_time",

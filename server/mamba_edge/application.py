@@ -109,14 +109,16 @@ def make_application(title: str, *, guard: Guard, guarded: str, **more: Any) -> 
 def publish(
     app: FastAPI,
     *,
+    key_needed: bool = True,
     events: dict[str, type[BaseModel]] | None = None,
     bodies: dict[str, type[BaseModel]] | None = None,
 ) -> Callable[[str], str]:
     """Serve `/openapi.json` and `/docs`, and HEAD wherever GET is. Call it when all routes are there.
 
-    `events`: of paths that can answer with server-sent events, the model of an event's data. `bodies`: of
-    paths whose route leaves the body to another, the model of the body. Returns the
-    label of a path for counts: its route, or "other" for what a client made up.
+    `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
+    with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
+    another, the model of the body. Returns the label of a path for counts: its route, or "other" for what a
+    client made up.
     """
     encoded = b""
 
@@ -126,7 +128,8 @@ def publish(
     app.add_api_route(
         "/openapi.json", openapi, operation_id="openapi", summary="This document", response_model=Document
     )
-    encoded = msgspec.json.encode(openapi_document(app, events or {}, bodies or {}))
+    document = openapi_document(app, events or {}, bodies or {}, key_needed=key_needed)
+    encoded = msgspec.json.encode(document)
     add_docs_page(app)
     for route in app.routes:
         methods: set[str] | None = getattr(route, "methods", None)
@@ -150,7 +153,11 @@ def _route_labels(app: FastAPI) -> Callable[[str], str]:
 
 
 def openapi_document(
-    app: FastAPI, events: dict[str, type[BaseModel]], bodies: dict[str, type[BaseModel]]
+    app: FastAPI,
+    events: dict[str, type[BaseModel]],
+    bodies: dict[str, type[BaseModel]],
+    *,
+    key_needed: bool,
 ) -> Document:
     """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here."""
     document = app.openapi()
@@ -158,6 +165,8 @@ def openapi_document(
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+            if "security" in operation and not key_needed:
+                operation["security"].append({})
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
     for path, model in events.items():
@@ -181,12 +190,14 @@ def _add_schemas(
 
 
 def _event_of(model: type[BaseModel]) -> Document:
-    refs = [{"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")]
+    refs: list[Document] = [
+        {"$ref": f"#/components/schemas/{name}"} for name in (model.__name__, "ErrorEnvelope")
+    ]
     data = {
         "type": "string",
         "description": f"JSON of a {model.__name__}, or of an ErrorEnvelope; of the last event: `[DONE]`",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": refs},
+        "contentSchema": {"anyOf": [*refs, {"const": "[DONE]"}]},
     }
     return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 

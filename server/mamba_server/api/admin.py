@@ -28,7 +28,7 @@ class StrategyChange(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     strategy: Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
-    trackInterval: int | None = Field(None, ge=1)  # noqa: N815 - the name in the public interface
+    trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
 
 
 class DrainState(BaseModel):
@@ -141,4 +141,6 @@ def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
             response_model=answer,
             responses=_ERRORS | (_BODY_ERRORS if name == "strategy" else {}),
         )
-    return RequestMiddleware(app, route_of=publish(app), answered=serving.metrics.answered)
+    return RequestMiddleware(
+        app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered
+    )

@@ -59,7 +59,9 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
     _add_info(app, Info(serving, registry), guard)
 
     route_of = publish(
-        app, events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk}
+        app,
+        key_needed=keys is not None,
+        events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk},
     )
     return RequestMiddleware(app, route_of=route_of, answered=serving.metrics.answered)
 

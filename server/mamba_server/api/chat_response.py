@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 
 from mamba_api.openai import ChatCompletionRequest
-from mamba_server.api import response_bodies
+from mamba_server.api import responses
 from mamba_server.api.active_request import Update
-from mamba_server.api.response_bodies import (
+from mamba_server.api.responses import (
     ChatBody,
     ChatChoiceBody,
     ChatChunkBody,
@@ -36,7 +36,7 @@ class ChatResponseBuilder:
         self,
         request: ChatCompletionRequest,
         tokenizer: Tokenizer,
-        prompt_ids: list[int],
+        prompt_token_ids: list[int],
         *,
         response_id: str,
         created: int,
@@ -44,7 +44,7 @@ class ChatResponseBuilder:
     ) -> None:
         self._request = request
         self._tokenizer = tokenizer
-        self._prompt_ids = prompt_ids
+        self._prompt_token_ids = prompt_token_ids
         self._id, self._created, self._model = response_id, created, model
         self._choices = [_Choice() for _ in range(request.n or 1)]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -70,7 +70,7 @@ class ChatResponseBuilder:
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""
-        return response_bodies.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
+        return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
 
     def collect(self, update: Update) -> None:
         """Keep an update for `whole`."""
@@ -92,22 +92,22 @@ class ChatResponseBuilder:
                 shown.token_ids = choice.token_ids
             body.choices.append(shown)
         body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return response_bodies.encode(body)
+        return responses.encode(body)
 
-    def _about_prompt(self) -> tuple[response_bodies.PromptLogprobs | UnsetType, list[int] | UnsetType]:
-        ids = self._prompt_ids if self._request.return_token_ids else UNSET
+    def _about_prompt(self) -> tuple[responses.PromptLogprobs | UnsetType, list[int] | UnsetType]:
+        token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
         if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
-            return UNSET, ids
-        return response_bodies.prompt_logprobs(self._tokenizer, self._prompt_logprobs), ids
+            return UNSET, token_ids
+        return responses.prompt_logprobs(self._tokenizer, self._prompt_logprobs), token_ids
 
     def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
         if not self._request.logprobs:
             return None
-        return response_bodies.chat_logprobs(self._tokenizer, entries or [])
+        return responses.chat_logprobs(self._tokenizer, entries or [])
 
     def _event(self, choice: ChatChunkChoiceBody, usage: UsageBody | UnsetType | None) -> bytes:
         body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
         if not self._begun:
             self._begun = True
             body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
-        return response_bodies.event(body)
+        return responses.event(body)

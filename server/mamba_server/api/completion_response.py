@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 
 from mamba_api.openai import CompletionRequest
-from mamba_server.api import response_bodies
+from mamba_server.api import responses
 from mamba_server.api.active_request import Update
-from mamba_server.api.response_bodies import CompletionBody, CompletionChoiceBody, UsageBody
+from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
 from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
 
@@ -56,11 +56,11 @@ class CompletionResponseBuilder:
         about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
         if not (body.text or body.finish_reason or about_tokens or about_prompt):
             return None
-        return response_bodies.event(self._body([body], usage if with_usage else UNSET))
+        return responses.event(self._body([body], usage if with_usage else UNSET))
 
     def usage_chunk(self, usage: UsageBody) -> bytes:
         """The event after the last choice."""
-        return response_bodies.event(self._body([], usage))
+        return responses.event(self._body([], usage))
 
     def collect(self, update: Update) -> None:
         """Keep an update for `whole`."""
@@ -72,7 +72,7 @@ class CompletionResponseBuilder:
             self._choice_body(index, choice, first=True, finish=choice.finish_reason)
             for index, choice in enumerate(self._choices)
         ]
-        return response_bodies.encode(self._body(choices, usage))
+        return responses.encode(self._body(choices, usage))
 
     @property
     def _says_more(self) -> bool:
@@ -93,23 +93,23 @@ class CompletionResponseBuilder:
     def _choice_body(
         self, index: int, choice: _Choice, *, first: bool, finish: FinishReason | None
     ) -> CompletionChoiceBody:
-        prompt_ids, prompt_text = self._prompts[index // self._n]
+        prompt_token_ids, prompt_text = self._prompts[index // self._n]
         text = "".join(choice.text)
-        ids, entries = choice.token_ids, choice.logprobs
+        token_ids, entries = choice.token_ids, choice.logprobs
         if first and self._request.echo:
             text = prompt_text + text
             if choice.prompt_logprobs is not None:
-                ids, entries = prompt_ids + ids, choice.prompt_logprobs + entries
+                token_ids, entries = prompt_token_ids + token_ids, choice.prompt_logprobs + entries
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
-        if self._request.logprobs is not None and len(entries) == len(ids):
-            body.logprobs = response_bodies.completion_logprobs(self._tokenizer, ids, entries, choice.shown)
-            choice.shown += sum(response_bodies.shown_length(self._tokenizer, token_id) for token_id in ids)
+        if self._request.logprobs is not None and len(entries) == len(token_ids):
+            body.logprobs = responses.completion_logprobs(self._tokenizer, token_ids, entries, choice.shown)
+            choice.shown += sum(responses.shown_length(self._tokenizer, token_id) for token_id in token_ids)
         if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
-            body.prompt_logprobs = response_bodies.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
+            body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
         if self._request.return_token_ids:
             body.token_ids = list(choice.token_ids)
             if first:
-                body.prompt_token_ids = prompt_ids
+                body.prompt_token_ids = prompt_token_ids
         return body
 
     def _body(

@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mamba_edge.errors import ApiError, InvalidRequest, NotReady
 from mamba_edge.sending import send_events, send_json, while_connected
-from mamba_server.api import response_bodies
+from mamba_server.api import responses
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
-from mamba_server.api.response_bodies import UsageBody
+from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import ModelLimits, check_token_ids, output_tokens, sampling_params
 from mamba_server.api.serving import Serving, TextSide
 from mamba_server.text.chat_template import ChatPrompt
@@ -212,7 +212,7 @@ def _add_request(
 
 def _usage(active: ActiveRequest) -> UsageBody:
     counts = active.counts
-    return response_bodies.usage_body(counts.prompt, counts.completion, counts.cached_total)
+    return responses.usage_body(counts.prompt, counts.completion, counts.cached_total)
 
 
 async def _events(
@@ -237,4 +237,4 @@ async def _events(
             raise
         log.warning("stream_failed", code=error.code, reason=error.message)
         yield error.event()
-    yield response_bodies.DONE
+    yield responses.DONE

@@ -52,7 +52,7 @@ def limited_route(
 
     class LimitedRoute(APIRoute):
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-            if self.body_field is None or scope["method"] not in self.methods:
+            if self.body_field is None or scope["method"] not in (self.methods or ()):
                 await super().handle(scope, receive, send)
                 return
             await guard(HTTPConnection(scope))

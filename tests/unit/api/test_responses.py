@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
-from mamba_server.api import response_bodies
+from mamba_server.api import responses
 from mamba_server.api.active_request import Update
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.wire import TokenLogprobs
 from scripted_engine import TOKENIZER, ids_of
 
-USAGE = response_bodies.usage_body(3, 4, 1)
+USAGE = responses.usage_body(3, 4, 1)
 ABOUT = {"response_id": "a-1", "created": 5, "model": "tiny"}
 PROMPT = ids_of("ask: ")
 
@@ -186,9 +186,9 @@ def test_impossible_log_probabilities_are_json_all_the_same(logprob: float) -> N
 def test_the_sampled_token_is_among_the_alternatives_though_it_is_not_one_of_the_likeliest() -> None:
     sampled, likely = ids_of("a")[0], ids_of("b")[0]
     entry = TokenLogprobs(sampled, -5.0, [likely], [-0.1])
-    body = response_bodies.completion_logprobs(TOKENIZER, [sampled], [entry], 0)
+    body = responses.completion_logprobs(TOKENIZER, [sampled], [entry], 0)
     assert body.top_logprobs == [{"a": -5.0, "b": -0.1}]
-    ranked = response_bodies.prompt_logprobs(TOKENIZER, [None, entry])[1]
+    ranked = responses.prompt_logprobs(TOKENIZER, [None, entry])[1]
     assert ranked is not None
     assert "rank" not in ranked[str(sampled)]
     assert ranked[str(likely)]["rank"] == 1
@@ -196,7 +196,7 @@ def test_the_sampled_token_is_among_the_alternatives_though_it_is_not_one_of_the
 
 def test_offsets_do_not_count_special_tokens_which_are_no_text() -> None:
     ids = [1, *ids_of("ab"), 2]
-    body = response_bodies.completion_logprobs(TOKENIZER, ids, [None] * len(ids), 10)
+    body = responses.completion_logprobs(TOKENIZER, ids, [None] * len(ids), 10)
     assert body.text_offset == [10, *range(10, 10 + len(ids) - 2), 12]
     assert body.tokens[0] == "<s>"
     assert body.token_logprobs == [None] * len(ids)
