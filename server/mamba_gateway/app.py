@@ -68,7 +68,7 @@ def make_app(routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None) -> ASGIA
         guarded="/v1/",
         description="OpenAI-compatible API in front of one or more engines.",
     )
-    _add_relayed(app, proxy)
+    _add_relayed(app, proxy, guard)
     _add_local(app, routes, guard)
     route_of = publish(
         app,
@@ -91,7 +91,7 @@ def _counted_elsewhere(_route: str, _status: int) -> None:
     """The proxy counts what it relays, by model; probes and scrapes are not counted."""
 
 
-def _add_relayed(app: FastAPI, proxy: ASGIApp) -> None:
+def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:
     async def relayed(_: Request) -> Response:
         return _AsgiResponse(proxy)
 
@@ -101,7 +101,8 @@ def _add_relayed(app: FastAPI, proxy: ASGIApp) -> None:
     ):
         app.add_api_route(
             path, relayed, methods=["POST"], operation_id=operation, summary=summary, response_model=model,
-            responses=_RELAY_ERRORS, description="Relayed to the least loaded engine, byte for byte.",
+            description="Relayed to the least loaded engine, byte for byte.",
+            dependencies=[Security(guard)], responses=_RELAY_ERRORS,
             response_description="The answer, or with `stream` events whose data are chunks, then [DONE]",
         )  # fmt: skip
 

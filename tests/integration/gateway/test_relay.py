@@ -239,12 +239,9 @@ async def test_a_request_goes_to_an_engine_that_serves_its_model(engine, gateway
     assert (len(one.seen), len(two.seen)) == (0, 5)
     async with client.post(f"{through.url}/v1/completions", json={"model": "nope"}) as response:
         assert response.status == 404
-        assert (await response.json())["error"] == {
-            "message": "the model 'nope' does not exist here",
-            "type": "invalid_request_error",
-            "param": "model",
-            "code": "model_not_found",
-        }
+        error = (await response.json())["error"]
+        assert "'nope'" in error.pop("message")
+        assert error == {"type": "invalid_request_error", "param": "model", "code": "model_not_found"}
 
 
 async def test_the_document_is_the_gateway_s_own_and_needs_no_engine(engine, gateway, client) -> None:

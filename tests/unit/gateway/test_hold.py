@@ -16,7 +16,7 @@ Harnesses = Callable[..., Any]
 async def test_without_any_engine_the_wait_ends_in_503_with_the_reason(harness: Harnesses) -> None:
     made = harness(hold_timeout=0.05)
     begin = asyncio.get_running_loop().time()
-    with pytest.raises(NoEndpoint, match="no engine is known; retry later") as caught:
+    with pytest.raises(NoEndpoint, match="no engine") as caught:
         await made.run()
     assert asyncio.get_running_loop().time() - begin == pytest.approx(0.05)
     assert caught.value.retry_after == 2
