@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mamba_api.conditions import Reason
-from mamba_api.v1alpha1 import MambaDeployment, Plan
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 from mamba_server import budget
 from mamba_server.budget.of_spec import constraints_of, workload_of
 from mamba_server.model.families import ModelConfigError, model_config_from_hf
+from mamba_server.model.families.served import why_not_served
 
 
 def judge(
@@ -33,6 +34,13 @@ def judge(
             f"the configuration of {spec.model.uri} is not known before an engine has started; put its "
             "config.json into spec.model.config to see the plan at once",
         )
+    try:
+        model = model_config_from_hf(known, "spec.model.config")
+    except ModelConfigError as error:
+        return Invalid(str(error))
+    not_served = why_not_served(model)
+    if not_served is not None and spec.mode == "Active":
+        return NotServed(not_served)
     device = _device(deployment, node_gpu_memory)
     if device is None:
         return Unknown(
@@ -43,9 +51,8 @@ def judge(
             "spec.memory.deviceMemory or spec.memory.arena",
         )
     try:
-        model = model_config_from_hf(known, "spec.model.config")
         planned = budget.plan(model, constraints_of(spec), device, None, workload_of(spec))
-    except (ModelConfigError, budget.UnusableInput) as error:
+    except budget.UnusableInput as error:
         return Invalid(str(error))
     except budget.DoesNotFit as error:
         return DoesNotFit(str(error))
@@ -54,8 +61,8 @@ def judge(
         f"sequences at once, {planned.slots} slots, {planned.pages} pages; "
         f"what binds: {planned.binding_constraint}"
     )
-    notes = "".join(f"; {note}" for note in planned.notes)
-    return Fits(Plan.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
+    notes = "".join(f"; {note}" for note in (*planned.notes, *((not_served,) if not_served else ())))
+    return Fits(PlanStatus.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
 
 
 def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.Device | None:

@@ -50,19 +50,19 @@ async def observe(client: KubeClient, key: Key, *, seen: Seen | None = None) -> 
         raise failed.exceptions[0] from None
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
-    strangers: dict[Ref, Manifest] = {}
+    foreign: dict[Ref, Manifest] = {}
     for kind, task in zip(OWNED, lists, strict=True):
         for item in task.result():
             if seen is not None:
                 seen(kind, item)
-            (children if owner_uid(item) == uid else strangers)[ref(item)] = item
+            (children if owner_uid(item) == uid else foreign)[ref(item)] = item
     if seen is not None:
         seen(MAMBA_DEPLOYMENT, owner)
     return Snapshot(
         key,
         owner,
         children,
-        strangers,
+        foreign,
         tuple(pods.result()),
         tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
         builtin_config(owner),

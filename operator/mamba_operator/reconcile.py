@@ -23,7 +23,7 @@ from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.observe import observe
-from mamba_operator.plan import Plan, make_plan
+from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.status import Failure, summarize
@@ -106,10 +106,10 @@ class Reconciler:
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
-            raise _gravest(outcome.errors)
+            raise _worst(outcome.errors)
         return min(self._resync(), plan.again_in or float("inf"))
 
-    async def _report(self, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:
+    async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:
         """The one status write, left out when nothing changed; then the events."""
         assert snapshot.owner is not None
         old = recorded(snapshot.owner)
@@ -141,6 +141,6 @@ def _exact(owner: Manifest) -> Status | None:
         return None
 
 
-def _gravest(errors: list[OperatorError]) -> OperatorError:
+def _worst(errors: list[OperatorError]) -> OperatorError:
     """The error that decides on the back-off: what the API server said last before what only needs time."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

@@ -54,9 +54,26 @@ class Model(ApiModel):
     config: FreeForm | None = None
     """The model's Hugging Face config.json inline, so that the plan is known before any pod starts."""
     token_secret_ref: SecretKeyRef | None = None
-    """Secret with the access token for gated hf:// models."""
+    """Secret with the access token for gated models; hf:// only."""
     cache: ModelCache | None = None
-    """Keep downloaded weights on a volume; absent = each pod downloads into its own scratch space."""
+    """Keep weights downloaded from hf:// on a volume; absent = each pod downloads into its own scratch space.
+    """
+
+    rules = (
+        Rule(
+            cel="!has(self.cache) || self.uri.matches('^hf://')",
+            message="model.cache keeps downloads, and only hf:// is downloaded: remove cache or use hf://",
+            holds=lambda self: self.cache is None or self.location.scheme == "hf",
+        ),
+        Rule(
+            cel="!has(self.tokenSecretRef) || self.uri.matches('^hf://')",
+            message=(
+                "model.tokenSecretRef opens gated models of a hub, and only hf:// is one: remove it or use "
+                "hf://"
+            ),
+            holds=lambda self: self.token_secret_ref is None or self.location.scheme == "hf",
+        ),
+    )
 
     @property
     def location(self) -> ModelUri:
@@ -100,7 +117,7 @@ class Engine(ApiModel):
     dtype: Literal["Auto", "float32", "bfloat16", "float16"] = "Auto"
     """Type of weights and activations; Auto = the checkpoint's."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs one engine spreads the model over; at most spec.resources.gpus."""
+    """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per page of attention KV."""
     chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 2048
@@ -123,6 +140,17 @@ class Engine(ApiModel):
     ] = []
     """More environment variables of the engine container."""
 
+    rules = (
+        Rule(
+            cel="self.tensorParallel == 1",
+            message=(
+                "engine.tensorParallel above 1 is refused by this version: its engines run on one GPU each; "
+                "set it to 1 and choose a GPU that holds the model"
+            ),
+            holds=lambda self: self.tensor_parallel == 1,
+        ),
+    )
+
 
 StateDtype = Literal["float32", "float16"]
 
@@ -133,7 +161,8 @@ class StateCache(ApiModel):
     strategy: StrategyChoice = "Auto"
     """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
     ends, ExtraBufferLazy has one spare slot and borrows another around a boundary, ExtraBuffer has two and
-    misses no boundary; Auto lets the planner choose. A change is live where possible."""
+    misses no boundary; Auto lets the planner choose. In a cluster a change replaces the engine pods;
+    `mambaserve up` changes it while serving."""
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
     """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
     track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256
@@ -162,7 +191,7 @@ class Memory(ApiModel):
 
 
 class Workload(ApiModel):
-    """The planner's assumption until measured values replace it."""
+    """Traffic that the plan is made for."""
 
     prompt_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
     """Mean prompt length in tokens."""

@@ -6,17 +6,21 @@ from pydantic import Field
 
 from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef, refused
+
+BY_LOAD_ALONE = "its gateways choose the least loaded engine and weigh nothing; remove the field"
 
 
 class Routing(ApiModel):
-    """Weights of the scorers an engine is chosen by."""
+    """Weights of the scorers an engine is chosen by. This version goes by load alone and refuses them."""
 
-    prefix_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    prefix_weight: Annotated[float, Field(ge=0, le=100)] | None = None
     """Weight of tokens that need not be recomputed, because the engine has a checkpoint of the prompt's
     prefix."""
-    load_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    load_weight: Annotated[float, Field(ge=0, le=100)] | None = None
     """Weight of the engine's load above the mean."""
+
+    rules = (refused("prefixWeight", BY_LOAD_ALONE), refused("loadWeight", BY_LOAD_ALONE))
 
 
 class Auth(ApiModel):
@@ -66,8 +70,8 @@ class Gateway(ApiModel):
     """Container image of the gateway."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Gateway pods."""
-    routing: Routing = Routing()
-    """How an engine is chosen."""
+    routing: Routing | None = None
+    """How an engine is chosen; absent = the least loaded one."""
     auth: Auth | None = None
     """Authentication of clients; absent = anyone who reaches the Service may call it."""
     limits: Limits = Limits()
@@ -94,18 +98,27 @@ class Redis(ApiModel):
 
 
 class PrefixIndex(ApiModel):
-    """Shared knowledge of resumable prefixes."""
+    """Shared knowledge of resumable prefixes. This version's gateways have none and route by load."""
 
     redis: Redis | None = None
-    """Share the index through Redis; absent = each gateway learns from its own traffic."""
+    """Share the index through Redis; refused until gateways read it."""
+
+    rules = (
+        refused(
+            "redis", "its gateways route by load and its engines publish nothing; remove prefixIndex.redis"
+        ),
+    )
 
 
 class Telemetry(ApiModel):
-    """Tracing of gateway and engines; metrics are always served at /metrics."""
+    """Traces of the engines; gateways pass a client's trace on and record nothing. Metrics are always served
+    at /metrics."""
 
     otlp_endpoint: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://.+$")] | None = (
         None
     )
-    """OTLP endpoint, such as http://collector.observability.svc:4318; absent = no traces."""
+    """OTLP endpoint the engines send spans to, such as http://collector.observability.svc:4318; absent = no
+    traces."""
     sampling: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of requests that are traced when the client did not decide."""
+    """Share of requests whose spans the engines send, chosen by trace id; what a client's traceparent header
+    says about sampling is not asked."""

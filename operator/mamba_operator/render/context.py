@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment, Plan
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Manifest
 
@@ -16,7 +16,7 @@ class Context:
     deployment: MambaDeployment
     replicas: int
     """Engines wanted."""
-    plan: Plan | None
+    plan: PlanStatus | None
     """What the planner chose; None while it is unknown, then the engine plans for itself."""
 
     @property

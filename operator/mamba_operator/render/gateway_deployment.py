@@ -99,7 +99,7 @@ def _probes() -> dict[str, Any]:
 
 def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
-    limits, routing = spec.gateway.limits, spec.gateway.routing
+    limits = spec.gateway.limits
     settings = {
         "MAX_IN_FLIGHT": str(limits.max_in_flight),
         "MAX_QUEUE": str(limits.max_queued),
@@ -107,29 +107,12 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "HOLD_TIMEOUT": number(limits.queue_timeout.seconds),
         "REQUEST_TIMEOUT": number(limits.request_timeout.seconds),
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
-        "PREFIX_WEIGHT": number(routing.prefix_weight),
-        "LOAD_WEIGHT": number(routing.load_weight),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
-    variables: list[dict[str, Any]] = [
+    return [
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
         *({"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()),
     ]
-    redis = spec.prefix_index.redis
-    if redis is not None:
-        url = f"{names.ENV_PREFIX}REDIS_URL"
-        if redis.secret_ref is not None:
-            source = {"secretKeyRef": {"name": redis.secret_ref.name, "key": names.REDIS_URL_KEY}}
-            variables.append({"name": url, "valueFrom": source})
-        else:
-            variables.append({"name": url, "value": redis.url or ""})
-    if spec.telemetry.otlp_endpoint is not None:
-        variables += [
-            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.telemetry.otlp_endpoint},
-            {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
-            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(spec.telemetry.sampling)},
-        ]
-    return variables
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
+from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.devices import cpu_device, gpu_memory
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.plan_view import plan_view
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.supervisor import Rules
-from mamba_cli.local.translate import not_in_local_mode
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
 from mamba_server.budget import Device
 
@@ -42,6 +42,12 @@ def bring_up(
             )
     if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
         raise DoesNotFit(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
+    if refused := [
+        f"{each.path}: {outcome.name}: {outcome.not_served}"
+        for each, outcome in zip(loaded, outcomes, strict=True)
+        if outcome.not_served and each.deployment.spec.mode == "Active"
+    ]:
+        raise InvalidInput("\n".join(refused))
     active = [
         (each, outcome)
         for each, outcome in zip(loaded, outcomes, strict=True)

@@ -34,6 +34,8 @@ def plan_view(outcome: PlanOutcome) -> RenderableType:
     """The panel of one object."""
     title = Text.assemble((outcome.name, "bold"), ("  " + _model_line(outcome), "dim"))
     body = _fitting(outcome, outcome.plan) if outcome.plan else _not_fitting(outcome)
+    if outcome.not_served is not None:
+        body = Group(Text(f"not served: {outcome.not_served}", style="bold yellow"), Text(), body)
     return Panel(
         body, title=title, title_align="left", border_style="green" if outcome.plan else "red", padding=(1, 2)
     )

@@ -12,6 +12,7 @@ from mamba_server.budget import Constraints, Device, DoesNotFit, Plan, UnusableI
 from mamba_server.budget.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
 from mamba_server.budget.of_spec import constraints_of, workload_of
 from mamba_server.model.config import ModelConfig
+from mamba_server.model.families.served import why_not_served
 
 ASSUMED_MEMORY = 80 << 30
 
@@ -39,6 +40,11 @@ class PlanOutcome:
     misfit: DoesNotFit | None
     notes: tuple[str, ...] = ()
 
+    @property
+    def not_served(self) -> str | None:
+        """Why this version's engine cannot serve the model, however well the plan fits."""
+        return why_not_served(self.model)
+
     def to_json(self) -> dict[str, Any]:
         """The object `plan --output json` prints."""
         dtype = self.constraints.dtype or self.model.dtype
@@ -48,6 +54,7 @@ class PlanOutcome:
             "name": self.name,
             "source": self.source,
             "fits": self.plan is not None,
+            "served": self.not_served is None,
             "model": {
                 "family": self.model.family,
                 "recurrentLayers": self.model.recurrent_layers,
@@ -62,6 +69,8 @@ class PlanOutcome:
         if self.plan is not None:
             shown["plan"] = self.plan.to_json()
             shown["plan"]["notes"] += self.notes
+        if self.not_served is not None:
+            shown["notServedBecause"] = self.not_served
         if self.misfit is not None:
             shown["reason"] = str(self.misfit)
             shown["needBytes"], shown["haveBytes"] = self.misfit.need, self.misfit.have

@@ -3,7 +3,7 @@
 The operator renders pods from the same spec; the words here are those of the command line.
 """
 
-from mamba_api.v1alpha1 import MambaDeployment, Spec
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_server.budget import Plan
 
 
@@ -41,27 +41,6 @@ def serve_argv(
     return argv + list(spec.engine.extra_args)
 
 
-def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
+def gateway_argv(*, backend: str, host: str, port: int) -> list[str]:
     """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
-    argv = ["gateway", "--backend", backend, "--host", host, "--port", str(port)]
-    redis = deployment.spec.prefix_index.redis
-    if redis is not None and redis.url is not None:
-        argv += ["--redis-url", redis.url]
-    return argv
-
-
-def not_in_local_mode(spec: Spec) -> list[str]:
-    """What the spec asks for that one machine without a cluster does not give, in words."""
-    notes = []
-    if spec.disaggregation is not None:
-        notes.append("spec.disaggregation: one unified engine runs here")
-    if spec.scaling.min_replicas > 1 or spec.replicas > 1:
-        notes.append("spec.scaling: one engine runs here")
-    if spec.engine.tensor_parallel > 1:
-        notes.append("spec.engine.tensorParallel: the engine runs on one device here")
-    if spec.gateway.auth is not None:
-        notes.append("spec.gateway.auth: Secrets are not read here, so anyone on this machine may call")
-    redis = spec.prefix_index.redis
-    if redis is not None and redis.url is None:
-        notes.append("spec.prefixIndex.redis.secretRef: Secrets are not read here, so the index stays local")
-    return notes
+    return ["gateway", "--backend", backend, "--host", host, "--port", str(port)]

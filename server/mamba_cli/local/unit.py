@@ -78,7 +78,7 @@ def unit_of(
     engine = serve_argv(deployment, plan, model=model, device=device, port=engine_port, admin_port=admin_port)
     # Before the deployment's own extraArgs, which have the last word.
     engine[1:1] = drain
-    gateway = gateway_argv(deployment, backend=engine_url, host=host, port=port) + drain
+    gateway = gateway_argv(backend=engine_url, host=host, port=port) + drain
     shown_host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
     return Unit(
         loaded=loaded,

@@ -14,6 +14,7 @@ from mamba_kernels.rms_norm import rms_norm
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.config import ModelConfig
 from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.families.served import why_not_served
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.loader import Loader
@@ -46,8 +47,8 @@ class HybridModel:
         batch_invariant: bool = False,
     ) -> None:
         """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError."""
-        if config.family != "nemotron_h":
-            raise UnsupportedModel(f"models of family {config.family} can be planned for but not yet served")
+        if (why := why_not_served(config)) is not None:
+            raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
         loader = Loader(weights, device, dtype, batch_invariant=batch_invariant)
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype

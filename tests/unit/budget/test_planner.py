@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_api.v1alpha1 import Plan as StatusPlan
+from mamba_api.v1alpha1 import PlanStatus
 from mamba_server.budget import Constraints, Device, DoesNotFit, Plan, UnusableInput, Workload, plan
 from mamba_server.budget.candidates import slots_per_sequence
 from mamba_server.model.config import ModelConfig
@@ -210,9 +210,9 @@ def test_the_assumed_workload_is_said_and_cut_to_the_models_length() -> None:
 
 def test_status_is_what_the_contract_accepts_and_nothing_more() -> None:
     status = plan(NANO, Constraints(), CARD, workload=CHAT).to_status()
-    parsed = StatusPlan.model_validate(status)
+    parsed = PlanStatus.model_validate(status)
     assert parsed.manifest() == status
-    assert set(status) == {field.alias for field in StatusPlan.model_fields.values()}
+    assert set(status) == {field.alias for field in PlanStatus.model_fields.values()}
 
 
 def test_json_carries_the_status_and_the_engines_numbers() -> None:

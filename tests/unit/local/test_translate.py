@@ -8,9 +8,8 @@ import typer.main
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
-from mamba_cli.local.changes import changes_of
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.translate import gateway_argv, not_in_local_mode, serve_argv
+from mamba_cli.local.translate import gateway_argv, serve_argv
 from mamba_cli.local.unit import unit_of
 from mamba_server.budget import Constraints, Device, Plan, UnusableInput, Workload, plan
 from mamba_server.budget.of_spec import constraints_of, workload_of
@@ -95,11 +94,10 @@ def test_extra_arguments_have_the_last_word(planned: Plan) -> None:
     assert parsed(argv)["seed"] == 7
 
 
-def test_gateway_accepts_its_arguments_with_a_redis_when_there_is_one() -> None:
-    spec = deployment(prefixIndex={"redis": {"url": "redis://h/0"}})
-    options = parsed(gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9))
+def test_gateway_accepts_its_arguments() -> None:
+    options = parsed(gateway_argv(backend="http://127.0.0.1:5", host="127.0.0.1", port=9))
     assert options["backend"] == ["http://127.0.0.1:5"] or options["backend"] == ("http://127.0.0.1:5",)
-    assert (options["port"], options["redis_url"]) == (9, "redis://h/0")
+    assert options["port"] == 9
 
 
 def test_a_unit_knows_its_children_and_addresses(planned: Plan, tmp_path: Path) -> None:
@@ -123,19 +121,18 @@ def test_a_unit_knows_its_children_and_addresses(planned: Plan, tmp_path: Path) 
 def test_constraints_and_workload_follow_the_spec() -> None:
     spec = deployment(
         model={"uri": "file:///m", "maxModelLen": 99},
-        engine={"dtype": "float16", "maxRunningRequests": 3, "tensorParallel": 2},
-        resources={"gpus": 2},
+        engine={"dtype": "float16", "maxRunningRequests": 3},
         stateCache={"strategy": "ExtraBuffer", "stateDtype": "float16"},
         memory={"arena": "1Gi", "utilization": 0.7},
         workload={"promptTokens": 5, "outputTokens": 6, "sharedPrefixRatio": 0.25, "concurrency": 7},
     ).spec
     assert constraints_of(spec) == Constraints(
         strategy="ExtraBuffer", state_dtype="float16", dtype="float16", max_model_len=99,
-        max_running_requests=3, utilization=0.7, arena_bytes=GIB, tensor_parallel=2,
+        max_running_requests=3, utilization=0.7, arena_bytes=GIB,
     )  # fmt: skip
     assert workload_of(spec) == Workload(5, 6, 0.25, 7, declared=True)
     assert workload_of(deployment().spec) is None
-    assert constraints_of(spec, utilization=0.5, tensor_parallel=1).tensor_parallel == 1
+    assert constraints_of(spec, utilization=0.5, tensor_parallel=2).tensor_parallel == 2
 
 
 def test_auto_leaves_the_choice_open() -> None:
@@ -145,37 +142,3 @@ def test_auto_leaves_the_choice_open() -> None:
 def test_a_share_that_cannot_be_is_refused() -> None:
     with pytest.raises(UnusableInput, match="utilization"):
         constraints_of(deployment().spec, utilization=7)
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"disaggregation": {}}, "one unified engine"),
-        ({"scaling": {"minReplicas": 2, "maxReplicas": 2}}, "one engine runs here"),
-        ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}}, "on one device"),
-        ({"gateway": {"auth": {"secretRef": {"name": "s"}}}}, "anyone on this machine"),
-        ({"prefixIndex": {"redis": {"secretRef": {"name": "s"}}}}, "index stays local"),
-    ],
-)
-def test_what_one_machine_does_not_give_is_listed(spec: dict[str, Any], words: str) -> None:
-    notes = not_in_local_mode(deployment(**spec).spec)
-    assert len(notes) == 1
-    assert words in notes[0]
-    assert not_in_local_mode(deployment().spec) == []
-
-
-def test_an_edit_is_split_into_what_is_live_and_what_waits() -> None:
-    old = deployment()
-    new = deployment(stateCache={"strategy": "NoBuffer", "eviction": "LRU"}, memory={"arena": "1Gi"})
-    (change,) = changes_of([old], [new])
-    assert change.live == ("spec.stateCache.strategy",)
-    assert set(change.later) == {"spec.stateCache.eviction", "spec.memory.arena"}
-    assert changes_of([old], [old]) == []
-
-
-def test_objects_that_come_and_go_wait_for_the_next_start() -> None:
-    one = deployment()
-    two = one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": "two"})})
-    (gone, came) = changes_of([one], [two])
-    assert (gone.name, gone.later) == ("one", ("the object was removed",))
-    assert (came.name, came.later) == ("two", ("the object was added",))

@@ -53,23 +53,21 @@ def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
 
 DURATIONS = st.sampled_from(["1ms", "0.001ms", "1s", "1234567s", "1.5h", "33333.333s", "999999h"])
 SIZES = st.sampled_from(["1n", "1m", "1", "4096", "1.5Mi", "16Mi", "123456789123", "9Ei"])
-WEIGHTS = st.one_of(st.sampled_from([0.0, 1e-300, 100.0]), st.floats(0, 100))
 SHARES = st.floats(1e-6, 1.0)
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_gateway_is_told_the_limits_and_weights_of_the_spec(data: st.DataObject) -> None:
+def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None:
     limits = data.draw(
         st.fixed_dictionaries(
             {"queueTimeout": DURATIONS, "requestTimeout": DURATIONS, "maxBodySize": SIZES},
             optional={"maxInFlight": st.integers(1, 10**6), "maxQueued": st.integers(0, 10**6)},
         )
     )
-    routing = {"prefixWeight": data.draw(WEIGHTS), "loadWeight": data.draw(WEIGHTS)}
     drain = data.draw(DURATIONS | st.just("0s"))
 
-    _, made = processes(gateway={"limits": limits, "routing": routing}, rollout={"drainTimeout": drain})
+    _, made = processes(gateway={"limits": limits}, rollout={"drainTimeout": drain})
 
     assert made.queue_timeout == made.hold_timeout == Duration(limits["queueTimeout"]).seconds
     assert made.request_timeout == Duration(limits["requestTimeout"]).seconds
@@ -78,19 +76,6 @@ def test_the_gateway_is_told_the_limits_and_weights_of_the_spec(data: st.DataObj
     assert (made.max_in_flight, made.max_queue) == (
         limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),
     )  # fmt: skip
-    given_ = told_weights(limits, routing)
-    assert given_ == (routing["prefixWeight"], routing["loadWeight"])
-
-
-def told_weights(limits: dict[str, Any], routing: dict[str, float]) -> tuple[float, float]:
-    made = planned(owner(gateway={"limits": limits, "routing": routing})).applies
-    [deployment] = [
-        one.manifest
-        for one in made
-        if one.manifest["kind"] == "Deployment" and one.manifest["metadata"]["name"] == "nano"
-    ]
-    found = told(deployment["spec"]["template"]["spec"]["containers"][0])
-    return float(found["prefix_weight"]), float(found["load_weight"])
 
 
 @given(st.data())
@@ -129,6 +114,22 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
     assert made.chunked_prefill_tokens == engine["chunkedPrefillTokens"]
     assert made.strategy == cache["strategy"]
     assert made.state_dtype.lower() == str(cache["stateDtype"]).lower()
+
+
+@pytest.mark.parametrize(
+    ("spec", "setting", "wanted"),
+    [
+        ({"model": {"uri": "hf://a/b", "maxModelLen": 777}}, "max_model_len", 777),
+        ({"engine": {"dtype": "bfloat16"}}, "dtype", "bfloat16"),
+        ({"engine": {"maxRunningRequests": 9}}, "max_running_requests", 9),
+        ({"memory": {"arena": "3Gi"}}, "arena_bytes", 3 << 30),
+    ],
+    ids=["model.maxModelLen", "engine.dtype", "engine.maxRunningRequests", "memory.arena"],
+)
+def test_a_field_of_the_spec_reaches_the_engine(spec: dict[str, Any], setting: str, wanted: Any) -> None:
+    made, _ = processes(**spec)
+
+    assert getattr(made, setting) == wanted
 
 
 @pytest.mark.parametrize(
