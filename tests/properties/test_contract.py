@@ -45,7 +45,6 @@ def part(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
     page = draw(st.sampled_from([1, 8, 16, 64]))
-    gpus = draw(st.integers(0, 8))
     low = draw(st.integers(0, 5))
     return {
         "model": {
@@ -54,11 +53,11 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
         },
         "engine": {
             "pageSize": page,
-            "tensorParallel": draw(st.integers(1, max(gpus, 1))),
             **draw(part(extraArgs=st.lists(words, max_size=4), overlapSchedule=st.booleans())),
         },
         "stateCache": {"trackInterval": page * draw(st.integers(1, 64))},
-        "resources": {"gpus": gpus, **draw(part(cpu=quantity, memory=quantity))},
+        "resources": {"gpus": draw(st.integers(0, 1)), **draw(part(cpu=quantity, memory=quantity))},
+        "replicas": low,
         "scaling": {
             "minReplicas": low,
             "maxReplicas": low + draw(st.integers(1, 5)),

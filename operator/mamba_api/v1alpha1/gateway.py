@@ -120,4 +120,5 @@ class Telemetry(ApiModel):
     """OTLP endpoint the engines send spans to, such as http://collector.observability.svc:4318; absent = no
     traces."""
     sampling: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of requests that are traced when the client did not decide by a traceparent header."""
+    """Share of requests whose spans the engines send, chosen by trace id; what a client's traceparent header
+    says about sampling is not asked."""

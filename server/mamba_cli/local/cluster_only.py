@@ -36,7 +36,7 @@ _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
 
 
 def not_in_local_mode(spec: Spec) -> list[str]:
-    """One line for each kind of thing that the spec asks for and one machine without a cluster does not give."""
+    """One line for each kind of thing that is asked for and that one machine without a cluster lacks."""
     notes = []
     if asked := _asked(spec, ONE_ENGINE):
         notes.append(f"{asked}: one engine runs here")

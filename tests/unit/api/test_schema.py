@@ -95,9 +95,7 @@ def test_the_defaults_of_optional_parts_are_those_of_the_models() -> None:
     spec = {
         "model": {"uri": "hf://a/b", "cache": {"size": "40Gi"}, "tokenSecretRef": {"name": "hf"}},
         "workload": {},
-        "disaggregation": {},
         "gateway": {"auth": {"secretRef": {"name": "keys"}}},
-        "prefixIndex": {"redis": {"url": "redis://r"}},
         "engine": {"env": [{"name": "A"}]},
     }
     data = {"metadata": {"name": "a"}, "spec": spec}
@@ -108,7 +106,6 @@ def test_the_defaults_of_the_status_are_those_of_the_models() -> None:
     time = "2026-01-01T00:00:00Z"
     status = {
         "conditions": [{"type": "Ready", "status": "True", "reason": "X", "lastTransitionTime": time}],
-        "scaling": {"history": [{"time": time, "desired": 1, "reason": "r"}]},
     }
     data = {"metadata": {"name": "a"}, "spec": {"model": {"uri": "builtin://x"}}, "status": status}
     assert with_defaults(data, SCHEMA)["status"] == MambaDeployment.model_validate(data).manifest()["status"]

@@ -79,6 +79,15 @@ def test_what_runs_is_what_the_plan_says(strategy: Any) -> None:
     assert plan.arena_bytes <= 8 << 20
 
 
+@pytest.mark.parametrize("eviction", ["LRU", "RecomputeCost"])
+def test_limits_and_policies_of_the_settings_are_in_force(eviction: Any) -> None:
+    core = start(chunked_prefill_tokens=96, max_checkpoints_per_path=7, eviction=eviction).core
+
+    assert core.scheduler.limits.step_tokens == 96
+    assert core.cache.cap == 7
+    assert core.cache.tree.eviction.policy == eviction
+
+
 def test_a_cache_that_is_switched_off_is_off() -> None:
     engine = start(prefix_caching=False)
     assert not engine.core.cache.prefix_caching

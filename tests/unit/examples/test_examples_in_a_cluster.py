@@ -114,14 +114,19 @@ def test_the_fields_a_readme_tells_to_change_exist(file: Path, example: MambaDep
 
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
-    "tensorParallel": {"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}},
+    "tensorParallel": {"engine": {"tensorParallel": 2}},
     "disaggregation": {"disaggregation": {}},
+    "ttftTarget": {"scaling": {"ttftTarget": "1s"}},
+    "prefixIndex": {"prefixIndex": {"redis": {"url": "redis://r"}}},
+    "prefixWeight": {"gateway": {"routing": {"prefixWeight": 1.0}}},
 }
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
 def test_no_readme_advises_what_this_version_refuses(field: str) -> None:
-    assert isinstance(planned(owner(**UNSUPPORTED[field])).verdict, Invalid)
+    of = owner()
+    of["spec"] |= UNSUPPORTED[field]
+    assert isinstance(planned(of).verdict, Invalid)
 
     for readme in (ROOT / "examples").glob("*/README.md"):
         assert field not in readme.read_text(), readme

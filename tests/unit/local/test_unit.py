@@ -10,7 +10,7 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.edits import changes_of
-from mamba_cli.local.unit import Unit, gateway_argv, not_in_local_mode, unit_of
+from mamba_cli.local.unit import Unit, gateway_argv, unit_of
 from mamba_cli.settings_options import given
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
 from mamba_planner.engine_settings import EngineSettings
@@ -106,12 +106,11 @@ def test_extra_arguments_have_the_last_word(planned: MemoryPlan, tmp_path: Path)
     assert (settings.seed, settings.page_size) == (7, 32)
 
 
-def test_gateway_accepts_its_arguments_with_a_redis_when_there_is_one() -> None:
-    spec = deployment(prefixIndex={"redis": {"url": "redis://h/0"}})
-    argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+def test_gateway_accepts_its_arguments() -> None:
+    argv = gateway_argv(deployment(), backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
     options = parsed(tuple(argv))
     assert options["backend"] == ["http://127.0.0.1:5"] or options["backend"] == ("http://127.0.0.1:5",)
-    assert (options["port"], options["redis_url"]) == (9, "redis://h/0")
+    assert options["port"] == 9
 
 
 def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
@@ -133,8 +132,7 @@ def test_constraints_and_workload_follow_the_spec() -> None:
     settings = engine_settings(
         deployment(
             model={"uri": "file:///m", "maxModelLen": 99},
-            engine={"dtype": "float16", "maxRunningRequests": 3, "tensorParallel": 2},
-            resources={"gpus": 2},
+            engine={"dtype": "float16", "maxRunningRequests": 3},
             stateCache={"strategy": "ExtraBuffer", "stateDtype": "float16"},
             memory={"arena": "1Gi", "utilization": 0.7},
             workload={"promptTokens": 5, "outputTokens": 6, "sharedPrefixRatio": 0.25, "concurrency": 7},
@@ -142,7 +140,7 @@ def test_constraints_and_workload_follow_the_spec() -> None:
     )
     assert Constraints.of(settings, 2) == Constraints(
         strategy="ExtraBuffer", state_dtype="float16", dtype="float16", max_model_len=99,
-        max_running_requests=3, utilization=0.7, arena_bytes=GIB, tensor_parallel=2,
+        max_running_requests=3, utilization=0.7, arena_bytes=GIB,
     )  # fmt: skip
     assert Workload.of(settings) == Workload(5, 6, 0.25, 7, declared=True)
     assert Workload.of(engine_settings(deployment())) == Workload()
@@ -151,23 +149,6 @@ def test_constraints_and_workload_follow_the_spec() -> None:
 
 def test_auto_leaves_the_choice_open() -> None:
     assert Constraints.of(engine_settings(deployment())) == Constraints()
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"disaggregation": {}}, "one unified engine"),
-        ({"scaling": {"minReplicas": 2, "maxReplicas": 2}}, "one engine runs here"),
-        ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}}, "on one device"),
-        ({"gateway": {"auth": {"secretRef": {"name": "s"}}}}, "anyone on this machine"),
-        ({"prefixIndex": {"redis": {"secretRef": {"name": "s"}}}}, "index stays local"),
-    ],
-)
-def test_what_one_machine_does_not_give_is_listed(spec: dict[str, Any], words: str) -> None:
-    notes = not_in_local_mode(deployment(**spec).spec)
-    assert len(notes) == 1
-    assert words in notes[0]
-    assert not_in_local_mode(deployment().spec) == []
 
 
 def test_an_edit_is_split_into_what_is_live_and_what_waits() -> None:

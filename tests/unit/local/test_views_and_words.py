@@ -332,11 +332,11 @@ def test_a_spec_whose_parts_do_not_go_together_is_invalid_input(tmp_path: Path) 
     model_directory(tmp_path / "m")
     body = {
         "metadata": {"name": "one"},
-        "spec": {"model": {"uri": "file://./m"}, "engine": {"tensorParallel": 5}, "resources": {"gpus": 5}},
+        "spec": {"model": {"uri": "file://./m"}},
     }
     loaded = LoadedDeployment(tmp_path / "f.yaml", MambaDeployment.model_validate(body))
     with pytest.raises(InvalidInput, match=r"f.yaml: one: tensorParallel 5 does not divide"):
-        plan_deployment(loaded, PlanFlags(device_memory=8 << 30))
+        plan_deployment(loaded, PlanFlags(device_memory=8 << 30, gpus=5))
 
 
 def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def stored(text: str, source: str) -> MambaDeployment:
 
 
 def rendered(of: MambaDeployment) -> list[Manifest]:
-    return render(Context(of, of.spec.scaling.min_replicas, None))
+    return render(Context(of, of.spec.replicas, None))
 
 
 def flat(value: Any, path: str) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_the_admin_port_listens_on_the_pods_address_with_the_deployments_token()
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(0, None), (1, "1"), (4, "4")])
+@pytest.mark.parametrize(("gpus", "expected"), [(0, None), (1, "1")])
 def test_gpus_are_asked_for_only_when_there_are_some(gpus: int, expected: str | None) -> None:
     container = engine(resources={"gpus": gpus, "gpuResource": "amd.com/gpu", "cpu": "2", "memory": "4Gi"})
 
@@ -281,17 +281,12 @@ def test_the_gateway_is_reached_on_port_80_and_asks_for_its_own_deployment() -> 
 
 
 def test_secrets_reach_the_gateway_by_reference_only() -> None:
-    of = owner(
-        gateway={"auth": {"secretRef": {"name": "keys"}}},
-        prefixIndex={"redis": {"secretRef": {"name": "redis"}}},
-    )
+    of = owner(gateway={"auth": {"secretRef": {"name": "keys"}}})
     pod = children(of)["Deployment", "nano"]["spec"]["template"]["spec"]
 
     container = pod["containers"][0]
     assert argument(container, "--api-key-file") == "/run/mambaserve/api-keys/api-keys"
     assert {"name": "api-keys", "secret": {"secretName": "keys", "defaultMode": 0o440}} in pod["volumes"]
-    source = {"secretKeyRef": {"name": "redis", "key": "url"}}
-    assert {"name": "MAMBASERVE_REDIS_URL", "valueFrom": source} in container["env"]
 
 
 def test_the_gateway_may_read_endpoints_and_wake_its_own_deployment_and_nothing_more() -> None:

@@ -122,6 +122,22 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
 
 
 @pytest.mark.parametrize(
+    ("spec", "setting", "wanted"),
+    [
+        ({"model": {"uri": "hf://a/b", "maxModelLen": 777}}, "max_model_len", 777),
+        ({"engine": {"dtype": "bfloat16"}}, "dtype", "bfloat16"),
+        ({"engine": {"maxRunningRequests": 9}}, "max_running_requests", 9),
+        ({"memory": {"arena": "3Gi"}}, "arena_bytes", 3 << 30),
+    ],
+    ids=["model.maxModelLen", "engine.dtype", "engine.maxRunningRequests", "memory.arena"],
+)
+def test_a_field_of_the_spec_reaches_the_engine(spec: dict[str, Any], setting: str, wanted: Any) -> None:
+    made, _ = processes(**spec)
+
+    assert getattr(made, setting) == wanted
+
+
+@pytest.mark.parametrize(
     "uri",
     ["hf://org/model", "hf://org/model@v1", "pvc://claim/a/b", "file:///srv/m", "builtin://tiny-recall"],
 )
