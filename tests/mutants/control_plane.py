@@ -1,4 +1,4 @@
-"""Defects of the operator and the contracts: plan, status, drift, queue, lease, schema and rules."""  # noqa: A005
+"""Defects of the operator and the contracts: plan, status, drift, queue, lease, schema and rules."""
 
 from seeded import Mutant
 
