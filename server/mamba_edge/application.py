@@ -128,8 +128,7 @@ def publish(
     app.add_api_route(
         "/openapi.json", openapi, operation_id="openapi", summary="This document", response_model=Document
     )
-    document = openapi_document(app, events or {}, bodies or {}, key_needed=key_needed)
-    encoded = msgspec.json.encode(document)
+    encoded = msgspec.json.encode(openapi_document(app, events or {}, bodies or {}, key_needed=key_needed))
     add_docs_page(app)
     for route in app.routes:
         methods: set[str] | None = getattr(route, "methods", None)
