@@ -38,7 +38,7 @@ def test_a_missing_condition_counts_as_ready_and_staying() -> None:
 def test_a_terminating_pod_drains_and_one_that_is_not_ready_is_not_chosen() -> None:
     [going] = targets([item(at("10.0.0.1", "a", ready=False, serving=True, terminating=True))])
     [loading] = targets([item(at("10.0.0.1", "a", ready=False))])
-    assert going.draining
+    assert (going.ready, going.draining) == (True, True)
     assert (loading.ready, loading.draining) == (False, False)
 
 
