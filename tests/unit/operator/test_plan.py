@@ -9,8 +9,9 @@ import pytest
 from mamba_api.conditions import Reason
 from mamba_operator.manifest import Manifest, Ref, ref
 from mamba_operator.plan import Change, make_plan
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
 from operator_objects import (
+    CONFIGS,
     NOW,
     TOKEN,
     UID,
@@ -233,6 +234,16 @@ def test_a_plan_that_cannot_fit_tears_nothing_down() -> None:
     plan = planned(after, applied(before))
 
     assert (plan.applies, plan.deletes) == ((), ())
+
+
+def test_a_model_no_engine_serves_starts_nothing_and_tears_nothing_down() -> None:
+    bamba = json.loads((CONFIGS / "bamba-9b.json").read_text())
+    unserved = fitting_owner(model={"uri": "hf://a/b", "config": bamba})
+
+    for children in ([], applied(fitting_owner())):
+        plan = planned(unserved, children)
+        assert isinstance(plan.verdict, NotServed)
+        assert (plan.applies, plan.deletes) == ((), ())
 
 
 def test_without_the_models_configuration_engines_start_and_plan_for_themselves() -> None:
