@@ -1,6 +1,6 @@
 """Server-sent events: keeps what is passed on aligned to event boundaries, and ends a broken stream.
 
-NoCandidate is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
+Nothing is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
 that an error event can follow at any time without spoiling a half-sent one.
 """
 

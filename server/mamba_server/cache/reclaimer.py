@@ -12,7 +12,7 @@ from mamba_server.cache.tree import RadixTree
 
 
 class Reclaimer:
-    """The room of one arena."""
+    """Gets memory out of one arena."""
 
     def __init__(self, arena: Arena, tree: RadixTree, counters: CacheCounters) -> None:
         self.arena = arena
