@@ -91,11 +91,11 @@ MUTANTS = (
         "return max(spec.replicas, 1)", "return 1", (SCALE,),
     ),
     Mutant(
-        "the count of the spec reaches no Deployment", OPERATOR + "render/engine_deployment.py",
+        "the count of the spec reaches no Deployment", OPERATOR + "render/engine.py",
         '"replicas": context.replicas,', '"replicas": 1,', (PODS,),
     ),
     Mutant(
-        "gateways decide what is traced", OPERATOR + "render/engine_pod.py",
+        "gateways decide what is traced", OPERATOR + "render/pod.py",
         '"value": "traceidratio"', '"value": "parentbased_traceidratio"', (PODS,),
     ),
     Mutant(
@@ -151,8 +151,8 @@ MUTANTS = (
     ),
     Mutant(
         "an engine of a family that is only planned for boots",
-        "server/mamba_server/model/families/served.py",
+        "operator/mamba_planner/families/served.py",
         "if model.family not in FAMILIES_SERVED:", "if False:",
-        ("tests/unit/families/test_served.py", UNIT + "test_memory_plan.py"),
+        ("tests/unit/planner/test_served.py", UNIT + "test_memory_plan.py"),
     ),
 )  # fmt: skip

@@ -21,6 +21,12 @@ async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> N
             await asyncio.sleep(0.002)
 
 
+async def turns(count: int = 50) -> None:
+    """Let whatever can go on without the clock go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def wait_until(look: Callable[[], Found], what: str = "") -> Found:
     """What `look` finds, as soon as that is true; for tests of processes. AssertionError after PATIENCE."""
     deadline = time.monotonic() + PATIENCE

@@ -18,6 +18,7 @@ def run(given: dict[str, Any]) -> int:
     import uvloop
     from pydantic import ValidationError
 
+    from mamba_edge.listener import CannotListen
     from mamba_gateway.server import serve
     from mamba_gateway.settings import GatewaySettings
     from mamba_telemetry.logs import set_up_logs
@@ -36,9 +37,9 @@ def run(given: dict[str, Any]) -> int:
             return runner.run(serve(settings, ready))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
+    except CannotListen as error:
+        raise RunFailed(str(error)) from error
     except OSError as error:
-        if error.filename is not None and str(error.filename) == settings.api_key_file:
-            raise RunFailed(f"--api-key-file: {settings.api_key_file}: {error.strerror}") from error
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
 
 

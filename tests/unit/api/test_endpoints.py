@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asgi import Asked, ask
-from eventually import until
+from eventually import turns, until
 from mamba_server import wire
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
@@ -127,7 +127,7 @@ async def test_the_loss_of_the_engine_before_a_whole_answer_is_503_though_tokens
     asked = post(api)
     await told(api)
     api.engine.delta("some")
-    await asyncio.sleep(0.01)
+    await turns()
     api.engine.dies()
     await asked.done()
     assert (asked.status, asked.error["code"]) == (503, "engine_lost")
@@ -218,7 +218,7 @@ async def test_a_drain_refuses_before_the_body_is_read_and_lets_streams_finish()
 async def test_a_request_whose_body_still_comes_is_under_way_for_a_drain() -> None:
     api = Api()
     asked = Asked(api.app, "POST", TEXT, headers=JSON).part(b'{"prompt": ')
-    await asyncio.sleep(0.01)
+    await turns()
     assert api.serving.drain.under_way == 1
     api.serving.drain.draining = True
     asked.part(b'"x"}', more=False)

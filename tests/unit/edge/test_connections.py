@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from eventually import until
+from eventually import turns, until
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen
 from scripted_engine import Api
@@ -221,7 +221,7 @@ async def test_a_client_that_vanishes_in_the_middle_of_its_request_leaves_nothin
 ) -> None:
     whole = request(prompt("never whole"))
     _, writer = await served.connect(whole[:-bytes_sent])
-    await asyncio.sleep(0.02)
+    await turns()
     writer.transport.abort()
     await until(lambda: served.api.answered() in ({}, {(TEXT, "499"): 1}))
     await until(lambda: served.api.serving.drain.under_way == 0)

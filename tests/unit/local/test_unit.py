@@ -138,13 +138,13 @@ def test_constraints_and_workload_follow_the_spec() -> None:
             workload={"promptTokens": 5, "outputTokens": 6, "sharedPrefixRatio": 0.25, "concurrency": 7},
         )
     )
-    assert Constraints.of(settings, 2) == Constraints(
+    assert Constraints.of(settings) == Constraints(
         strategy="ExtraBuffer", state_dtype="float16", dtype="float16", max_model_len=99,
         max_running_requests=3, utilization=0.7, arena_bytes=GIB,
     )  # fmt: skip
     assert Workload.of(settings) == Workload(5, 6, 0.25, 7, declared=True)
     assert Workload.of(engine_settings(deployment())) == Workload()
-    assert Constraints.of(settings).tensor_parallel == 1
+    assert Constraints.of(settings, 2).tensor_parallel == 2
 
 
 def test_auto_leaves_the_choice_open() -> None:

@@ -1,6 +1,7 @@
 """What a user of `up` and `plan` can give wrongly: refused in words before anything is started."""
 
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 
 def document(name: str = "one", namespace: str | None = None, **spec: Any) -> str:
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    config = yaml.safe_load((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    # JSON of this file has an infinity, for which YAML has another word.
+    config = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
+    config = {key: value for key, value in config.items() if key != "time_step_limit"}
     model = {"uri": "hf://a/b", "config": config, "maxModelLen": 4096}
     body = {
         "apiVersion": "serving.mambaserve.io/v1alpha1",
         "kind": "MambaDeployment",
         "metadata": metadata,
-        "spec": {"model": model, "memory": {"arena": "512Mi"}, "resources": {"gpus": 0}, **spec},
+        "spec": {"model": model, "memory": {"arena": "2Gi"}, "resources": {"gpus": 0}, **spec},
     }
     return yaml.safe_dump(body)
 
