@@ -1,4 +1,4 @@
-"""The walk of `stateCache.strategy` as the docs tell it: short, complete, and each file does what it is there for."""
+"""The walk of `stateCache.strategy` as the docs tell it: short, complete, each file there for a use."""
 
 from __future__ import annotations
 
