@@ -9,8 +9,10 @@ Called by the tree and the state cache.
 
 import heapq
 import itertools
+import math
 from typing import Literal
 
+from mamba_server.cache.ghosts import Ghost, GhostTree
 from mamba_server.cache.node import Node
 
 Policy = Literal["RecomputeCost", "LRU"]
@@ -27,6 +29,13 @@ class Eviction:
         self._checkpoints = Heap()
         self._bare = Heap()
         self._clock = 0.0
+        self._ghosts: GhostTree | None = None
+        self._pages_per_slab = 0
+
+    def foresee(self, ghosts: GhostTree, pages_per_slab: int) -> None:
+        """Weigh checkpoints by the returns that `ghosts` foresees, and by what of a slab they take."""
+        self._ghosts = ghosts
+        self._pages_per_slab = pages_per_slab
 
     def used(self, node: Node, *, hit: bool = False) -> None:
         """`node` was made, or (`hit`) resumed from, just now."""
@@ -40,11 +49,39 @@ class Eviction:
     def _current(self, node: Node) -> float:
         if self.policy == "LRU" or not node.slot:
             return node.used_at
+        if self._ghosts is not None:
+            above = node.checkpoint_above()
+            rate = node.ghost.rate if node.ghost is not None else self._ghosts.unknown
+            return self.worth(rate, node.depth - above, node.own_pages())
         weight = GUESS if node.guess and not node.hits else 1 + node.hits
         return node.used_at + (node.depth - node.checkpoint_above()) * weight
 
+    def worth(self, rate: float, tokens: int, pages: int) -> float:
+        """Tokens saved per request of keeping a slab: what a checkpoint of `rate` gives for what it takes."""
+        slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0
+        return rate * tokens / slabs
+
+    def inherit(self, node: Node | None, ghost: Ghost | None) -> None:
+        """There is no checkpoint at `ghost`: who asks for it resumes at `node`, the nearest above."""
+        if node is None or node.ghost is None or ghost is None or node.ghost is ghost:
+            return
+        heir = node.ghost.heir
+        if heir is None or heir.rate < ghost.rate:
+            node.ghost.heir = ghost
+            self.offer(node)
+
+    def least(self) -> float:
+        """The worth of the next victim; infinite if there is none."""
+        while (node := self.checkpoint()) is not None:
+            if not node.state_lock:
+                self.offer(node)
+                return node.priority
+        return math.inf
+
     def offer(self, node: Node) -> None:
         """`node` may be a victim (again)."""
+        if self._ghosts is not None and node.slot:
+            node.priority = self._current(node)
         node.stamp += 1
         (self._checkpoints if node.slot else self._bare).push(node)
 
@@ -81,6 +118,9 @@ class Eviction:
 
     def evicted(self, node: Node) -> None:
         """`node` was the victim: the clock rises to its priority."""
+        if self._ghosts is not None:
+            self.inherit(node.above(), node.ghost)
+            return
         if self.policy == "RecomputeCost":
             self._clock = max(self._clock, node.priority)
 

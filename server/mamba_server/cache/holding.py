@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mamba_server.cache.arena import Pages
+from mamba_server.cache.ghosts import Sighting
 from mamba_server.cache.node import Node
 from mamba_server.cache.placement import Placement
 
@@ -48,6 +49,7 @@ class Holding:
         "ready",
         "resumed",
         "salt",
+        "sighting",
         "slot_in",
         "spare",
     )
@@ -70,6 +72,8 @@ class Holding:
         self.slot_in = -1
         """Where the next forward reads the state: -1 zeros, a checkpoint, or the live slot."""
         self.resumed = 0
+        self.sighting: Sighting | None = None
+        """Its prompt in the ghost tree."""
         self.depth = 0
         """Tokens folded into the live slot by launched steps."""
         self.last_step = 0

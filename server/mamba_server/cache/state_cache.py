@@ -13,6 +13,7 @@ import numpy as np
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.ghosts import GhostTree, Place, Sighting
 from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
 from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.placement import Placement, decode_spacing, place
@@ -55,6 +56,10 @@ class StateCache:
         self.room = Room(arena, tree, self.counters)
         self.holdings: dict[int, Holding] = {}
         self._retiring: list[_Retiring] = []
+        self.ghosts: GhostTree | None = None
+        if prefix_caching and tree.eviction.policy == "RecomputeCost":
+            self.ghosts = GhostTree(tree.page_size)
+            tree.eviction.foresee(self.ghosts, arena.pages_per_slab)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
     # --- admission -----------------------------------------------------------------------------------
@@ -113,11 +118,12 @@ class StateCache:
                 self.tree.unlock(match.node)
             return None
         placement = Placement((), ())
+        sighting = self._sight(tokens, salt) if self.ghosts is not None else None
         if self.prefix_caching:
             placement = place(
                 len(tokens),
                 match.resumable,
-                (match.kv_depth, *branches),
+                self._parting(match, branches, sighting),
                 turn_boundary,
                 self.page_size,
                 self.track_interval,
@@ -125,6 +131,9 @@ class StateCache:
             )
         live, *spare = grant.slots
         holding = Holding(salt, live, spare, placement)
+        holding.sighting = sighting
+        if sighting is not None:
+            self._choose(holding, match, branches)
         holding.append_pages(match.pages)
         holding.append_pages(grant.pages)
         holding.resumed = holding.depth = match.resumable
@@ -137,6 +146,61 @@ class StateCache:
             holding.first_page = tokens[: self.page_size].tobytes()
             self._prefilling[salt, holding.first_page] += 1
         return holding
+
+    def _sight(self, tokens: Tokens, salt: str) -> Sighting:
+        assert self.ghosts is not None
+        sighting, aged = self.ghosts.seen(tokens, salt)
+        for ghost in aged:
+            if ghost.node is not None:
+                self.tree.eviction.offer(ghost.node)
+        return sighting
+
+    def _parting(self, match: Match, branches: Sequence[int], sighting: Sighting | None) -> Sequence[int]:
+        """Depths at which other prompts part from this one, most important first."""
+        if sighting is None:
+            return (match.kv_depth, *branches)
+        shared = max(match.kv_depth, sighting.shared * self.page_size)
+        known = sorted(
+            (
+                (ghost.rate * (ghost.depth * self.page_size - match.resumable), ghost.depth * self.page_size)
+                for ghost in sighting.path()
+                if ghost.depth * self.page_size > match.resumable and (ghost.uses or ghost.place is Place.BRANCH)
+            ),
+            reverse=True,
+        )
+        return (*branches, shared, *(depth for _, depth in known))
+
+    def _choose(self, holding: Holding, match: Match, sure: Sequence[int]) -> None:
+        """Of the required checkpoints keep those that promise more than what they would push out."""
+        ghosts, sighting, eviction = self.ghosts, holding.sighting, self.tree.eviction
+        assert ghosts is not None
+        assert sighting is not None
+        left = {}
+        for depth in holding.placement.required:
+            ghost = ghosts.mark(sighting, depth // self.page_size, Place.END)
+            if ghost is not None:
+                left[depth] = ghost
+        chosen = {depth: left.pop(depth) for depth in sure if depth in left}
+        least = eviction.least() if self.arena.free_slots <= 2 * self.strategy.slots_per_sequence else -1.0
+        while left:
+            best, most = 0, least
+            for depth, ghost in left.items():
+                above = max((each for each in chosen if each < depth), default=match.resumable)
+                tokens = depth - above
+                pages = 0 if any(each > depth for each in chosen) else tokens // self.page_size
+                worth = eviction.worth(ghost.rate, tokens, pages)
+                if worth > most:
+                    best, most = depth, worth
+            if not best:
+                break
+            chosen[best] = left.pop(best)
+        for depth, ghost in left.items():
+            above = max((each for each in chosen if each < depth), default=0)
+            if not above:
+                eviction.inherit(match.node, ghost)
+            elif chosen[above].heir is None or chosen[above].heir.rate < ghost.rate:
+                chosen[above].heir = ghost
+        holding.placement = Placement(tuple(sorted(chosen)), holding.placement.optional)
 
     def prefill_done(self, holding: Holding) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
@@ -202,6 +266,8 @@ class StateCache:
         if not self.strategy.evicts_for_checkpoints:
             return 0
         above = max((d for d in holding.placement.depths if d < depth), default=holding.resumed)
+        if self.ghosts is not None:
+            return 0
         if not self.tree.eviction.displaces(depth - max(above, holding.resumed)):
             return 0
         return self._checkpoint_slot(holding, evict=True)
@@ -296,7 +362,15 @@ class StateCache:
         count = len(tokens) // self.page_size
         pages = holding.pages[:count]
         guess = len(tokens) in holding.placement.optional
-        node, had, taken = self.tree.insert(tokens, pages, slot, step, holding.salt, guess=guess)
+        ghost = None
+        if self.ghosts is not None and slot and holding.sighting is not None:
+            if count <= holding.sighting.tip.depth:
+                ghost = self.ghosts.mark(holding.sighting, count, Place.GRID if guess else Place.END)
+            else:
+                ghost = self.ghosts.answered(holding.sighting, tokens, holding.salt)
+        node, had, taken = self.tree.insert(
+            tokens, pages, slot, step, holding.salt, guess=guess, ghost=ghost
+        )
         if holding.node is None or node.depth > holding.node.depth:
             self.tree.lock(node, state=False)
             if holding.node is not None:
@@ -421,7 +495,7 @@ class StateCache:
                 holding.ready.remove(fitting[-1])
                 self._donate(holding, tokens, fitting[-1], holding.last_step)
         whole = usable // self.page_size * self.page_size
-        if whole:
+        if whole and self.ghosts is None:
             self._insert(holding, tokens[:whole], 0, holding.last_step)
 
     # --- change of strategy --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.ghosts import Ghost
 from mamba_server.cache.node import TOKEN_BYTES, Node, Pages, Tokens
 
 
@@ -181,7 +182,15 @@ class RadixTree:
     # --- insert --------------------------------------------------------------------------------------
 
     def insert(
-        self, tokens: Tokens, pages: Pages, slot: int, step: int, salt: str, *, guess: bool = False
+        self,
+        tokens: Tokens,
+        pages: Pages,
+        slot: int,
+        step: int,
+        salt: str,
+        *,
+        guess: bool = False,
+        ghost: Ghost | None = None,
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `tokens` to the tree.
 
@@ -215,10 +224,18 @@ class RadixTree:
             node.slot = slot
             node.produced_step = step
             node.guess = guess
+            node.ghost = ghost
+            if ghost is not None:
+                ghost.node = node
             self.checkpoints += 1
             self._evicted.pop(id(node), None)
             taken = True
             self.eviction.used(node)
+            above = node.above()
+            if above is not None and above.slot:
+                if above.ghost is not None:
+                    above.ghost.heir = None
+                self.eviction.offer(above)
             self._emit(node, gained=True)
         return node, had, taken
 
@@ -253,6 +270,9 @@ class RadixTree:
         slot, node.slot = node.slot, 0
         node.stamp += 1
         node.hits = 0
+        if node.ghost is not None:
+            node.ghost.node = node.ghost.heir = None
+            node.ghost = None
         self.checkpoints -= 1
         self._evicted[id(node)] = None
         if not node.kv_lock:
