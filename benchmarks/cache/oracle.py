@@ -78,7 +78,7 @@ class Oracle:
         known = (self._places.get(prefix) for prefix in path)
         return KnownSighting(ends, tip), [place for place in known if place and place.node]
 
-    def mark(self, sighting: KnownSighting, depth: int, place: object) -> KnownPlace:
+    def mark(self, sighting: KnownSighting, depth: int, place: object, turn: int = 0) -> KnownPlace:
         """The place at page `depth` of the request that came last."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 

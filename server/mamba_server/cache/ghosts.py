@@ -24,7 +24,8 @@ GHOST_BYTES = 700
 """What Python takes for one ghost beside its hashes."""
 MOST_BYTES = 32 << 20
 MOST_USES = 3
-"""Uses beyond this many make no class of their own."""
+MOST_TURNS = 3
+"""Uses and turns beyond these make no class of their own."""
 
 
 class Place(IntEnum):
@@ -32,11 +33,9 @@ class Place(IntEnum):
 
     END = 0
     """The end of a prompt or an answer."""
-    CONTINUED = 1
-    """The end of one that went on from such an end: a conversation under way."""
-    BRANCH = 2
+    BRANCH = 1
     """Where prompts part."""
-    GRID = 3
+    GRID = 2
     """A guess: nobody asked for this depth."""
 
 
@@ -44,7 +43,8 @@ class Ghost:
     """A run of page hashes; a checkpoint could be, or is, at its end."""
 
     __slots__ = (
-        "at", "children", "depth", "due", "heir", "node", "parent", "place", "raw", "returns", "since", "uses",
+        "at", "children", "depth", "due", "heir", "node", "parent", "place", "raw", "returns", "since", "turn",
+        "uses",
     )  # fmt: skip
 
     def __init__(self, parent: "Ghost | None", raw: bytes, place: Place) -> None:
@@ -55,6 +55,9 @@ class Ghost:
         self.children: dict[bytes, Ghost] = {}
         self.place = place
         self.uses = 0
+        self.turn = 0
+        """Ends before it on its path that went on to the next: how long the conversation is. For a guess: how many
+        were made behind it."""
         self.since = 0
         """The request that made or used it last."""
         self.at = 0
@@ -118,6 +121,11 @@ class GhostTree:
             for place in Place
             for uses in range(MOST_USES + 1)
         }
+        self._of_turn = {
+            (place, uses, turn): ReturnTimes(self._of_class[place, uses])
+            for place, uses in self._of_class
+            for turn in range(MOST_TURNS + 1)
+        }
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -159,16 +167,16 @@ class GhostTree:
                 break
             node = used = child
         if used is not self._root:
-            self._use(used)
+            self._use(used, to_its_end=used.depth == size)
         if shared < size:
-            place = Place.CONTINUED if used.place <= Place.CONTINUED and used is node else Place.END
-            node = self._add(node, raw[shared * HASH_BYTES :], place)
+            turn = used.turn + 1 if used.place is Place.END and used is node else 0
+            node = self._add(node, raw[shared * HASH_BYTES :], Place.END, turn)
         sighting = Sighting(node, shared)
         self._touch(node)
         self._forget()
         return sighting, aged
 
-    def mark(self, sighting: Sighting, depth: int, place: Place) -> Ghost | None:
+    def mark(self, sighting: Sighting, depth: int, place: Place, turn: int = 0) -> Ghost | None:
         """The place at page `depth` of a prompt, made if need be; None past its end or if forgotten."""
         at: Ghost | None = sighting.tip
         while at is not None and at.parent is not None and at.parent.depth >= depth:
@@ -177,7 +185,7 @@ class GhostTree:
             return None
         if at.depth == depth:
             return at
-        return self._split(at, depth - at.parent.depth, place)
+        return self._split(at, depth - at.parent.depth, place, turn)
 
     def answered(self, sighting: Sighting, tokens: Tokens, salt: str) -> Ghost | None:
         """The sequence of `sighting` ended with `tokens` (whole pages) and leaves a checkpoint there."""
@@ -190,7 +198,7 @@ class GhostTree:
         child = tip.children.get(raw[:HASH_BYTES])
         if child is not None:
             return child if child.raw == raw else None
-        made = self._add(tip, raw, Place.CONTINUED if tip.uses else Place.END)
+        made = self._add(tip, raw, Place.END, tip.turn)
         self._touch(made)
         self._forget()
         return made
@@ -198,7 +206,7 @@ class GhostTree:
     # --- statistics ----------------------------------------------------------------------------------
 
     def _start(self, ghost: Ghost) -> None:
-        ghost.returns = self._of_class[ghost.place, min(ghost.uses, MOST_USES)]
+        ghost.returns = self._of_turn[ghost.place, min(ghost.uses, MOST_USES), min(ghost.turn, MOST_TURNS)]
         ghost.since = self.now
         self._enter(ghost, 0)
 
@@ -209,10 +217,14 @@ class GhostTree:
         ghost.due = ghost.since + EDGES[at + 1]
         heapq.heappush(self._clock, (ghost.due, next(self._order), ghost))
 
-    def _use(self, ghost: Ghost) -> None:
+    def _use(self, ghost: Ghost, *, to_its_end: bool) -> None:
+        """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
         assert ghost.returns is not None
         ghost.returns.returned(ghost.at)
-        ghost.uses += 1
+        if to_its_end and ghost.place is Place.END:
+            ghost.turn += 1
+        else:
+            ghost.uses += 1
         self._start(ghost)
 
     def _age(self) -> Iterator[Ghost]:
@@ -228,8 +240,9 @@ class GhostTree:
 
     # --- the tree ------------------------------------------------------------------------------------
 
-    def _add(self, parent: Ghost, raw: bytes, place: Place) -> Ghost:
+    def _add(self, parent: Ghost, raw: bytes, place: Place, turn: int) -> Ghost:
         made = Ghost(parent, raw, place)
+        made.turn = turn
         parent.children[raw[:HASH_BYTES]] = made
         if len(parent.children) > 1 and parent.place is not Place.BRANCH and parent.parent is not None:
             parent.place = Place.BRANCH
@@ -238,12 +251,13 @@ class GhostTree:
         self._start(made)
         return made
 
-    def _split(self, child: Ghost, keep: int, place: Place) -> Ghost:
+    def _split(self, child: Ghost, keep: int, place: Place, turn: int = 0) -> Ghost:
         """Cut `child` after `keep` pages; the upper part is a new place."""
         parent = child.parent
         assert parent is not None
         cut = keep * HASH_BYTES
         upper = Ghost(parent, child.raw[:cut], place)
+        upper.turn = turn
         parent.children[child.raw[:HASH_BYTES]] = upper
         child.raw = child.raw[cut:]
         child.parent = upper

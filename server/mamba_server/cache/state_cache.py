@@ -180,6 +180,10 @@ class StateCache:
             ghost = ghosts.mark(sighting, depth // self.page_size, Place.END)
             if ghost is not None:
                 left[depth] = ghost
+        for rank, depth in enumerate(reversed(holding.placement.optional)):
+            ghost = ghosts.mark(sighting, depth // self.page_size, Place.GRID, rank)
+            if ghost is not None:
+                left[depth] = ghost
         chosen = {depth: left.pop(depth) for depth in sure if depth in left}
         least = eviction.least() if self.arena.free_slots <= 2 * self.strategy.slots_per_sequence else -1.0
         while left:
@@ -200,7 +204,8 @@ class StateCache:
                 eviction.inherit(match.node, ghost)
             elif chosen[above].heir is None or chosen[above].heir.rate < ghost.rate:
                 chosen[above].heir = ghost
-        holding.placement = Placement(tuple(sorted(chosen)), holding.placement.optional)
+        optional = tuple(depth for depth in holding.placement.optional if depth not in chosen)
+        holding.placement = Placement(tuple(sorted(chosen)), optional)
 
     def prefill_done(self, holding: Holding) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
