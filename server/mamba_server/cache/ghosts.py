@@ -81,6 +81,14 @@ class Ghost:
         return own
 
 
+    def serves(self, other: "Ghost") -> bool:
+        """The checkpoint here serves who comes back to `other`, below it; whether that counts for more than before."""
+        if other is self or (self.heir is not None and self.heir.rate >= other.rate):
+            return False
+        self.heir = other
+        return True
+
+
 class Sighting:
     """What the ghost tree knows of one prompt: the places on its path, and where it parts from the others."""
 

@@ -52,6 +52,7 @@ class Holding:
         "sighting",
         "slot_in",
         "spare",
+        "worthwhile",
     )
 
     def __init__(self, salt: str, live: int, spare: list[int], placement: Placement) -> None:
@@ -65,6 +66,8 @@ class Holding:
         """Complete checkpoints in tracking slots, shallow first."""
         self.pending: list[PendingCheckpoint] = []
         self.placement = placement
+        self.worthwhile: frozenset[int] = frozenset()
+        """Optional depths whose checkpoints promise more than what they would push out."""
         self.node: Node | None = None
         """Deepest tree node whose pages this sequence uses (page lock held)."""
         self.match_node: Node | None = None

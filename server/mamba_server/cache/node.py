@@ -23,8 +23,6 @@ class Node:
         "children",
         "depth",
         "ghost",
-        "guess",
-        "hits",
         "kv_lock",
         "pages",
         "parent",
@@ -52,10 +50,6 @@ class Node:
         self.state_lock = 0
         self.ghost: Ghost | None = None
         """What is known of returns to the checkpoint that is here now."""
-        self.guess = False
-        """Its checkpoint was placed on the track-interval grid: nobody asked for this very depth yet."""
-        self.hits = 0
-        """Resumes from the checkpoint that is here now."""
         self.used_at = 0.0
         """The eviction clock when it was made or hit last."""
         self.priority = 0.0

@@ -20,6 +20,8 @@ PRIOR = 0.1
 """Share returning in a bin before anything is known: no age is special, so the older, the less likely soon."""
 WEIGHT = 8.0
 """Sightings in a bin after which a class counts as much as the wider class it belongs to."""
+SLACK = 1.0
+"""How far the forecasts of a class may fall behind before the wider class decides: one sighting, wholly wrong."""
 WINDOW = 4096.0
 """Sightings of a class after which what was seen before counts half: traffic changes."""
 
@@ -27,7 +29,7 @@ WINDOW = 4096.0
 class ReturnTimes:
     """Survival counts of one class. `wider` fills in where it has seen little; None: the prior does.
 
-    A class decides nothing until its forecasts, each scored before its outcome is counted, beat those of `wider`.
+    Its forecasts are scored before their outcome is counted; a class that does worse than `wider` decides nothing.
     """
 
     __slots__ = ("_entered", "_forecast", "_new_entered", "_new_returned", "_rates", "_returned", "score", "wider")
@@ -72,7 +74,7 @@ class ReturnTimes:
             self.score = 0.9 * self.score + _error(wider, entered, returned) - _error(self._forecast, entered, returned)
         self._count(entered, returned)
         self._forecast = self.shares()
-        decides = self._forecast if self.wider is None or self.score >= 0 else self.wider.shares()
+        decides = self._forecast if self.wider is None or self.score > -SLACK else self.wider.shares()
         self._rates = _best_rates(np.minimum(decides, 0.999))
 
     def _count(self, entered: Floats, returned: Floats) -> None:

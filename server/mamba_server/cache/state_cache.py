@@ -171,41 +171,39 @@ class StateCache:
         return (*branches, shared, *(depth for _, depth in known))
 
     def _choose(self, holding: Holding, match: Match, sure: Sequence[int]) -> None:
-        """Of the required checkpoints keep those that promise more than what they would push out."""
+        """Keep of the placement what promises more than what it would push out; `sure`: somebody waits for it."""
         ghosts, sighting, eviction = self.ghosts, holding.sighting, self.tree.eviction
         assert ghosts is not None
         assert sighting is not None
-        left = {}
-        for depth in holding.placement.required:
-            ghost = ghosts.mark(sighting, depth // self.page_size, Place.END)
-            if ghost is not None:
-                left[depth] = ghost
-        for rank, depth in enumerate(reversed(holding.placement.optional)):
-            ghost = ghosts.mark(sighting, depth // self.page_size, Place.GRID, rank)
-            if ghost is not None:
-                left[depth] = ghost
+        required, optional = holding.placement.required, holding.placement.optional
+        places = [(depth, Place.END, 0) for depth in required]
+        places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
+        marked = {depth: ghosts.mark(sighting, depth // self.page_size, *place) for depth, *place in places}
+        left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
         chosen = {depth: left.pop(depth) for depth in sure if depth in left}
-        least = eviction.least() if self.arena.free_slots <= 2 * self.strategy.slots_per_sequence else -1.0
+        least = eviction.least()
+        spare = self.arena.free_slots > 2 * self.strategy.slots_per_sequence
         while left:
-            best, most = 0, least
+            best, most = 0, -1.0
             for depth, ghost in left.items():
-                above = max((each for each in chosen if each < depth), default=match.resumable)
-                tokens = depth - above
+                tokens = depth - max((each for each in chosen if each < depth), default=match.resumable)
                 pages = 0 if any(each > depth for each in chosen) else tokens // self.page_size
                 worth = eviction.worth(ghost.rate, tokens, pages)
-                if worth > most:
+                if worth > most and (worth > least or (spare and depth in required)):
                     best, most = depth, worth
             if not best:
                 break
             chosen[best] = left.pop(best)
         for depth, ghost in left.items():
             above = max((each for each in chosen if each < depth), default=0)
-            if not above:
+            if above:
+                chosen[above].serves(ghost)
+            else:
                 eviction.inherit(match.node, ghost)
-            elif chosen[above].heir is None or chosen[above].heir.rate < ghost.rate:
-                chosen[above].heir = ghost
-        optional = tuple(depth for depth in holding.placement.optional if depth not in chosen)
-        holding.placement = Placement(tuple(sorted(chosen)), optional)
+        forgotten = [depth for depth in required if marked[depth] is None]
+        kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
+        holding.placement = Placement(kept, optional)
+        holding.worthwhile = frozenset(depth for depth in optional if depth in chosen)
 
     def prefill_done(self, holding: Holding) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
@@ -270,12 +268,7 @@ class StateCache:
             return self._checkpoint_slot(holding, evict=False)
         if not self.strategy.evicts_for_checkpoints:
             return 0
-        above = max((d for d in holding.placement.depths if d < depth), default=holding.resumed)
-        if self.ghosts is not None:
-            return 0
-        if not self.tree.eviction.displaces(depth - max(above, holding.resumed)):
-            return 0
-        return self._checkpoint_slot(holding, evict=True)
+        return self._checkpoint_slot(holding, evict=True) if depth in holding.worthwhile else 0
 
     def _checkpoint_slot(self, holding: Holding, *, evict: bool) -> int:
         grant = self.room.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
@@ -374,7 +367,7 @@ class StateCache:
             else:
                 ghost = self.ghosts.answered(holding.sighting, tokens, holding.salt)
         node, had, taken = self.tree.insert(
-            tokens, pages, slot, step, holding.salt, guess=guess, ghost=ghost
+            tokens, pages, slot, step, holding.salt, ghost=ghost
         )
         if holding.node is None or node.depth > holding.node.depth:
             self.tree.lock(node, state=False)

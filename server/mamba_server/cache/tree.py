@@ -177,7 +177,7 @@ class RadixTree:
 
     def touch(self, node: Node) -> None:
         """A hit refreshes only the checkpoint it used."""
-        self.eviction.used(node, hit=True)
+        self.eviction.used(node)
 
     # --- insert --------------------------------------------------------------------------------------
 
@@ -189,14 +189,13 @@ class RadixTree:
         step: int,
         salt: str,
         *,
-        guess: bool = False,
         ghost: Ghost | None = None,
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `tokens` to the tree.
 
         Returns (node that ends at len(tokens), tokens whose pages the tree had already, slot taken?). The
-        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `guess`: the checkpoint
-        lies on the track-interval grid, not at an end or a branch.
+        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `ghost`: what is known of
+        returns to the checkpoint.
         """
         if len(tokens) % self.page_size or len(tokens) != len(pages) * self.page_size or not len(tokens):
             raise LedgerViolation(f"P5: a node of {len(tokens)} tokens on pages of {self.page_size}")
@@ -223,7 +222,6 @@ class RadixTree:
         if slot and not node.slot:
             node.slot = slot
             node.produced_step = step
-            node.guess = guess
             node.ghost = ghost
             if ghost is not None:
                 ghost.node = node
@@ -232,7 +230,8 @@ class RadixTree:
             taken = True
             self.eviction.used(node)
             above = node.above()
-            if above is not None and above.slot:
+            if above is not None:
+                # Who came back to what lay below it resumes from the new one.
                 if above.ghost is not None:
                     above.ghost.heir = None
                 self.eviction.offer(above)
@@ -269,7 +268,6 @@ class RadixTree:
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
         node.stamp += 1
-        node.hits = 0
         if node.ghost is not None:
             node.ghost.node = node.ghost.heir = None
             node.ghost = None
