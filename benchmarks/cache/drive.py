@@ -7,18 +7,15 @@ one sequence at a time leaves them nothing to decide. Called by the policy table
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
+from benchmarks.cache.block_trace import prompt
 from benchmarks.cache.replay import CacheSize
 from benchmarks.cache.workloads import Workload
 
-from mamba_cli.bench.traces import Arrival
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 
-Tokens = npt.NDArray[np.int32]
 CAP = 4
 
 
@@ -31,13 +28,6 @@ class Driven:
     refused: int
     made: int
     evicted: int
-
-
-def text(arrival: Arrival, block: int) -> Tokens:
-    """The prompt, int32[input_tokens]: equal blocks have equal tokens, different ones no token."""
-    ids = np.array(arrival.block_ids, np.int32)
-    tokens: Tokens = (ids[:, None] * np.int32(block) + np.arange(block, dtype=np.int32)).reshape(-1)
-    return tokens[: arrival.input_tokens]
 
 
 def cache_of(size: CacheSize, workload: Workload, policy: Policy) -> StateCache:
@@ -58,7 +48,7 @@ def drive(
     total = saved = refused = 0
     for number, arrival in enumerate(workload.arrivals):
         progress(number)
-        tokens = text(arrival, workload.block)
+        tokens = prompt(arrival, workload.block)
         if cache.never_fits(len(tokens)):
             refused += 1
             continue

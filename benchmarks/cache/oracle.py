@@ -36,13 +36,16 @@ class KnownPlace:
         return self._oracle.rate(self)
 
     @property
-    def heir(self) -> "KnownPlace | None":
+    def heir(self) -> None:
         """Returns to places that are gone are in `rate` already."""
-        return None
 
     @heir.setter
-    def heir(self, value: object) -> None:
+    def heir(self, value: None) -> None:
         pass
+
+    def serves(self, other: "KnownPlace") -> bool:
+        """So nothing changes when a deeper checkpoint goes."""
+        return False
 
 
 class KnownSighting:
