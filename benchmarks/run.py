@@ -10,6 +10,7 @@ import time
 BENCHMARKS = (
     "serve",
     "cache.hit_rate",
+    "cache.policy_table",
     "cache.fragmentation",
     "cache.cpu_time",
     "cache.real_engine",

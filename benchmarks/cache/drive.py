@@ -1,7 +1,8 @@
-"""Puts the prompts of a workload through the state cache itself, one after the other, and counts what it saves.
+"""Puts the prompts of a workload through the state cache, one after the other, and counts what is saved.
 
-The cache's own match, admission, placement, eviction and retirement run; the scheduler and the core around them do not:
-one sequence at a time leaves them nothing to decide. Called by the policy table; `replay` drives the whole engine.
+The cache's own match, admission, placement, eviction and retirement run; the scheduler and the core around
+them do not: one sequence at a time leaves them nothing to decide. Called by the policy table; `replay`
+drives the whole engine.
 """
 
 from collections.abc import Callable
@@ -41,9 +42,7 @@ def cache_of(size: CacheSize, workload: Workload, policy: Policy) -> StateCache:
     )
 
 
-def drive(
-    workload: Workload, cache: StateCache, progress: Callable[[int], None] = lambda _: None
-) -> Driven:
+def drive(workload: Workload, cache: StateCache, progress: Callable[[int], None] = lambda _: None) -> Driven:
     """Run every request to its end. One that could never fit is counted, not served."""
     total = saved = refused = 0
     for number, arrival in enumerate(workload.arrivals):

@@ -1,8 +1,9 @@
-"""An oracle for the cache replay: the product's own placement and eviction, told when each prefix is asked for next.
+"""An oracle for the replay: the product's placement and eviction, told when each prefix is asked for next.
 
-It stands in for the ghost tree. What the product estimates from classes and ages (the returns per request of keeping a
-checkpoint) is here one over the requests until the next that resumes from it; and checkpoints are offered just where a
-later request leaves a prompt. Not the best that could be done, but what foresight would add to this design.
+It stands in for the ghost tree. What the product estimates from classes and ages (the returns per request
+of keeping a checkpoint) is here one over the requests until the next that resumes from it; and checkpoints
+are offered just where a later request leaves a prompt. Not the best that could be done, but what foresight
+would add to this design.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from mamba_server.cache.state_cache import StateCache
 
 LOOK_AHEAD = 12
 """Next touches that are looked at for one that has no deeper checkpoint to resume from."""
-
 
 
 class KnownPlace:

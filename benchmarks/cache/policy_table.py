@@ -1,8 +1,8 @@
 """What the eviction policy saves beside LRU, an oracle and the space-time bound, in every cell of one table.
 
-Run as `python -m benchmarks.cache.policy_table [--trace FILE] [--workload NAME ...]`; cells are workload x slots x
-{attention KV counted in the same arena, not counted}. Prints a line as each cell is done; writes JSON and Markdown to
-benchmarks/results. The four generated workloads take some ten minutes, a recorded trace two more.
+Run as `python -m benchmarks.cache.policy_table [--trace FILE]`; cells are workload x slots x
+{attention KV counted in the same arena, not counted}. Prints a line as each cell is done; writes JSON and
+Markdown to benchmarks/results. The four generated workloads take some ten minutes, a recorded trace two more.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 HEAD = (
-    "| workload | slots | KV | policy | LRU | oracle | bound | policy / LRU | policy / oracle | policy / bound |",
+    "| workload | slots | KV | policy | LRU | oracle | bound | per LRU | per oracle | per bound |",
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
 )
 
@@ -91,7 +91,9 @@ def workloads(names: Sequence[str], trace: Path | None) -> list[Workload]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run every cell, write, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache.policy_table", description=__doc__)
-    parser.add_argument("--trace", type=Path, help="Mooncake-format JSON lines, beside the generated workloads")
+    parser.add_argument(
+        "--trace", type=Path, help="Mooncake-format JSON lines, beside the generated workloads"
+    )
     parser.add_argument("--workload", nargs="*", default=(), choices=[make.__name__ for make in GENERATED])
     parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
     parser.add_argument("--kv", type=int, nargs="+", default=(0, KV_BESIDE))
@@ -102,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         history = History.of(workload.arrivals, workload.block)
         tokens = sum(arrival.input_tokens for arrival in workload.arrivals)
         facts.append(
-            f"- {workload.name}: {len(workload.arrivals):,} requests of {tokens // len(workload.arrivals):,} tokens on "
-            f"average, pages of {workload.block}; an endless cache saves "
-            f"{space_time_bound(history, 1 << 40, 0) / tokens:.1%}"
+            f"- {workload.name}: {len(workload.arrivals):,} requests of "
+            f"{tokens // len(workload.arrivals):,} tokens on average, pages of {workload.block}; "
+            f"an endless cache saves {space_time_bound(history, 1 << 40, 0) / tokens:.1%}"
         )
         for slots in asked.slots:
             for kv in asked.kv:

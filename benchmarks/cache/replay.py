@@ -104,9 +104,7 @@ def build(
     )  # fmt: skip
 
 
-def replay(
-    arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy, block: int = BLOCK
-) -> Replayed:
+def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy, block: int = BLOCK) -> Replayed:
     """Run the arrivals one after the other. Requests that could never fit are counted, not served."""
     arrivals = list(arrivals)
     longest = max((a.input_tokens for a in arrivals), default=0) + policy.most_outputs

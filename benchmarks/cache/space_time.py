@@ -1,10 +1,10 @@
 """A bound on what any policy can save in a cache of a given size, whatever it knows of the future.
 
-To resume request i at depth d, the pages of [0, d) and the state at d must have been kept since the request that
-touched each of them last: a reuse costs bytes x requests since then. The intervals of different reuses do not overlap in
-the same page, so all costs together are at most capacity x duration. One Lagrange multiplier on that sum gives an
-upper bound for any value of it; the least is taken. Pages and states are counted to the byte, the running request not
-at all: a real cache has less. Pure.
+To resume request i at depth d, the pages of [0, d) and the state at d must have been kept since the request
+that touched each of them last: a reuse costs bytes x requests since then. The intervals of different reuses
+do not overlap in the same page, so all costs together are at most capacity x duration. One Lagrange
+multiplier on that sum gives an upper bound for any value of it; the least is taken. Pages and states are
+counted to the byte, the running request not at all: a real cache has less. Pure.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Four generated workloads for the cache replay, beside recorded traces: what is asked again, and when.
 
-Lengths and reuse follow published figures, named at each generator; the seed is fixed, so all runs see the same
-requests. A prompt is a list of segments (text that came from one place); blocks of it that hold the same pieces of
-the same segments are equal, as page hashes would find. Pure.
+Lengths and reuse follow published figures, named at each generator; the seed is fixed, so all runs see the
+same requests. A prompt is a list of segments (text that came from one place); blocks of it that hold the
+same pieces of the same segments are equal, as page hashes would find. Pure.
 """
 
 import heapq
@@ -94,10 +94,9 @@ def _starts(rng: random.Random, rate: float, seconds: float) -> Iterator[float]:
 def chat(requests: int = 8000, seed: int = 0) -> Workload:
     """Conversations whose history grows, behind the system prompts of a few applications.
 
-    Mean input of about 12,000 and output of 343 tokens at 3.4 requests a second, as the conversation trace of Mooncake
-    (Qin et al., FAST 2025); turns geometric, more than half of the conversations ending after one, as LMSYS-Chat-1M
-    (mean 2.0; Zheng et al., 2023); the time to the next turn log-normal about a minute and longer tailed than an
-    exponential (Wang et al., "KVCache in the wild", ATC 2025, measure minutes, differing by class of request).
+    Published: inputs of 12,035 and outputs of 343 tokens on average (conversation trace of Mooncake, Qin et
+    al., FAST 2025); two turns on average, more than half of the conversations one (LMSYS-Chat-1M, Zheng et
+    al., 2023). Assumed: one conversation in ten is long; log-normal times to the next turn, a minute or so.
     """
     it = _Writer(f"chat {seed}")
     applications = [it.segment(it.lognormal(900, 0.8)) for _ in range(12)]
@@ -120,8 +119,8 @@ def chat(requests: int = 8000, seed: int = 0) -> Workload:
 def documents(requests: int = 3000, seed: int = 0) -> Workload:
     """One document, many questions: each reader asks several about one document.
 
-    Documents of about 20,000 tokens and eight questions for each, as LooGLE (Li et al., 2023: 776 documents, over
-    6,000 questions); popularity of documents by Zipf's law, exponent 0.4; questions a minute apart.
+    Published: documents of some 20,000 tokens (LooGLE, Li et al., 2023). Assumed: four questions a reader, a
+    minute apart on average; popularity of documents by Zipf's law, exponent 0.4.
     """
     it = _Writer(f"documents {seed}")
     system = it.segment(220)
@@ -138,9 +137,9 @@ def documents(requests: int = 3000, seed: int = 0) -> Workload:
 def agents(requests: int = 6000, seed: int = 0) -> Workload:
     """Agents in loops: a call and its result are appended; some steps are tried again, some fork.
 
-    Mean input of about 8,600 and output of 182 tokens at 6.6 requests a second, and most of it a reused prefix, as the
-    tool and agent trace of Mooncake (Qin et al., FAST 2025: 0.59); steps follow within seconds, some wait for a slow
-    tool; one step in eight starts over from an earlier one, one in twelve forks into two to four.
+    Published: inputs of 8,596 and outputs of 182 tokens on average (tool and agent trace of Mooncake, Qin et
+    al., FAST 2025; 0.59 of it reused, here 0.85). Assumed: steps follow within seconds, one in ten waits for
+    a slow tool; one in eight starts over from an earlier one, one in twelve forks into two to four.
     """
     it = _Writer(f"agents {seed}")
     kinds = [[it.segment(it.lognormal(2_500, 0.5))] for _ in range(15)]
@@ -169,8 +168,8 @@ def agents(requests: int = 6000, seed: int = 0) -> Workload:
 def retrieval(requests: int = 6000, seed: int = 0) -> Workload:
     """Retrieved chunks in the order of their relevance, then a question: only the first ones are ever shared.
 
-    Popularity of documents so that three in a hundred draw about sixty per cent of the requests, as RAGCache measures on
-    MMLU over Wikipedia (Jin et al., 2024); chunks of 1,000 tokens, four to a prompt out of the eight of one topic.
+    Published: three in a hundred documents draw about sixty per cent of the requests (RAGCache, Jin et al.,
+    2024, on MMLU over Wikipedia). Assumed: chunks of 1,000 tokens, four to a prompt out of eight of a topic.
     """
     it = _Writer(f"retrieval {seed}")
     system = it.segment(400)

@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
-        "        node.stamp += 1\n        node.hits = 0\n", "        node.hits = 0\n",
+        "        node.stamp += 1\n        if node.ghost", "        if node.ghost",
     ),
     Mutant(
         "a prompt waits for one whose prefill has ended", ENGINE + "shared_prefix.py",
@@ -170,5 +170,38 @@ MUTANTS = (
         "prompts of two salts wait for each other", ENGINE + "shared_prefix.py",
         "    if one.salt != other.salt:\n        return 0\n", "",
         ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "a checkpoint is weighed without the bytes it takes", CACHE + "eviction.py",
+        "slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0", "slabs = 1.0",
+        (UNIT,),
+    ),
+    Mutant(
+        "the checkpoint above an evicted one inherits nothing", CACHE + "eviction.py",
+        "        self.inherit(node.above(), node.ghost)\n", "        pass\n", (UNIT,),
+    ),
+    Mutant(
+        "the ghost tree grows without bound", CACHE + "ghosts.py",
+        "while self.bytes > self.most_bytes and", "while False and", (UNIT,),
+    ),
+    Mutant(
+        "the end of an answered turn counts as an end still", CACHE + "ghosts.py",
+        "            ghost.uses += 1\n", "            pass\n", (UNIT,),
+    ),
+    Mutant(
+        "a branch is sought in resident pages alone", CACHE + "state_cache.py",
+        "shared = max(match.kv_depth, sighting.shared * self.page_size)", "shared = match.kv_depth", (UNIT,),
+    ),
+    Mutant(
+        "ages never change", CACHE + "ghosts.py",
+        "        aged = list(self._age())\n", "        aged: list[Ghost] = []\n", (UNIT,),
+    ),
+    Mutant(
+        "a class is believed however badly it foretells", CACHE + "returns.py",
+        "or self.score > -SLACK else", "or True else", (UNIT,),
+    ),
+    Mutant(
+        "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",
+        "            node.ghost.node = node.ghost.heir = None\n", "            pass\n", (UNIT,),
     ),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Which checkpoint or leaf goes first: the least recently used, or the one that promises least for what it takes.
+"""Which checkpoint or leaf goes first: the least recently used, or what promises least for what it takes.
 
-RecomputeCost weighs a checkpoint by the tokens that keeping it saves per request and slab: the rate at which its class
-returns at its age (the ghost tree counts that), times the tokens from the nearest shallower checkpoint, over the slabs
-of its state and of the pages that only it can resume. That is the slope of the bound on what a cache of this size can
-save. Called by the tree, the reclaimer and the state cache.
+RecomputeCost weighs a checkpoint by the tokens that keeping it saves per request and slab: the rate at
+which its class returns at its age (the ghost tree counts that), times the tokens from the nearest shallower
+checkpoint, over the slabs of its state and of the pages that only it can resume. That is the slope of the
+bound on what a cache of this size can save. Called by the tree, the reclaimer and the state cache.
 """
 
 import heapq
@@ -37,10 +37,11 @@ class Eviction:
         """`node` was made or resumed from just now."""
         self._clock += 1.0
         node.used_at = self._clock
-        node.priority = self._current(node)
+        node.priority = self.weigh(node)
         self.offer(node)
 
-    def _current(self, node: Node) -> float:
+    def weigh(self, node: Node) -> float:
+        """What `node` is worth just now: the least goes first."""
         if self.policy == "LRU" or not node.slot:
             return node.used_at
         # Of what the ghost tree has forgotten nothing is known but that it is old.
@@ -49,7 +50,7 @@ class Eviction:
         return self.worth(rate, node.depth - node.checkpoint_above(), node.own_pages())
 
     def worth(self, rate: float, tokens: int, pages: int) -> float:
-        """Tokens saved per request and slab by a checkpoint that returns at `rate`, with `pages` of its own."""
+        """Tokens saved per request and slab: a checkpoint that returns at `rate`, with `pages` of its own."""
         slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0
         return rate * tokens / slabs
 
@@ -69,7 +70,7 @@ class Eviction:
 
     def offer(self, node: Node) -> None:
         """`node` may be a victim (again)."""
-        node.priority = self._current(node)
+        node.priority = self.weigh(node)
         node.stamp += 1
         (self._checkpoints if node.slot else self._bare).push(node)
 
@@ -80,7 +81,7 @@ class Eviction:
     def checkpoint(self) -> Node | None:
         """The node with the least valuable checkpoint, out of the heap; None if there is none."""
         while (node := self._checkpoints.pop()) is not None:
-            current = self._current(node)
+            current = self.weigh(node)
             if current > node.priority:
                 # The checkpoint above it is gone since: losing this one too costs more than was thought.
                 self.offer(node)

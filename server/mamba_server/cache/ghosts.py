@@ -1,8 +1,9 @@
-"""The ghost tree: a bounded memory of the prompts that came by, as hashes of their pages, whatever is still cached.
+"""The ghost tree: a bounded memory of the prompts that came by, as page hashes, whatever is still cached.
 
-It says where a new prompt parts from all that were seen, and counts when each place at which a checkpoint could be
-(an end, a branch, a grid point) is asked for again: what eviction and placement foresee returns from. One request
-uses one place, the deepest that it begins with. Called by the state cache; pure. It never holds pages or slots.
+It says where a new prompt parts from all that were seen, and counts when each place at which a checkpoint
+could be (an end, a branch, a grid point) is asked for again: what eviction and placement foresee returns
+from. One request uses one place, the deepest that it begins with. Called by the state cache; pure. It never
+holds pages or slots.
 """
 
 import heapq
@@ -43,8 +44,8 @@ class Ghost:
     """A run of page hashes; a checkpoint could be, or is, at its end."""
 
     __slots__ = (
-        "at", "children", "depth", "due", "heir", "node", "parent", "place", "raw", "returns", "since", "turn",
-        "uses",
+        "at", "children", "depth", "due", "heir", "node", "parent", "place", "raw", "returns", "since",
+        "turn", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: "Ghost | None", raw: bytes, place: Place) -> None:
@@ -56,8 +57,7 @@ class Ghost:
         self.place = place
         self.uses = 0
         self.turn = 0
-        """Ends before it on its path that went on to the next: how long the conversation is. For a guess: how many
-        were made behind it."""
+        """Ends on its path before it: how long the conversation is. Of a guess: how many lie behind it."""
         self.since = 0
         """The request that made or used it last."""
         self.at = 0
@@ -80,9 +80,8 @@ class Ghost:
             own += heir.returns.rate(heir.at)
         return own
 
-
     def serves(self, other: "Ghost") -> bool:
-        """The checkpoint here serves who comes back to `other`, below it; whether that counts for more than before."""
+        """The checkpoint here serves who comes back to `other`, below it; if that adds to its worth."""
         if other is self or (self.heir is not None and self.heir.rate >= other.rate):
             return False
         self.heir = other
@@ -157,7 +156,7 @@ class GhostTree:
     # --- what comes by -------------------------------------------------------------------------------
 
     def seen(self, tokens: Tokens, salt: str) -> tuple[Sighting, list[Ghost]]:
-        """A request with the prompt `tokens`; also the places whose age has changed its bin since the last."""
+        """A request for `tokens` came; also the places whose age has changed its bin since the last one."""
         self.now += 1
         aged = list(self._age())
         raw = self.hashes(tokens[: len(tokens) - 1], salt)
@@ -203,10 +202,14 @@ class GhostTree:
         if tip.parent is None:
             return None
         raw = self.hashes(tokens, salt)[tip.depth * HASH_BYTES :]
-        child = tip.children.get(raw[:HASH_BYTES])
-        if child is not None:
-            return child if child.raw == raw else None
-        made = self._add(tip, raw, Place.END, tip.turn)
+        turn = tip.turn
+        while raw and (child := tip.children.get(raw[:HASH_BYTES])) is not None:
+            same = _common(child.raw, raw, 0)
+            tip = child if same * HASH_BYTES == len(child.raw) else self._split(child, same, Place.BRANCH)
+            raw = raw[same * HASH_BYTES :]
+        if not raw:
+            return tip
+        made = self._add(tip, raw, Place.END, turn)
         self._touch(made)
         self._forget()
         return made
@@ -276,7 +279,7 @@ class GhostTree:
         return upper
 
     def _touch(self, tip: Ghost) -> None:
-        """The path to `tip` was asked for last, its upper parts after the lower: the oldest is always a leaf."""
+        """The path to `tip` was asked for last, upper parts after lower ones: the oldest is always a leaf."""
         at = tip
         while at.parent is not None:
             self._recent.move_to_end(id(at))

@@ -1,8 +1,8 @@
-"""When prefixes come back: for each class of checkpoint, how many returned at which age, counted as it happens.
+"""When prefixes come back: for each class of checkpoint, how many returned at which age, as it happens.
 
-Ages are requests since the checkpoint could last have been used, in bins of half an octave. `rate` is the most returns
-per request of keeping that a checkpoint of a class and age promises (the Gittins index of its return time): what is
-worth keeping a while may be worth nothing later, and the other way round. Called by the ghost tree; pure.
+Ages are requests since the checkpoint could last have been used, in bins of half an octave. `rate` is the
+most returns per request of keeping that a checkpoint of a class and age promises (the Gittins index of
+its return time): what is worth keeping a while may be worth nothing later. Called by the ghost tree; pure.
 """
 
 import numpy as np
@@ -17,11 +17,11 @@ EDGES: tuple[int, ...] = (
 BINS = len(EDGES) - 1
 _WIDTHS: Floats = np.diff(np.array(EDGES, np.float64))
 PRIOR = 0.1
-"""Share returning in a bin before anything is known: no age is special, so the older, the less likely soon."""
+"""Share returning in a bin before anything is known: no age is special, so the older, the rarer."""
 WEIGHT = 8.0
 """Sightings in a bin after which a class counts as much as the wider class it belongs to."""
 SLACK = 1.0
-"""How far the forecasts of a class may fall behind before the wider class decides: one sighting, wholly wrong."""
+"""How far a class's forecasts may fall behind before the wider class decides: one sighting, wholly wrong."""
 WINDOW = 4096.0
 """Sightings of a class after which what was seen before counts half: traffic changes."""
 
@@ -29,10 +29,20 @@ WINDOW = 4096.0
 class ReturnTimes:
     """Survival counts of one class. `wider` fills in where it has seen little; None: the prior does.
 
-    Its forecasts are scored before their outcome is counted; a class that does worse than `wider` decides nothing.
+    Its forecasts are scored before their outcome is counted; a class that does worse than `wider` decides
+    nothing.
     """
 
-    __slots__ = ("_entered", "_forecast", "_new_entered", "_new_returned", "_rates", "_returned", "score", "wider")
+    __slots__ = (
+        "_entered",
+        "_forecast",
+        "_new_entered",
+        "_new_returned",
+        "_rates",
+        "_returned",
+        "score",
+        "wider",
+    )
 
     def __init__(self, wider: "ReturnTimes | None") -> None:
         self.wider = wider
@@ -71,7 +81,11 @@ class ReturnTimes:
         self._new_entered, self._new_returned = [0] * BINS, [0] * BINS
         if self.wider is not None:
             wider = self.wider.shares()
-            self.score = 0.9 * self.score + _error(wider, entered, returned) - _error(self._forecast, entered, returned)
+            self.score = (
+                0.9 * self.score
+                + _error(wider, entered, returned)
+                - _error(self._forecast, entered, returned)
+            )
         self._count(entered, returned)
         self._forecast = self.shares()
         decides = self._forecast if self.wider is None or self.score > -SLACK else self.wider.shares()
@@ -85,7 +99,7 @@ class ReturnTimes:
         # To be worked out again when they are asked for.
         self._rates = []
         if self.wider is not None:
-            self.wider._count(entered, returned)
+            self.wider._count(entered, returned)  # noqa: SLF001 - the same class
 
 
 def _error(shares: Floats, entered: Floats, returned: Floats) -> float:

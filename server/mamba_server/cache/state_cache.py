@@ -164,25 +164,29 @@ class StateCache:
             (
                 (ghost.rate * (ghost.depth * self.page_size - match.resumable), ghost.depth * self.page_size)
                 for ghost in sighting.path()
-                if ghost.depth * self.page_size > match.resumable and (ghost.uses or ghost.place is Place.BRANCH)
+                if ghost.depth * self.page_size > match.resumable
+                and (ghost.uses or ghost.place is Place.BRANCH)
             ),
             reverse=True,
         )
         return (*branches, shared, *(depth for _, depth in known))
 
     def _choose(self, holding: Holding, match: Match, sure: Sequence[int]) -> None:
-        """Keep of the placement what promises more than what it would push out; `sure`: somebody waits for it."""
+        """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
         ghosts, sighting, eviction = self.ghosts, holding.sighting, self.tree.eviction
         assert ghosts is not None
         assert sighting is not None
         required, optional = holding.placement.required, holding.placement.optional
         places = [(depth, Place.END, 0) for depth in required]
         places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
-        marked = {depth: ghosts.mark(sighting, depth // self.page_size, *place) for depth, *place in places}
+        marked = {
+            depth: ghosts.mark(sighting, depth // self.page_size, place, rank)
+            for depth, place, rank in places
+        }
         left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
         chosen = {depth: left.pop(depth) for depth in sure if depth in left}
         least = eviction.least()
-        spare = self.arena.free_slots > 2 * self.strategy.slots_per_sequence
+        spare = self._slots_to_spare
         while left:
             best, most = 0, -1.0
             for depth, ghost in left.items():
@@ -261,10 +265,14 @@ class StateCache:
             out.append(checkpoint)
         return out
 
+    @property
+    def _slots_to_spare(self) -> bool:
+        """Never the last free slab: that one belongs to whoever is admitted next."""
+        return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
+
     def _optional_slot(self, holding: Holding, depth: int) -> int:
         """A slot for a track-interval checkpoint: a free one, or that of a state worth less than this."""
-        # Never the last free slab: that one belongs to whoever is admitted next.
-        if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:
+        if self._slots_to_spare:
             return self._checkpoint_slot(holding, evict=False)
         if not self.strategy.evicts_for_checkpoints:
             return 0
@@ -276,7 +284,9 @@ class StateCache:
 
     def tracks_decode(self, depth: int, outputs: int) -> bool:
         """Whether a sequence leaves a checkpoint at `depth`, reached with its `outputs`-th output token."""
-        if not self.prefix_caching or not self.strategy.tracks_decode or depth % self.page_size:
+        if not self.prefix_caching or depth % self.page_size:
+            return False
+        if not self.strategy.tracks_decode and not self._slots_to_spare:
             return False
         spacing = decode_spacing(outputs, self.page_size, self.track_interval)
         return not depth % spacing or not depth % self.track_interval
@@ -293,6 +303,9 @@ class StateCache:
             # L2: outside the boundary window a lazy sequence holds one tracking slot.
             grant = self.room.allocate(AllocationSite.BORROW, tracking=1)
             slot = grant.slots[0] if grant is not None else 0
+        elif not self.strategy.tracks_decode:
+            # Without a buffer: a free slot, the tree's (so anybody's) as soon as it is written.
+            slot = self._checkpoint_slot(holding, evict=False)
         elif holding.ready:
             slot = holding.ready.pop(0).slot
             self.arena.move(slot, SlotState.TRACK_PENDING)
@@ -300,7 +313,7 @@ class StateCache:
             self.counters.skipped += 1
             return 0
         checkpoint = Checkpoint(holding.depth + 1, slot)
-        holding.pending.append(PendingCheckpoint(checkpoint, step, decode=True))
+        holding.pending.append(PendingCheckpoint(checkpoint, step, decode=self.strategy.tracks_decode))
         self.arena.name_in_step(slot, step)
         return slot
 
@@ -366,9 +379,7 @@ class StateCache:
                 ghost = self.ghosts.mark(holding.sighting, count, Place.GRID if guess else Place.END)
             else:
                 ghost = self.ghosts.answered(holding.sighting, tokens, holding.salt)
-        node, had, taken = self.tree.insert(
-            tokens, pages, slot, step, holding.salt, ghost=ghost
-        )
+        node, had, taken = self.tree.insert(tokens, pages, slot, step, holding.salt, ghost=ghost)
         if holding.node is None or node.depth > holding.node.depth:
             self.tree.lock(node, state=False)
             if holding.node is not None:
@@ -395,18 +406,20 @@ class StateCache:
             self.arena.free_pages_of(spare, holding.last_step, PageOwner.SEQUENCE)
 
     def _cap_path(self, node: Node) -> None:
-        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to recompute goes."""
+        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes."""
         path = self.tree.checkpoints_on_path(node)
         while len(path) > self.cap:
             above = [0] + [each.depth for each in path[:-1]]
             droppable = [
-                (each.depth - shallower, index)
+                (each.depth - shallower if self.ghosts is None else self.tree.eviction.weigh(each), index)
                 for index, (each, shallower) in enumerate(zip(path, above, strict=True))
                 if each is not node and not each.state_lock and len(each.children) < 2
             ]
             if not droppable:
                 return
-            self.arena.free_slot(self.tree.drop_state(path.pop(min(droppable)[1])))
+            dropped = path.pop(min(droppable)[1])
+            self.tree.eviction.evicted(dropped)
+            self.arena.free_slot(self.tree.drop_state(dropped))
             self.counters.evicted += 1
 
     # --- retire --------------------------------------------------------------------------------------

@@ -194,8 +194,8 @@ class RadixTree:
         """Give the pages (and the checkpoint) of `tokens` to the tree.
 
         Returns (node that ends at len(tokens), tokens whose pages the tree had already, slot taken?). The
-        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `ghost`: what is known of
-        returns to the checkpoint.
+        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `ghost`: what is
+        known of returns to the checkpoint.
         """
         if len(tokens) % self.page_size or len(tokens) != len(pages) * self.page_size or not len(tokens):
             raise LedgerViolation(f"P5: a node of {len(tokens)} tokens on pages of {self.page_size}")

@@ -1,4 +1,4 @@
-"""The pure parts of the policy table: workloads, the space-time bound, the oracle; and what holds between them."""
+"""The pure parts of the policy table: workloads, bound and oracle; and what holds between them."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def subsets(places: Sequence[int], most: int) -> Iterator[frozenset[int]]:
 
 
 def optimum(history: History, slots: int) -> int:
-    """Most tokens that any policy can save with `slots` states between requests, by trying all there is to keep."""
+    """Most tokens that any policy can save with `slots` states between requests: tries all it could keep."""
     best: dict[frozenset[int], int] = {frozenset(): 0}
     for path, limit in zip(history.paths, history.limits, strict=True):
         then: dict[frozenset[int], int] = {}
@@ -156,7 +156,20 @@ def test_one_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
         for n in range(30)
     ]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    main(["--trace", str(trace), "--workload", "retrieval", "--slots", "4", "--kv", "0", "--out", str(tmp_path)])
+    main(
+        [
+            "--trace",
+            str(trace),
+            "--workload",
+            "retrieval",
+            "--slots",
+            "4",
+            "--kv",
+            "0",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     (found,) = [json.loads(path.read_text()) for path in tmp_path.glob("*-cache-policy.json")]
     assert [row["workload"] for row in found["rows"]] == ["retrieval", "t"]
-    assert "policy / oracle" in capsys.readouterr().out
+    assert "per oracle" in capsys.readouterr().out

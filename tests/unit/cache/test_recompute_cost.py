@@ -1,4 +1,4 @@
-"""What goes first when room is short: tokens saved, returns foreseen, bytes taken, costs that follow the tree."""
+"""What goes first when room is short: tokens saved, returns foreseen, bytes taken."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_the_end_of_a_turn_that_was_answered_goes_before_the_newest_end() -> Non
 
 
 def test_what_takes_more_pages_for_the_same_tokens_goes_first() -> None:
-    ghosts, it = foreseeing(pages_per_slab=2)
+    _, it = foreseeing(pages_per_slab=2)
     stem = tokens(0, 40)
     shared = it.insert(stem, pages(40), 0, 1, "")[0]
     it.lock(shared, state=False)

@@ -358,3 +358,34 @@ def test_slots_per_running_sequence(name: str, overlap: bool, slots: int) -> Non
 def test_an_unknown_strategy_is_named() -> None:
     with pytest.raises(ValueError, match="unknown strategy 'Extra': use NoBuffer"):
         reservation("Extra", overlap=True)
+
+
+def test_without_a_buffer_an_answer_leaves_checkpoints_in_free_slots_and_they_are_anybodys() -> None:
+    bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=100)
+    tokens = ids(range(60))
+    holding = bench.prefill(tokens[:17])
+    for _ in range(20):
+        depth = holding.depth + 1
+        assert bench.cache.extend(holding, depth)
+        bench.step += 1
+        if bench.cache.tracks_decode(depth, depth - 17):
+            assert bench.cache.plan_decode(holding, bench.step)
+        bench.cache.launched(holding, depth, bench.step)
+        bench.commit(holding, tokens)
+        assert holding.tracking_slots == []
+    bench.cache.retire(holding, lambda: tokens[:37])
+    bench.check()
+    assert max(bench.checkpoints(tokens)) == 36
+    bench.cache.room.make(bench.arena.free_slots + bench.cache.tree.checkpoints, 0)
+    assert bench.cache.tree.checkpoints == 0
+
+
+def test_without_a_buffer_an_answer_takes_no_slot_that_an_admission_could_need() -> None:
+    bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=100)
+    holding = bench.prefill(ids(range(17)))
+    taken = bench.arena.allocate(AllocationSite.EXTEND, pages=4 * (bench.arena.free_slots - 2))
+    assert taken is not None
+    assert not bench.cache.tracks_decode(20, 3)
+    bench.arena.free_pages_of(taken.pages, 0, 1)
+    assert bench.cache.tracks_decode(20, 3)
+    bench.cache.retire(holding, lambda: ids(range(17)))
