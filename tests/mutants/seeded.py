@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "a branch is sought in resident pages alone", CACHE + "state_cache.py",
-        "shared = max(match.kv_depth, sighting.shared * self.page_size)", "shared = match.kv_depth", (UNIT,),
+        "return (*branches, shared, *(depth for _, depth in known))", "return (*branches, match.kv_depth)", (UNIT,),
     ),
     Mutant(
         "ages never change", CACHE + "ghosts.py",
