@@ -190,7 +190,8 @@ MUTANTS = (
     ),
     Mutant(
         "a branch is sought in resident pages alone", CACHE + "state_cache.py",
-        "return (*branches, shared, *(depth for _, depth in known))", "return (*branches, match.kv_depth)", (UNIT,),
+        "return (*branches, shared, *(depth for _, depth in known))",
+        "return (*branches, match.kv_depth)", (UNIT,),
     ),
     Mutant(
         "ages never change", CACHE + "ghosts.py",
