@@ -4,6 +4,8 @@ BIN := .venv/bin
 PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
 WORKERS ?= 2
+# Sets and dictionaries of strings keep one order, in the tests and in the processes that they start.
+export PYTHONHASHSEED ?= 0
 
 .PHONY: help setup demo test lint types props gates mutants kube e2e bench docs crds lock format
 
@@ -17,7 +19,7 @@ demo: setup ## serve the shipped model on this machine and talk to it (ONCE=1 en
 	@$(PY) -m mamba_cli up examples/01-quick-start/mamba.yaml --demo $(if $(ONCE),--once)
 
 test: setup ## every test that needs neither root nor a GPU, a real control plane included (WORKERS=1: one by one)
-	@$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu and not e2e"
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not gpu and not e2e"
 
 lint: setup ## ruff and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
@@ -25,8 +27,11 @@ lint: setup ## ruff and the import contracts
 types: setup ## mypy, strict
 	@$(BIN)/mypy
 
-props: setup ## the property tests with a large budget
-	@MAMBASERVE_PROPS=large $(PYTEST) -rP tests/properties
+props: export MAMBASERVE_PROPS := large
+props: export PYTHONHASHSEED := random
+props: setup ## every property with many random examples; keeps what it finds in tests/properties/examples
+	@$(PYTEST) -rP --timeout 7200 tests/properties; first=$$?; \
+	  $(PYTEST) -n $(WORKERS) --timeout 7200 -m hypothesis tests/unit && exit $$first
 
 mutants: setup ## seed known defects one by one and see the tests notice each
 	@$(PY) tests/mutants/run.py

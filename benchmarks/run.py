@@ -9,6 +9,7 @@ import time
 
 BENCHMARKS = (
     "serve",
+    "http_cpu",
     "cache.hit_rate",
     "cache.policy_table",
     "cache.fragmentation",

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.engine.step_arrays import build
@@ -29,13 +29,13 @@ PROMPT, OUTPUT, PAGE, CHUNK = 500, 600, 16, 64
 class InstantRunner:
     """Builds the arrays of each step and answers with some token."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(self, batch: PersistentBatch) -> None:
+        self.batch = batch
         self.prepare_seconds = 0.0
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         began = time.thread_time()
-        arrays = build(schedule, self.rows, CHUNK, PAGE)
+        arrays = build(schedule, self.batch, CHUNK, PAGE)
         self.prepare_seconds = time.thread_time() - began
         tokens = np.full(len(arrays.sampling), 7, np.int32)
         return lambda: lambda: StepResult(tokens)
@@ -48,14 +48,14 @@ def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
     cache = StateCache(
         Arena(slabs, pages_per_slab),
         RadixTree(PAGE, Eviction("RecomputeCost")),
+        PersistentBatch(running, 8192 // PAGE),
         reservation(strategy, overlap=True),
         track_interval=256,
         cap=4,
     )
-    rows = Rows(running, 8192 // PAGE)
-    runner = InstantRunner(rows)
+    runner = InstantRunner(cache.batch)
     core = EngineCore(
-        Scheduler(cache, Limits(8192, CHUNK, running, 8192), rows), InlineStream(), runner,
+        Scheduler(cache, Limits(8192, CHUNK, running, 8192)), InlineStream(), runner,
         overlap=True, eos_token_ids=frozenset({0}),
     )  # fmt: skip
     rng = np.random.default_rng(0)

@@ -1,8 +1,8 @@
 """Writes the generated pages of the documentation and checks that every relative link leads somewhere.
 
 `make docs` runs it; `--check` writes nothing and fails on drift, for tests. Pages: the MambaDeployment
-reference from the pydantic models, the chart's table of values from the comments of `values.yaml`, and the
-list of pages in `docs/index.md`.
+reference from the pydantic models, the table of what each field does, the chart's table of values from the
+comments of `values.yaml`, and the list of pages in `docs/index.md`.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from mamba_api.schema import COLUMNS, custom_resource_definition
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = Path("docs/index.md")
 REFERENCE = Path("docs/reference/mambadeployment.md")
+EFFECTS = Path("docs/reference/field-effects.md")
+EFFECTS_DATA = Path("tests/data/field_effects.yaml")
 CHART_README = Path("charts/mambaserve/README.md")
 BEGIN, END = "<!-- begin: written by `make docs` -->", "<!-- end -->"
 KINDS = {
@@ -93,7 +95,6 @@ def _children() -> list[str]:
     children = names.Children("X")
     rows = [
         ("Deployment, headless Service, ConfigMap", children.engine, "the engines and their settings"),
-        ("Deployment", f"{children.prefill}, {children.decode}", "the two pools when disaggregated"),
         ("Deployment, Service", children.gateway, f"the gateway: `{names.url('X', 'NAMESPACE')}`"),
         ("ServiceAccount", children.service_account, "of engines and gateway"),
         ("Secret", children.admin_secret, "token of the engines' admin port"),
@@ -198,6 +199,33 @@ def _conditions() -> list[str]:
     return lines
 
 
+def effects() -> str:
+    """The page that says of each field of the spec what proves its effect, or that it is refused."""
+    table: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / EFFECTS_DATA).read_text())
+    local = {"acts": "acts", "note": "a note says that it acts in a cluster alone", "refused": "refused"}
+    lines = [
+        "# What each field does, and the test that shows it",
+        "",
+        f"<!-- Written by `make docs` from {EFFECTS_DATA}; edit that. -->",
+        "",
+        "Every field of a MambaDeployment's `spec` either acts or is refused with words that name it. A test",
+        "fails for a field that is missing here and for a test that does not exist. Refused means: by the",
+        "API server and by the command line, with the message of a rule of",
+        "[MambaDeployment](mambadeployment.md#rules-over-several-fields).",
+        "",
+        "| field | in a cluster | with `mambaserve up` | shown by |",
+        "| --- | --- | --- | --- |",
+    ]
+    for field, entry in table.items():
+        shown = [test.partition("::")[2].partition("[")[0] for test in entry.get("effect", ())]
+        acts = "acts" if shown else "refused"
+        if shown and entry.get("refused"):
+            acts += "; refused: " + ", ".join(entry["refused"])
+        tests = ", ".join(f"`{name}`" for name in dict.fromkeys(shown)) or ", ".join(entry["refused"])
+        lines.append(f"| `{field}` | {acts} | {local[entry['local']]} | {tests} |")
+    return "\n".join([*lines, ""])
+
+
 def chart_readme() -> str:
     """The chart's README with its table of values brought up to date."""
     rows = [f"| `{path}` | {default} | {comment} |" for path, default, comment in values()]
@@ -285,7 +313,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
     check = parser.parse_args().check
     failed = False
-    for path, text in ((REFERENCE, reference()), (CHART_README, chart_readme()), (INDEX, index())):
+    for path, make in (
+        (REFERENCE, reference),
+        (EFFECTS, effects),
+        (CHART_README, chart_readme),
+        (INDEX, index),
+    ):
+        text = make()
         old = (ROOT / path).read_text() if (ROOT / path).exists() else ""
         if old == text:
             continue

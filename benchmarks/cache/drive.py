@@ -12,9 +12,10 @@ from benchmarks.cache.block_trace import prompt
 from benchmarks.cache.replay import CacheSize
 from benchmarks.cache.workloads import Workload
 
+from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction, Policy
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 
 CAP = 4
@@ -33,9 +34,11 @@ class Driven:
 
 def cache_of(size: CacheSize, workload: Workload, policy: Policy) -> StateCache:
     """The product's cache of that size, pages as long as the workload's blocks."""
+    longest = max((arrival.input_tokens for arrival in workload.arrivals), default=0)
     return StateCache(
         size.arena(workload.block),
         RadixTree(workload.block, Eviction(policy)),
+        PersistentBatch(1, -(-longest // workload.block)),
         reservation("ExtraBuffer", overlap=False),
         track_interval=workload.block,
         cap=CAP,
@@ -47,24 +50,24 @@ def drive(workload: Workload, cache: StateCache, progress: Callable[[int], None]
     total = saved = refused = 0
     for number, arrival in enumerate(workload.arrivals):
         progress(number)
-        tokens = prompt(arrival, workload.block)
-        if cache.never_fits(len(tokens)):
+        token_ids = prompt(arrival, workload.block)
+        if cache.never_fits(len(token_ids)):
             refused += 1
             continue
         step = number + 1
-        match = cache.match(tokens, "", step)
-        holding = cache.admit(tokens, "", match, len(tokens), 0)
-        if holding is None:
+        match = cache.match(token_ids, "", step)
+        allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
+        if allocation is None:
             match = cache.without(match, "no_memory")
-            holding = cache.admit(tokens, "", match, len(tokens), 0)
-        assert holding is not None
-        total += len(tokens)
+            allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
+        assert allocation is not None
+        total += len(token_ids)
         saved += match.resumable
-        cache.plan_prefill(holding, len(tokens), step)
-        cache.launched(holding, len(tokens), step)
-        cache.prefill_done(holding)
+        cache.plan_prefill(allocation, len(token_ids), step)
+        cache.launched(allocation, len(token_ids), step)
+        cache.prefill_done(allocation)
         cache.advance(step)
-        cache.commit(holding, tokens, step)
-        cache.retire(holding, lambda tokens=tokens: tokens)  # type: ignore[misc]
+        cache.commit(allocation, token_ids, step)
+        cache.retire(allocation, lambda token_ids=token_ids: token_ids)  # type: ignore[misc]
         cache.settle()
     return Driven(total, saved, refused, cache.counters.made, cache.counters.evicted)

@@ -71,7 +71,7 @@ class Oracle:
         self.number = -1
         self._places: dict[int, KnownPlace] = {}
 
-    def seen(self, tokens: Tokens, salt: str) -> tuple[KnownSighting, list[KnownPlace]]:
+    def seen(self, token_ids: Tokens, salt: str) -> tuple[KnownSighting, list[KnownPlace]]:
         """The next request; also the places on its path that are cached: their next use is another now."""
         self.number += 1
         path = self.history.paths[self.number]
@@ -85,9 +85,9 @@ class Oracle:
         """The place at page `depth` of the request that came last."""
         return self._at(self.history.paths[self.number][depth - 1], depth)
 
-    def answered(self, sighting: KnownSighting, tokens: Tokens, salt: str) -> KnownPlace | None:
+    def answered(self, sighting: KnownSighting, token_ids: Tokens, salt: str) -> KnownPlace | None:
         """Beyond the prompt nothing is known."""
-        depth = len(tokens) // self.history.block
+        depth = len(token_ids) // self.history.block
         path = self.history.paths[self.number]
         return self._at(path[depth - 1], depth) if depth <= len(path) else None
 

@@ -18,8 +18,8 @@ from benchmarks.cache.record import write
 from benchmarks.checkpoint import random_350m
 from benchmarks.serve import CACHE
 
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import Engine, boot
-from mamba_server.settings import EngineSettings
 from mamba_server.wire import AddRequest, SamplingParams
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")

@@ -12,14 +12,14 @@ import numpy as np
 from benchmarks.cache.block_trace import BLOCK, prompt
 
 from mamba_cli.bench.traces import Arrival
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction, Policy
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.wire import AddRequest, SamplingParams
@@ -92,14 +92,14 @@ def build(
     cache = StateCache(
         size.arena(policy.page_size, arena),
         RadixTree(policy.page_size, Eviction(policy.eviction)),
+        PersistentBatch(rows, -(-longest // policy.page_size)),
         reservation(policy.strategy, overlap=False),
         track_interval=policy.track_interval,
         cap=policy.cap,
     )
-    batch = Rows(rows, -(-longest // policy.page_size))
     limits = Limits(policy.step_tokens, 64, rows, longest)
     return EngineCore(
-        Scheduler(cache, limits, batch), InlineStream(), InstantRunner(), overlap=False,
+        Scheduler(cache, limits), InlineStream(), InstantRunner(), overlap=False,
         eos_token_ids=frozenset(),
     )  # fmt: skip
 

@@ -31,6 +31,7 @@ class Reason(StrEnum):
 
     PLAN_COMPUTED = "PlanComputed"
     PLAN_DOES_NOT_FIT = "PlanDoesNotFit"
+    MODEL_NOT_SERVED = "ModelNotServed"
     MODEL_UNKNOWN = "ModelUnknown"
     DEVICE_MEMORY_UNKNOWN = "DeviceMemoryUnknown"
     INVALID_SPEC = "InvalidSpec"
@@ -44,21 +45,14 @@ class Reason(StrEnum):
     SCALING_DOWN = "ScalingDown"
     DRAINING = "Draining"
     LOADING_MODEL = "LoadingModel"
-    SWITCHING_STRATEGY = "SwitchingStrategy"
-    WAKING = "Waking"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     AS_EXPECTED = "AsExpected"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     ENGINE_CRASHING = "EngineCrashing"
     OUT_OF_MEMORY = "OutOfMemory"
     UNSCHEDULABLE = "Unschedulable"
-    MODEL_UNREACHABLE = "ModelUnreachable"
-    PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
-    METRICS_MISSING = "MetricsMissing"
     GATEWAY_NOT_READY = "GatewayNotReady"
-    PLAN_DIFFERS = "PlanDiffers"
     APPLY_FAILED = "ApplyFailed"
-    DELETING = "Deleting"
     SERVING = "Serving"
 
 
@@ -68,8 +62,12 @@ REASONS: dict[Reason, str] = {
         "The memory cannot hold the weights and one sequence. The message has the numbers: use more or "
         "larger GPUs, a shorter spec.model.maxModelLen or a 2-byte state."
     ),
+    Reason.MODEL_NOT_SERVED: (
+        "The model can be planned for and this version's engines cannot serve it; the message says what is "
+        "missing. Nothing was changed. spec.mode Plan shows its plan."
+    ),
     Reason.MODEL_UNKNOWN: (
-        "The model's configuration is not known before a pod has started; the engine reports its plan then. "
+        "The model's configuration is not known to the operator, so each engine plans for itself. "
         "Put the Hugging Face config.json into spec.model.config to see the plan at once."
     ),
     Reason.DEVICE_MEMORY_UNKNOWN: (
@@ -86,8 +84,6 @@ REASONS: dict[Reason, str] = {
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.LOADING_MODEL: "Pods run and load the weights.",
-    Reason.SWITCHING_STRATEGY: "Engines change their state cache strategy while they serve.",
-    Reason.WAKING: "A request arrived while scaled to zero; an engine starts and the request waits.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
         "The roll-out made no progress within spec.rollout.progressDeadline; the old pods keep serving. "
         "The message names the pod that is stuck."
@@ -97,13 +93,8 @@ REASONS: dict[Reason, str] = {
     Reason.ENGINE_CRASHING: "An engine ends again and again; the message has its last words.",
     Reason.OUT_OF_MEMORY: "A container was killed for memory; raise spec.resources.memory.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
-    Reason.MODEL_UNREACHABLE: "The weights cannot be read from spec.model.uri.",
-    Reason.PREFIX_INDEX_UNAVAILABLE: "Redis does not answer; gateways route from their own view.",
-    Reason.METRICS_MISSING: "Engines' metrics cannot be read; the autoscaler holds the count.",
     Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
-    Reason.PLAN_DIFFERS: "The engine's plan differs from status.plan; the message says where.",
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
-    Reason.DELETING: "The object is being deleted; engines drain.",
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
 
@@ -112,6 +103,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
         {
             Reason.PLAN_COMPUTED,
             Reason.PLAN_DOES_NOT_FIT,
+            Reason.MODEL_NOT_SERVED,
             Reason.MODEL_UNKNOWN,
             Reason.DEVICE_MEMORY_UNKNOWN,
             Reason.INVALID_SPEC,
@@ -126,7 +118,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.GATEWAY_NOT_READY,
             Reason.INVALID_SPEC,
             Reason.PLAN_DOES_NOT_FIT,
-            Reason.DELETING,
+            Reason.MODEL_NOT_SERVED,
         }
     ),
     ConditionType.PROGRESSING: frozenset(
@@ -137,13 +129,11 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.SCALING_DOWN,
             Reason.DRAINING,
             Reason.LOADING_MODEL,
-            Reason.SWITCHING_STRATEGY,
-            Reason.WAKING,
             Reason.PROGRESS_DEADLINE_EXCEEDED,
             Reason.PLAN_MODE,
             Reason.INVALID_SPEC,
             Reason.PLAN_DOES_NOT_FIT,
-            Reason.DELETING,
+            Reason.MODEL_NOT_SERVED,
         }
     ),
     ConditionType.DEGRADED: frozenset(
@@ -153,13 +143,9 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.ENGINE_CRASHING,
             Reason.OUT_OF_MEMORY,
             Reason.UNSCHEDULABLE,
-            Reason.MODEL_UNREACHABLE,
-            Reason.PREFIX_INDEX_UNAVAILABLE,
-            Reason.METRICS_MISSING,
-            Reason.GATEWAY_NOT_READY,
-            Reason.PLAN_DIFFERS,
             Reason.APPLY_FAILED,
             Reason.PLAN_DOES_NOT_FIT,
+            Reason.MODEL_NOT_SERVED,
             Reason.INVALID_SPEC,
             Reason.PROGRESS_DEADLINE_EXCEEDED,
         }

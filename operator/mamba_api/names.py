@@ -1,4 +1,4 @@
-"""Every name that cluster, pods and HTTP surface share: API identity, labels, children, ports, headers.
+"""Every name that cluster and pods share: API identity, labels, annotations, children, ports.
 
 All processes take names from here, so that two of them never spell one differently. Nothing but constants and
 pure functions of a MambaDeployment's name.
@@ -31,19 +31,14 @@ LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_PART_OF = "app.kubernetes.io/part-of"
-LABEL_VERSION = "app.kubernetes.io/version"
 APP_NAME = "mambaserve"
 MANAGED_BY = "mambaserve-operator"
 
 # Own annotations and labels
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 """Hash of what the operator rendered; drift and the need of a roll-out are read from it."""
-ANNOTATION_DRAINING = f"{GROUP}/draining"
-"""On a pod: since when (RFC 3339) it drains; gateways stop choosing it."""
 ANNOTATION_STRATEGY = f"{GROUP}/strategy"
 """On a pod: the state cache strategy its engine was started with."""
-ANNOTATION_EPOCH = f"{GROUP}/epoch"
-"""On a pod: the prefix index epoch its checkpoints belong to."""
 ANNOTATION_RESTART = f"{GROUP}/restarted-at"
 """On a MambaDeployment: a new value rolls the pods, as `kubectl rollout restart` does."""
 ANNOTATION_WAKE = f"{GROUP}/wake"
@@ -58,7 +53,6 @@ Component = Literal["engine", "prefill", "decode", "gateway"]
 
 ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
-OPERATOR_CONTAINER = "operator"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
@@ -74,26 +68,11 @@ IMAGE = "ghcr.io/mambaserve/mambaserve:0.1.0"
 CONTROL_PLANE_IMAGE = "ghcr.io/mambaserve/mambaserve-control-plane:0.1.0"
 """Default image of operator and gateway, without torch."""
 
-METRIC_PREFIX = "mambaserve_"
 ENV_PREFIX = "MAMBASERVE_"
-
-HEADER_REQUEST_ID = "X-Request-Id"
-HEADER_RETRY_AFTER = "Retry-After"
-HEADER_TRACEPARENT = "traceparent"
-HEADER_ENDPOINT = "X-Mambaserve-Endpoint"
-"""On a gateway's answer: the pod that served."""
-HEADER_EPOCH = "X-Mambaserve-Epoch"
-"""On an engine's answer: the epoch its checkpoints belong to."""
-HEADER_ADMIN_TOKEN = "Authorization"  # noqa: S105 - the header's name, not a secret
-"""Admin calls carry `Bearer TOKEN` with the deployment's token."""
 
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 API_KEYS_KEY = "api-keys"
 """Key inside the Secret of `spec.gateway.auth.secretRef`: one accepted API key a line."""
-REDIS_URL_KEY = "url"
-"""Key inside the Secret of `spec.prefixIndex.redis.secretRef`: the whole URL with its password."""
-SETTINGS_KEY = "engine.env"
-"""Key inside the ConfigMap X-engine."""
 
 
 @dataclass(frozen=True, slots=True)

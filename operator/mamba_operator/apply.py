@@ -10,7 +10,7 @@ from mamba_operator.client import KubeClient
 from mamba_operator.errors import Conflict, NameTaken, OperatorError, Terminating, Unreachable
 from mamba_operator.kinds import BY_NAME
 from mamba_operator.manifest import Manifest, Ref, is_terminating, metadata, owner_name, owner_uid, ref
-from mamba_operator.plan import Apply, Change, Delete, Plan
+from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 
 
@@ -31,7 +31,7 @@ class Outcome:
     errors: list[OperatorError] = field(default_factory=list)
 
 
-async def apply(client: KubeClient, snapshot: Snapshot, plan: Plan) -> Outcome:
+async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> Outcome:
     """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
     outcome = Outcome()
     for one in plan.terminating:

@@ -1,37 +1,27 @@
 """The API server as the operator uses it: get, list, server-side apply, create, delete, status.
 
-A thin layer over `kubernetes.aio`, which owns authentication, TLS and connections. Bodies stay plain data:
-the typed models are strict on reads and cost four times the CPU. Every failure is one of `errors`.
+A thin layer over `mamba_kube`: it knows kinds, pages and the field manager. Bodies stay plain data; every
+failure is one of `errors`.
 """
 
-import asyncio
-import json
-import ssl
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-from kubernetes.aio.client import ApiClient, ApiException
-
 from mamba_api.names import FIELD_MANAGER
-from mamba_operator.errors import NotFound, Unreachable, of_status
+from mamba_kube.api_server import APPLY_PATCH, JSON, MERGE_PATCH, METADATA_LIST, ApiServer
+from mamba_kube.errors import ApiError
+from mamba_operator.errors import NotFound, of_status
 from mamba_operator.kinds import BY_NAME, Kind
 from mamba_operator.manifest import Manifest
 
-APPLY = "application/apply-patch+yaml"
-MERGE = "application/merge-patch+json"
-JSON = "application/json"
 PAGE = 500
-METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-MAX_MESSAGE = 1000
 
 
 class KubeClient:
-    """One connection pool; safe to share between tasks. Requests end after `timeout` seconds."""
+    """Objects of the cluster by kind; safe to share between tasks."""
 
-    def __init__(self, api: ApiClient, *, timeout: float = 30.0) -> None:
-        self._api = api
-        self._timeout = timeout
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """One object, or None when there is none of that name."""
@@ -48,7 +38,7 @@ class KubeClient:
         items: list[Manifest] = []
         while True:
             answer = await self._request(
-                "GET", kind.path(namespace), query=query, accept=METADATA_ONLY if metadata_only else JSON
+                "GET", kind.path(namespace), query=query, accept=METADATA_LIST if metadata_only else JSON
             )
             for item in answer.get("items") or ():
                 items.append({**item, "apiVersion": kind.api_version, "kind": kind.kind})  # noqa: PERF401
@@ -66,7 +56,7 @@ class KubeClient:
             kind.path(meta.get("namespace"), meta["name"], subresource),
             query={"fieldManager": FIELD_MANAGER, "force": "true"},
             body=manifest,
-            content_type=APPLY,
+            content_type=APPLY_PATCH,
         )
 
     async def create(self, manifest: Manifest) -> Manifest:
@@ -87,7 +77,7 @@ class KubeClient:
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
         """JSON merge patch of one object."""
-        return await self._request("PATCH", kind.path(namespace, name), body=patch, content_type=MERGE)
+        return await self._request("PATCH", kind.path(namespace, name), body=patch, content_type=MERGE_PATCH)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete exactly the object of that uid in the background; one that is gone already is no error."""
@@ -116,54 +106,9 @@ class KubeClient:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
-        what = f"{method} {path}"
         try:
-            async with asyncio.timeout(self._timeout):
-                _, url, headers, sent, _ = await self._api.param_serialize(
-                    method, path, query_params=list((query or {}).items()), body=body,
-                    header_params={"Accept": accept, "Content-Type": content_type},
-                    auth_settings=["BearerToken"],
-                )  # fmt: skip
-                response = await self._api.call_api(
-                    method, url, headers, sent, _request_timeout=self._timeout
-                )
-                raw: bytes = await response.read()  # type: ignore[no-untyped-call]
-        except TimeoutError:
-            raise Unreachable(f"{what}: no answer within {self._timeout:g} s") from None
-        except (aiohttp.ClientError, ApiException, ssl.SSLError, OSError) as error:
-            raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
-        if response.status >= 300:
-            raise of_status(
-                response.status,
-                f"{what}: {_message(raw)}",
-                _seconds(response.headers.get("Retry-After")),
+            return await self._server.request(
+                method, path, query=query, body=body, content_type=content_type, accept=accept
             )
-        return _decoded(raw, what)
-
-
-def _decoded(raw: bytes, what: str) -> dict[str, Any]:
-    try:
-        data = json.loads(raw)
-    except ValueError:
-        # A proxy's error page: the API server itself always answers with JSON.
-        raise Unreachable(f"{what}: the answer is no JSON: {raw[:200]!r}") from None
-    if not isinstance(data, dict):
-        raise Unreachable(f"{what}: the answer is no object: {raw[:200]!r}")
-    return data
-
-
-def _message(raw: bytes) -> str:
-    """The server's own words, out of a Status object or an error page."""
-    try:
-        data = json.loads(raw)
-        text = str(data["message"]) if isinstance(data, dict) and "message" in data else raw.decode()
-    except ValueError:
-        text = raw.decode(errors="replace")
-    return text[:MAX_MESSAGE]
-
-
-def _seconds(header: str | None) -> float | None:
-    try:
-        return max(float(header), 0.0) if header else None
-    except ValueError:
-        return None
+        except ApiError as error:
+            raise of_status(error.status, str(error), error.retry_after) from error

@@ -10,7 +10,6 @@ OperatorError
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
 ├── Terminating             a child is on its way out and comes back when it is gone; retried soon
 ├── InvalidPatch            a pod template that cannot be merged; condition InvalidSpec
-├── CrdMissing              the cluster does not serve MambaDeployments; the operator waits for them
 ├── SettingsInvalid         wrong settings; exit code 2
 └── LeadershipLost          another operator took the lease; the process ends with exit code 1
 
@@ -71,10 +70,6 @@ class InvalidPatch(OperatorError):
     """A pod template that cannot be merged."""
 
     condition_reason = Reason.INVALID_SPEC
-
-
-class CrdMissing(OperatorError):
-    """The cluster does not serve MambaDeployments."""
 
 
 class SettingsInvalid(OperatorError):

@@ -11,14 +11,13 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
-from pathlib import Path
 
 import kopf
 import structlog
-import yaml
-from kubernetes.aio import config as kube_config
-from kubernetes.aio.client import ApiClient, Configuration
 
+from mamba_kube.access import connected, load_access, pod_namespace
+from mamba_kube.errors import NoClusterAccess
+from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, SettingsInvalid
 from mamba_operator.freshness import Freshness
@@ -34,7 +33,6 @@ from mamba_operator.workqueue import WorkQueue
 
 log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0
-SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 JITTER = 0.2
 FIRST = asyncio.FIRST_COMPLETED
 
@@ -42,8 +40,11 @@ FIRST = asyncio.FIRST_COMPLETED
 class Operator:
     """One operator process."""
 
-    def __init__(self, settings: OperatorSettings, client: KubeClient) -> None:
+    def __init__(
+        self, settings: OperatorSettings, client: KubeClient, shipped: ShippedConfig = nothing_shipped
+    ) -> None:
         self._settings = settings
+        self._shipped = shipped
         self._client = client
         self._metrics = OperatorMetrics()
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -80,7 +81,7 @@ class Operator:
             OSError: the liveness port cannot be bound.
         """
         settings = self._settings
-        host = settings.liveness_host or ("0.0.0.0" if in_pod() else "127.0.0.1")  # noqa: S104 - the pod's
+        host = settings.liveness_host or ("0.0.0.0" if pod_namespace() else "127.0.0.1")  # noqa: S104 - the pod's
         async with (
             liveness_server(
                 host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
@@ -113,6 +114,7 @@ class Operator:
             timeout=settings.reconcile_timeout,
             resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
             seen=self._seen,
+            shipped=self._shipped,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -217,41 +219,11 @@ def own_namespace(settings: OperatorSettings) -> str:
     """Where the operator itself lives."""
     if named := os.environ.get("POD_NAMESPACE"):
         return named
-    if in_pod():
-        return SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
-    return settings.namespaces[0] if settings.namespaces else "default"
+    return pod_namespace() or next(iter(settings.namespaces), "default")
 
 
-def in_pod() -> bool:
-    """Whether the process runs in a pod with a service account."""
-    return SERVICE_ACCOUNT_NAMESPACE.exists()
-
-
-# The loader lets out what a file that is no kubeconfig makes it trip over.
-UNUSABLE = (kube_config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
-
-
-async def _configuration(settings: OperatorSettings) -> Configuration:
-    configuration = Configuration()
-    try:
-        if settings.kubeconfig is None and in_pod():
-            kube_config.load_incluster_config(  # type: ignore[no-untyped-call]
-                client_configuration=configuration
-            )
-        else:
-            await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                config_file=settings.kubeconfig, client_configuration=configuration
-            )
-    except UNUSABLE as error:
-        said = " ".join(str(error).split())
-        raise SettingsInvalid(
-            f"no way into a cluster: {said}; give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
-        ) from error
-    return configuration
-
-
-async def run(settings: OperatorSettings) -> None:
-    """Run one operator until SIGTERM or SIGINT.
+async def run(settings: OperatorSettings, shipped: ShippedConfig = nothing_shipped) -> None:
+    """Run one operator until SIGTERM or SIGINT. `shipped` reads configurations of models that ship with us.
 
     Raises:
         SettingsInvalid: no usable credentials.
@@ -263,7 +235,11 @@ async def run(settings: OperatorSettings) -> None:
         os.environ["KUBECONFIG"] = settings.kubeconfig
     # kopf logs every event it hands over; ours are the ones that matter.
     logging.getLogger("kopf").setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
-    async with ApiClient(await _configuration(settings)) as api:
-        operator = Operator(settings, KubeClient(api, timeout=settings.request_timeout))
+    try:
+        access = await load_access(settings.kubeconfig)
+    except NoClusterAccess as error:
+        raise SettingsInvalid(str(error)) from error
+    async with connected(access, timeout=settings.request_timeout) as server:
+        operator = Operator(settings, KubeClient(server), shipped)
         operator.take_signals()
         await operator.run()

@@ -1,21 +1,22 @@
-"""`judge`: asks the planner whether an engine of this deployment fits its memory. Pure; called by `plan`.
+"""`plan_memory`: asks the planner whether an engine of a deployment fits its memory. Pure; called by `plan`.
 
-The arithmetic is `mamba_server.budget`, the same that the engine sizes its arena with; here a spec is turned
-into the planner's terms and its answer into a verdict.
+It plans with the settings that the engine gets and with the function that the engine plans with; here only
+the device is found and the answer turned into a verdict.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+import mamba_planner
 from mamba_api.conditions import Reason
-from mamba_api.v1alpha1 import MambaDeployment, Plan
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
-from mamba_server import budget
-from mamba_server.budget.of_spec import constraints_of, workload_of
-from mamba_server.model.families import ModelConfigError, model_config_from_hf
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
+from mamba_planner.families import ModelConfigError, model_config_from_hf
+from mamba_planner.families.served import why_not_served
+from mamba_planner.spec_settings import engine_settings
 
 
-def judge(
+def plan_memory(
     deployment: MambaDeployment, node_gpu_memory: int | None, config: Mapping[str, Any] | None = None
 ) -> Verdict:
     """What the planner says.
@@ -33,6 +34,13 @@ def judge(
             f"the configuration of {spec.model.uri} is not known before an engine has started; put its "
             "config.json into spec.model.config to see the plan at once",
         )
+    try:
+        model = model_config_from_hf(known, "spec.model.config")
+    except ModelConfigError as error:
+        return Invalid(str(error))
+    not_served = why_not_served(model)
+    if not_served is not None and spec.mode == "Active":
+        return NotServed(not_served)
     device = _device(deployment, node_gpu_memory)
     if device is None:
         return Unknown(
@@ -43,22 +51,23 @@ def judge(
             "spec.memory.deviceMemory or spec.memory.arena",
         )
     try:
-        model = model_config_from_hf(known, "spec.model.config")
-        planned = budget.plan(model, constraints_of(spec), device, None, workload_of(spec))
-    except (ModelConfigError, budget.UnusableInput) as error:
+        planned = mamba_planner.plan_engine(
+            model, engine_settings(deployment), device, tensor_parallel=spec.engine.tensor_parallel
+        )
+    except mamba_planner.UnusableInput as error:
         return Invalid(str(error))
-    except budget.DoesNotFit as error:
+    except mamba_planner.DoesNotFit as error:
         return DoesNotFit(str(error))
     message = (
         f"{planned.strategy} with {planned.state_dtype} states: up to {planned.max_running_requests} "
         f"sequences at once, {planned.slots} slots, {planned.pages} pages; "
         f"what binds: {planned.binding_constraint}"
     )
-    notes = "".join(f"; {note}" for note in planned.notes)
-    return Fits(Plan.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
+    notes = "".join(f"; {note}" for note in (*planned.notes, *((not_served,) if not_served else ())))
+    return Fits(PlanStatus.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
 
 
-def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.Device | None:
+def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> mamba_planner.Device | None:
     spec = deployment.spec
     if spec.resources.gpus:
         given = spec.memory.device_memory.bytes if spec.memory.device_memory is not None else node_gpu_memory
@@ -69,4 +78,4 @@ def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> budget.
     if given is None and spec.memory.arena is not None:
         # An arena of a given size is planned for whatever the device has.
         given = 0
-    return None if given is None else budget.Device(kind, given)
+    return None if given is None else mamba_planner.Device(kind, given)

@@ -11,7 +11,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import parse_quantity
-from mamba_operator.builtin_config import builtin_config
+from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import Forbidden, Refused
 from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OWNED, POD, Kind
@@ -27,7 +27,9 @@ Seen = Callable[[Kind, Manifest], None]
 """Told about every object a list returned; watch freshness is measured with it."""
 
 
-async def observe(client: KubeClient, key: Key, *, seen: Seen | None = None) -> Snapshot:
+async def observe(
+    client: KubeClient, key: Key, *, shipped: ShippedConfig = nothing_shipped, seen: Seen | None = None
+) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
 
     Raises:
@@ -50,22 +52,22 @@ async def observe(client: KubeClient, key: Key, *, seen: Seen | None = None) -> 
         raise failed.exceptions[0] from None
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
-    strangers: dict[Ref, Manifest] = {}
+    foreign: dict[Ref, Manifest] = {}
     for kind, task in zip(OWNED, lists, strict=True):
         for item in task.result():
             if seen is not None:
                 seen(kind, item)
-            (children if owner_uid(item) == uid else strangers)[ref(item)] = item
+            (children if owner_uid(item) == uid else foreign)[ref(item)] = item
     if seen is not None:
         seen(MAMBA_DEPLOYMENT, owner)
     return Snapshot(
         key,
         owner,
         children,
-        strangers,
+        foreign,
         tuple(pods.result()),
         tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
-        builtin_config(owner),
+        builtin_config(owner, shipped),
         gpu_memory.result(),
     )
 

@@ -17,14 +17,14 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.drift import drift
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
-from mamba_operator.memory_plan import judge
+from mamba_operator.memory_plan import plan_memory
 from mamba_operator.record import readable
 from mamba_operator.render import render
-from mamba_operator.render.admin_secret import admin_secret
+from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
-from mamba_operator.scale import asleep_in, engines_wanted
+from mamba_operator.scale import engines_wanted, seconds_awake
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Verdict
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 
 
 class Change(StrEnum):
@@ -58,7 +58,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReconcilePlan:
     """What has to change, and what was decided on the way."""
 
     deployment: MambaDeployment | None = None
@@ -75,7 +75,7 @@ class Plan:
     """Seconds until time alone changes the plan."""
 
 
-def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]) -> Plan:
+def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
     Args:
@@ -85,23 +85,20 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
-        return Plan()
+        return ReconcilePlan()
     try:
         deployment = MambaDeployment.model_validate(readable(snapshot.owner), by_alias=True, by_name=False)
     except ValidationError as error:
-        return Plan(verdict=Invalid("; ".join(explain(error))))
-    unsupported = _unsupported(deployment)
-    if unsupported is not None:
-        return Plan(deployment, Invalid(unsupported))
-    verdict = judge(deployment, snapshot.node_gpu_memory, snapshot.model_config)
-    if isinstance(verdict, Invalid | DoesNotFit) or deployment.spec.mode == "Plan":
-        return Plan(deployment, verdict)
+        return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
+    verdict = plan_memory(deployment, snapshot.node_gpu_memory, snapshot.model_config)
+    if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
+        return ReconcilePlan(deployment, verdict)
     replicas = engines_wanted(deployment, now)
     context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None)
     try:
         wanted = render(context)
     except InvalidPatch as error:
-        return Plan(deployment, Invalid(f"spec.{error}"))
+        return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
     secret = Ref("Secret", context.children.admin_secret)
     if not _has_token(snapshot.children.get(secret)):
@@ -109,27 +106,15 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         # Before everything else: pods that mount it wait for it with a warning.
         applies.insert(0, Apply(manifest, Change.MISSING, create_only=secret not in snapshot.children))
     keep = {ref(manifest) for manifest in wanted} | {secret}
-    return Plan(
+    return ReconcilePlan(
         deployment,
         verdict,
         replicas,
-        tuple(apply for apply in applies if not _goes(ref(apply.manifest), snapshot)),
+        tuple(apply for apply in applies if not _is_terminating(ref(apply.manifest), snapshot)),
         _prune(snapshot, keep),
-        tuple(sorted(one for one in keep if _goes(one, snapshot))),
-        asleep_in(deployment, now),
+        tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
+        seconds_awake(deployment, now),
     )
-
-
-def _unsupported(deployment: MambaDeployment) -> str | None:
-    """What the contract allows and this version's engines cannot do: said at once, not by a crashing pod."""
-    if deployment.spec.disaggregation is not None:
-        return (
-            "spec.disaggregation: this version's engines do not hand states over to each other; remove the "
-            "field to serve with unified engines"
-        )
-    if deployment.spec.engine.tensor_parallel > 1:
-        return "spec.engine.tensorParallel: this version's engines run on one GPU each; set it to 1"
-    return None
 
 
 def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
@@ -143,10 +128,11 @@ def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
 
 
 def _has_token(secret: Manifest | None) -> bool:
-    return bool(secret and (secret.get("data") or {}).get(names.ADMIN_TOKEN_KEY))
+    data = secret.get("data") if secret else None
+    return isinstance(data, dict) and bool(data.get(names.ADMIN_TOKEN_KEY))
 
 
-def _goes(one: Ref, snapshot: Snapshot) -> bool:
+def _is_terminating(one: Ref, snapshot: Snapshot) -> bool:
     child = snapshot.children.get(one)
     return child is not None and is_terminating(child)
 

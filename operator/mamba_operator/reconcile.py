@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from mamba_api.v1alpha1 import Status
 from mamba_operator.announce import announce
 from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
@@ -23,7 +24,7 @@ from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.observe import observe
-from mamba_operator.plan import Plan, make_plan
+from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.status import Failure, summarize
@@ -56,6 +57,7 @@ class Reconciler:
         seen: Callable[[Kind, Manifest, float], None] | None = None,
         now: Callable[[], datetime] = now_utc,
         token: Callable[[], str] = new_token,
+        shipped: ShippedConfig = nothing_shipped,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -66,6 +68,7 @@ class Reconciler:
         self._seen = seen
         self._now = now
         self._token = token
+        self._shipped = shipped
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -95,7 +98,10 @@ class Reconciler:
         asked = time.monotonic()
         seen = self._seen
         snapshot = await observe(
-            self._client, key, seen=None if seen is None else lambda kind, one: seen(kind, one, asked)
+            self._client,
+            key,
+            shipped=self._shipped,
+            seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
         )
         if snapshot.owner is None:
             return None
@@ -106,10 +112,10 @@ class Reconciler:
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
-            raise _gravest(outcome.errors)
+            raise _worst(outcome.errors)
         return min(self._resync(), plan.again_in or float("inf"))
 
-    async def _report(self, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:
+    async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:
         """The one status write, left out when nothing changed; then the events."""
         assert snapshot.owner is not None
         old = recorded(snapshot.owner)
@@ -141,6 +147,6 @@ def _exact(owner: Manifest) -> Status | None:
         return None
 
 
-def _gravest(errors: list[OperatorError]) -> OperatorError:
+def _worst(errors: list[OperatorError]) -> OperatorError:
     """The error that decides on the back-off: what the API server said last before what only needs time."""
     return next((error for error in reversed(errors) if isinstance(error, ClusterError)), errors[0])

@@ -25,7 +25,7 @@ class Snapshot:
     """The MambaDeployment as the API server gave it; None when it is gone."""
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Objects with its labels that it controls by owner reference."""
-    strangers: Mapping[Ref, Manifest] = field(default_factory=dict)
+    foreign: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Objects with its labels that it does not control: never touched."""
     pods: tuple[Manifest, ...] = ()
     """Pods of engines and gateway."""

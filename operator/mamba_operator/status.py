@@ -11,11 +11,11 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.conditions import ConditionStatus, ConditionType, Reason, set_condition
 from mamba_api.v1alpha1 import Condition, Status
-from mamba_operator.plan import Plan
+from mamba_operator.plan import ReconcilePlan
 from mamba_operator.pod_trouble import is_draining, is_loading, trouble
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 from mamba_operator.workload_state import WorkloadState, workload_state
 
 
@@ -41,7 +41,7 @@ class _View:
     """What the conditions are decided from."""
 
     snapshot: Snapshot
-    plan: Plan
+    plan: ReconcilePlan
     verdict: Verdict
     engine: WorkloadState
     gateway: WorkloadState
@@ -60,10 +60,14 @@ class _View:
                 return Finding("False", Reason.INVALID_SPEC, message)
             case DoesNotFit(message):
                 return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
+            case NotServed(message):
+                return Finding("False", Reason.MODEL_NOT_SERVED, message)
         return None
 
 
-def summarize(snapshot: Snapshot, plan: Plan, failures: Sequence[Failure], *, now: datetime) -> Status | None:
+def summarize(
+    snapshot: Snapshot, plan: ReconcilePlan, failures: Sequence[Failure], *, now: datetime
+) -> Status | None:
     """The status to write; None when the object is gone or going.
 
     Args:
@@ -118,6 +122,8 @@ def _planned(view: _View) -> Finding:
             return Finding("Unknown", reason, message)
         case DoesNotFit(message):
             return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
+        case NotServed(message):
+            return Finding("False", Reason.MODEL_NOT_SERVED, message)
         case Invalid(message):
             return Finding("False", Reason.INVALID_SPEC, message)
 

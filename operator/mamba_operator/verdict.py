@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from mamba_api.conditions import Reason
-from mamba_api.v1alpha1 import Plan
+from mamba_api.v1alpha1 import PlanStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Fits:
     """A strategy fits."""
 
-    plan: Plan
+    plan: PlanStatus
     message: str
     """One line with the numbers that matter."""
 
@@ -21,6 +21,14 @@ class DoesNotFit:
 
     message: str
     """The numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotServed:
+    """The planner knows the model and this version's engines cannot serve it. Nothing is changed."""
+
+    message: str
+    """What is missing, and what is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +46,4 @@ class Invalid:
     message: str
 
 
-Verdict = Fits | DoesNotFit | Unknown | Invalid
+Verdict = Fits | DoesNotFit | NotServed | Unknown | Invalid

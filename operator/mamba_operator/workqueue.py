@@ -73,12 +73,6 @@ class WorkQueue(Generic[K]):
         self._cancel_timer(key)
         self._timers[key] = loop.call_at(when, self._timer_fired, key)
 
-    def forget(self, key: K) -> None:
-        """Drop all memory of a key whose object is gone; what is due stays due."""
-        self._failures.pop(key, None)
-        self._rest.pop(key, None)
-        self._cancel_timer(key)
-
     def failures(self, key: K) -> int:
         """Failures in a row of the key."""
         return self._failures.get(key, 0)

@@ -1,4 +1,4 @@
-"""Which value each option of a command has, and who set it: a flag, the environment, or nobody.
+"""Which value each option of a command has, and who set it: a flag, the environment, a file, or nobody.
 
 `mambaserve config` shows it. Parses, never runs the command; passwords in URLs are masked.
 """
@@ -6,14 +6,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import typer.main
 from typer import Typer
 
 from mamba_cli.errors import InvalidInput
-
-Source = Literal["flag", "environment", "default"]
+from mamba_cli.settings_options import Source, source_of
 
 HIDDEN = "***"
 _SECRET = ("api_key",)
@@ -31,9 +30,9 @@ class Setting:
 
 
 def effective_settings(
-    app: Typer, name: str, arguments: list[str], environment: Mapping[str, str], defaults: Mapping[str, Any]
+    app: Typer, name: str, arguments: list[str], environment: Mapping[str, str]
 ) -> list[Setting]:
-    """Settings of `name ARGUMENTS…`. `defaults` fill options whose default lives in a settings model.
+    """Settings of `name ARGUMENTS…`.
 
     The first argument of a command that has commands of its own, such as bench, is one of them.
 
@@ -53,16 +52,12 @@ def effective_settings(
     for parameter in command.params:
         if parameter.param_type_name != "option" or parameter.name == "help":
             continue
-        source = context.get_parameter_source(parameter.name)
-        value = context.params.get(parameter.name)
+        value, kind = context.params.get(parameter.name), source_of(context, parameter.name)
         variable = _variable(parameter)
-        kind: Source = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment"}.get(  # type: ignore[assignment]
-            getattr(source, "name", ""), "default"
-        )
-        if kind == "default" and variable in environment:
+        if kind in ("default", "file") and variable in environment:
             kind, value = "environment", environment[variable]
-        elif kind == "default" and value in (None, []):
-            value = defaults.get(parameter.name)
+        if (bare := context.params.get(f"{parameter.name}_argument")) is not None:
+            value, kind = bare, "flag"
         shown = HIDDEN if value and parameter.name in _SECRET else masked(value)
         found.append(Setting(_longest(parameter.opts), shown, kind, variable))
     return found

@@ -1,6 +1,7 @@
 """The command line: collects the sub-commands, gives them one error style and one set of exit codes.
 
-Each sub-command is one module of `mamba_cli.commands` with a function `command`; those modules import
+Each sub-command is one module of `mamba_cli.commands` with a function `command` (and a `CLASS` where its
+options come from a settings model); those modules import
 typer and rich at most, and everything heavy inside the function, so that `--help` stays quick.
 """
 
@@ -47,9 +48,11 @@ def _collect() -> None:
         if isinstance(target := module.command, typer.Typer):
             app.add_typer(target)
         else:
-            app.command(getattr(module, "NAME", name), context_settings=getattr(module, "CONTEXT", None))(
-                target
-            )
+            app.command(
+                getattr(module, "NAME", name),
+                cls=getattr(module, "CLASS", None),
+                context_settings=getattr(module, "CONTEXT", None),
+            )(target)
 
 
 def run() -> None:

@@ -1,7 +1,7 @@
-"""Admission: bounds how many requests are in the house, and how many of them are relayed at once.
+"""Admission: bounds how many requests the gateway has, and how many of them are relayed at once.
 
-A request enters at the door (before its body is read, so memory is bounded) and then waits, first come first
-served, for a place. The ASGI endpoint calls it; it knows nothing of endpoints or HTTP.
+A request is admitted before its body is read, so that memory is bounded, and then waits, first come first
+served, for a permit. The proxy endpoint calls it; it knows nothing of endpoints or HTTP.
 """
 
 import asyncio
@@ -10,7 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
-from mamba_gateway.errors import Draining, Overloaded
+from mamba_edge.errors import TooManyRequests
+from mamba_gateway.errors import Draining
+
+DRAINING = "the gateway is draining: it finishes what runs and takes nothing new; send the request again"
 
 
 class Clock(Protocol):
@@ -19,12 +22,12 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-def retry_after(queued: int, places: int, service_seconds: float) -> float:
-    """Seconds until a place is likely to be free: the queue before the client, at the mean service time.
+def retry_after(queued: int, permits: int, service_seconds: float) -> float:
+    """Seconds until a permit is likely to be free: the queue before the client, at the mean service time.
 
     Between 1 and 60, whole seconds, since that is what `Retry-After` carries.
     """
-    return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / places))))
+    return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
 
 
 class Admission:
@@ -33,60 +36,60 @@ class Admission:
     def __init__(self, max_in_flight: int, max_queue: int, queue_timeout: float, clock: Clock) -> None:
         self.max_in_flight, self.max_queue, self.queue_timeout = max_in_flight, max_queue, queue_timeout
         self.draining = False
-        self.inside = 0
-        """Requests in the house: in flight, waiting, or still sending their body."""
+        self.admitted = 0
+        """Requests admitted and not finished: in flight, waiting, or still sending their body."""
         self.in_flight = 0
-        self._places = asyncio.Semaphore(max_in_flight)
+        self._permits = asyncio.Semaphore(max_in_flight)
         self._clock = clock
         self._service_seconds = 1.0
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def queued(self) -> int:
-        """Requests in the house that are not relayed yet."""
-        return self.inside - self.in_flight
+        """Requests admitted and not relayed yet."""
+        return self.admitted - self.in_flight
 
     @contextmanager
-    def door(self) -> Iterator[None]:
-        """Be in the house. Raises `Overloaded` when it is full, `Draining` when it closes."""
+    def admit(self) -> Iterator[None]:
+        """Count as admitted for the block. Raises `TooManyRequests` at the limit, `Draining` in a drain."""
         if self.draining:
-            raise Draining("the gateway is shutting down; send the request again", retry_after=1)
-        if self.inside >= self.max_in_flight + self.max_queue:
-            raise Overloaded(
+            raise Draining(DRAINING)
+        if self.admitted >= self.max_in_flight + self.max_queue:
+            raise TooManyRequests(
                 f"{self.in_flight} requests are running and {self.queued} are waiting; retry later",
                 retry_after=self._retry_after(),
             )
-        self.inside += 1
-        self._empty.clear()
+        self.admitted += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            self.inside -= 1
-            if self.inside == 0:
-                self._empty.set()
+            self.admitted -= 1
+            if self.admitted == 0:
+                self._idle.set()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold one of the places. Raises `Overloaded` when none came free in time."""
+    async def permit(self) -> AsyncIterator[None]:
+        """Hold a permit to relay. Raises `TooManyRequests` when none came free in time."""
         try:
             async with asyncio.timeout(self.queue_timeout):
-                await self._places.acquire()
+                await self._permits.acquire()
         except TimeoutError:
             message = f"the request waited {self.queue_timeout:g} s for its turn; retry later"
-            raise Overloaded(message, retry_after=self._retry_after()) from None
+            raise TooManyRequests(message, retry_after=self._retry_after()) from None
         self.in_flight += 1
         begin = self._clock()
         try:
             yield
         finally:
             self.in_flight -= 1
-            self._places.release()
+            self._permits.release()
             self._service_seconds += 0.1 * (self._clock() - begin - self._service_seconds)
 
-    async def empty(self) -> None:
-        """Return when nobody is in the house."""
-        await self._empty.wait()
+    async def idle(self) -> None:
+        """Return when no request is admitted."""
+        await self._idle.wait()
 
     def _retry_after(self) -> float:
         return retry_after(self.queued, self.max_in_flight, self._service_seconds)

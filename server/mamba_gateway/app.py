@@ -1,168 +1,133 @@
-"""The ASGI application: routes, models, health and metrics, and what every response carries.
+"""The public HTTP application of the gateway: which path is answered by whom, and how the document tells it.
 
-Built once by `server`; the relayed routes are in `exchange`. The engines' admin API has no route here.
+Relayed routes are raw ASGI, found before FastAPI costs anything; FastAPI has them for the document and for
+wrong methods. The engines' admin API has no route here.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib.metadata import version
-from random import Random
 from typing import Any
 
-import aiohttp
-import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI, Security
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mamba_gateway.admission import Admission
-from mamba_gateway.auth import KeyFile
-from mamba_gateway.body import Receive
-from mamba_gateway.endpoints import Pool
-from mamba_gateway.errors import Draining, GatewayError, NoEndpoint, UnknownModel, UnknownRoute, WrongMethod
-from mamba_gateway.exchange import Exchange, error_headers
-from mamba_gateway.headers import request_id
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.relay import Send
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_api.openai_responses import (
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    CompletionResponse,
+    ModelCard,
+    ModelList,
+)
+from mamba_edge.api_keys import KeyFile, KeyGuard
+from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.request_middleware import RequestMiddleware
+from mamba_gateway.local_routes import GatewayReadiness, LocalRoutes
 
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-PROBE = aiohttp.ClientTimeout(total=10)
+COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
+
+_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
+_UNAUTHORIZED = error_answers(e401="No or a wrong API key")
+_NO_MODEL = error_answers(e404="No such model")
+_RELAY_ERRORS = error_answers(
+    e400="The request is wrong; `param` names the field",
+    e401="No or a wrong API key",
+    e404="No such model",
+    e408="The body did not arrive in time",
+    e413="The body is too large",
+    e415="The body is not JSON",
+    e429="Too many requests wait; see Retry-After",
+    e500="A defect of the gateway or of the engine",
+    e502="The engine broke off before it answered",
+    e503="No engine can take the request, or the gateway drains; see Retry-After",
+    e504="The engine was silent, or the request took, too long",
+)
 
 
-class Surface:
-    """The routes that the gateway answers itself."""
+class _AsgiResponse(Response):
+    """What an ASGI application answers, for a route of FastAPI that must not read the body itself."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        admission: Admission,
-        metrics: GatewayMetrics,
-        session: aiohttp.ClientSession,
-        keys: KeyFile | None,
-    ) -> None:
-        self._pool, self._admission, self._metrics = pool, admission, metrics
-        self._session, self._keys = session, keys
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
 
-    async def models(self, request: Request) -> Response:
-        """GET /v1/models: those of all endpoints, one entry for each name."""
-        self._check(request)
-        return _json({"object": "list", "data": self._pool.model_entries()})
-
-    async def model(self, request: Request) -> Response:
-        """GET /v1/models/{id}."""
-        self._check(request)
-        name = request.path_params["model"]
-        for entry in self._pool.model_entries():
-            if entry["id"] == name:
-                return _json(entry)
-        raise UnknownModel(f"the model {name!r} does not exist", param="model")
-
-    async def live(self, _request: Request) -> Response:
-        """GET /livez and /health: the process answers."""
-        return _json({"status": "ok"})
-
-    async def ready(self, _request: Request) -> Response:
-        """GET /readyz: takes requests. Engines may be absent: a request then waits for one for a while."""
-        snapshot = self._pool.snapshot()
-        body = {
-            "status": "ready",
-            "endpoints": {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)},
-            "reasons": self._pool.reasons(),
-        }
-        if self._admission.draining:
-            raise Draining("draining", retry_after=1)
-        if not self._pool.synced:
-            raise NoEndpoint("loading: the list of engines has not been read yet", retry_after=1)
-        return _json(body)
-
-    async def metrics(self, _request: Request) -> Response:
-        """GET /metrics: Prometheus text."""
-        self._metrics.in_flight.set(self._admission.in_flight)
-        self._metrics.queued.set(self._admission.queued)
-        return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def version(self, _request: Request) -> Response:
-        """GET /version."""
-        return _json({"version": version("mambaserve"), "component": "gateway"})
-
-    async def openapi(self, _request: Request) -> Response:
-        """GET /openapi.json: an engine's own document, so that it never differs from what is served."""
-        for endpoint in self._pool.snapshot():
-            if not endpoint.ready:
-                continue
-            try:
-                async with self._session.get(f"{endpoint.url}/openapi.json", timeout=PROBE) as answer:
-                    if answer.status == 200:
-                        return Response(await answer.read(), media_type="application/json")
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                continue
-        raise NoEndpoint("the document comes from an engine, and none is ready; retry later", retry_after=2)
-
-    def _check(self, request: Request) -> None:
-        if self._keys:
-            self._keys.check(request.scope["headers"])
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
-class Identified:
-    """Gives every request an identifier and every response the header that tells it."""
+def make_app(routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None) -> ASGIApp:
+    """The application. With `keys`, everything below /v1/ needs one; the proxy asks by itself."""
+    guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
+    app = make_application(
+        "mambaserve gateway",
+        guard=guard,
+        guarded="/v1/",
+        description="OpenAI-compatible API in front of one or more engines.",
+    )
+    _add_relayed(app, proxy, guard)
+    _add_local(app, routes, guard)
+    route_of = publish(
+        app,
+        key_needed=keys is not None,
+        events={COMPLETIONS: CompletionResponse, CHAT_COMPLETIONS: ChatCompletionChunk},
+        bodies={COMPLETIONS: CompletionRequest, CHAT_COMPLETIONS: ChatCompletionRequest},
+    )
 
-    def __init__(self, app: Asgi, rng: Random) -> None:
-        self._app, self._rng = app, rng
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
+        await (proxy if relayed else app)(scope, receive, send)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """ASGI entry point."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        identifier = scope["request_id"] = request_id(scope["headers"], self._rng)
-
-        async def named(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identifier)]
-            await send(message)
-
-        await self._app(scope, receive, named)
-
-
-def build(surface: Surface, exchange: Exchange, rng: Random) -> Asgi:
-    """The whole application."""
-    get = ["GET"]
-    routes = [
-        Route("/v1/completions", exchange, methods=["POST"]),
-        Route("/v1/chat/completions", exchange, methods=["POST"]),
-        Route("/v1/models", surface.models, methods=get),
-        Route("/v1/models/{model:path}", surface.model, methods=get),
-        Route("/health", surface.live, methods=get),
-        Route("/livez", surface.live, methods=get),
-        Route("/readyz", surface.ready, methods=get),
-        Route("/metrics", surface.metrics, methods=get),
-        Route("/version", surface.version, methods=get),
-        Route("/openapi.json", surface.openapi, methods=get),
-    ]
-    handlers: dict[Any, Any] = {GatewayError: _refuse, HTTPException: _http, Exception: _broken}
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # as at an engine: such a path is unknown
-    return Identified(app, rng)
+    # The engine has a line for each request; another here would cost an eighth of the CPU time of a relay.
+    return RequestMiddleware(
+        dispatch, route_of=route_of, answered=_counted_elsewhere, log_level=logging.DEBUG
+    )
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+def _counted_elsewhere(_route: str, _status: int) -> None:
+    """The proxy counts what it relays, by model; probes and scrapes are not counted."""
 
 
-async def _refuse(_request: Request, error: GatewayError) -> Response:
-    headers = {key.decode(): value.decode() for key, value in error_headers(error)}
-    return Response(error.envelope(), error.status, headers=headers)
+def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:
+    async def relayed(_: Request) -> Response:
+        return _AsgiResponse(proxy)
+
+    for path, operation, summary, model in (
+        (COMPLETIONS, "CompletionRequest", "Complete a prompt", CompletionResponse),
+        (CHAT_COMPLETIONS, "ChatCompletionRequest", "Answer a conversation", ChatCompletionResponse),
+    ):
+        app.add_api_route(
+            path, relayed, methods=["POST"], operation_id=operation, summary=summary, response_model=model,
+            description="Relayed to the least loaded engine, byte for byte.",
+            dependencies=[Security(guard)], responses=_RELAY_ERRORS,
+            response_description="The answer, or with `stream` events whose data are chunks, then [DONE]",
+        )  # fmt: skip
 
 
-async def _http(request: Request, error: HTTPException) -> Response:
-    where = f"{request.method} {request.url.path}"
-    if error.status_code == 405:
-        wrong = WrongMethod(f"{where}: the method is not allowed here")
-        wrong.allow = (error.headers or {}).get("Allow", "")
-        return await _refuse(request, wrong)
-    return await _refuse(request, UnknownRoute(f"{where}: nothing is served here"))
-
-
-async def _broken(request: Request, _error: Exception) -> Response:
-    return await _refuse(request, GatewayError("the gateway failed on this request; its log says more"))
+def _add_local(app: FastAPI, routes: LocalRoutes, guard: KeyGuard) -> None:
+    keyed = [Security(guard)]
+    app.add_api_route(
+        "/v1/models", routes.models, operation_id="models", summary="Models of all engines",
+        response_model=ModelList, dependencies=keyed, responses=_UNAUTHORIZED,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/models/{name:path}", routes.model, operation_id="model", summary="One model",
+        response_model=ModelCard, dependencies=keyed, responses=_UNAUTHORIZED | _NO_MODEL,
+    )  # fmt: skip
+    for path, operation, summary in (
+        ("/readyz", "readyz", "Whether requests are welcome"),
+        ("/health", "health", "Same as /readyz"),
+    ):
+        app.add_api_route(
+            path, routes.readyz, operation_id=operation, summary=summary, response_model=GatewayReadiness,
+            responses=_NOT_READY,
+        )  # fmt: skip
+    app.add_api_route("/livez", routes.livez, operation_id="livez", summary="Whether the process lives")
+    app.add_api_route(
+        "/metrics", routes.metrics, operation_id="metrics", summary="Prometheus metrics",
+        response_class=Response, responses=_TEXT,
+    )  # fmt: skip
+    app.add_api_route("/version", routes.version, operation_id="version", summary="Version of mambaserve")

@@ -1,98 +1,68 @@
-"""Discovery: where the engines of a MambaDeployment are, and which of them drain.
+"""Discovery: where the engines of a MambaDeployment are: the EndpointSlices of the Service `NAME-engine`.
 
-Watches the EndpointSlices of the Service `NAME-engine` and the annotation that the operator puts on a pod
-before it takes it away, and hands the targets on. Losing the API server loses no engine.
+`targets` is pure and works on plain decoded JSON (discovery.k8s.io/v1); `watch_engines` hands on what it
+says. Losing the API server loses no engine.
 """
 
-import asyncio
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Any
 
-import yaml
-from kubernetes.aio import client, config
-
 from mamba_api import names
-from mamba_gateway.api_server import ApiServer
 from mamba_gateway.endpoints import Target
-from mamba_gateway.slices import draining_pods, targets
 from mamba_gateway.watch import Objects, Watch
+from mamba_kube.api_server import ApiServer
 
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 SERVICE_LABEL = "kubernetes.io/service-name"
-# The loader lets out what a file that is no kubeconfig makes it trip over.
-_UNUSABLE = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
 Sink = Callable[[Iterable[Target]], None]
-
-
-class EngineView:
-    """Slices and pods put together; tells the sink whenever either changes."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._slices: Objects | None = None
-        self._draining: frozenset[str] = frozenset()
-
-    def slices_changed(self, slices: Objects) -> None:
-        """Take the Service's slices."""
-        self._slices = slices
-        self._tell()
-
-    def pods_changed(self, pods: Objects) -> None:
-        """Take the deployment's pods."""
-        draining = draining_pods(pods.values())
-        if draining != self._draining:
-            self._draining = draining
-            self._tell()
-
-    def _tell(self) -> None:
-        # Before the first list of slices nothing is known, which differs from knowing that there are none.
-        if self._slices is not None:
-            self._sink(targets(self._slices.values(), self._draining))
 
 
 async def watch_engines(server: ApiServer, namespace: str, deployment: str, sink: Sink, rng: Random) -> None:
     """Feed `sink` with the deployment's engines for ever; ends only by cancellation."""
-    view = EngineView(sink)
-    slices = Watch(
-        server,
-        f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
-        f"{SERVICE_LABEL}={deployment}-engine",
-        view.slices_changed,
-    )
-    pods = Watch(
-        server,
-        f"/api/v1/namespaces/{namespace}/pods",
-        f"{names.LABEL_NAME}={names.APP_NAME},{names.LABEL_INSTANCE}={deployment}",
-        view.pods_changed,
-        metadata_only=True,
-    )
-    async with asyncio.TaskGroup() as both:
-        both.create_task(slices.follow(rng))
-        both.create_task(pods.follow(rng))
+
+    def changed(slices: Objects) -> None:
+        sink(targets(slices.values()))
+
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    await Watch(server, path, f"{SERVICE_LABEL}={deployment}-engine", changed).follow(rng)
 
 
-async def configure(kubeconfig: str | None, namespace: str | None) -> tuple[Any, str]:
-    """Client configuration and namespace: in-cluster if this is a pod, else from a kubeconfig.
+def targets(slices: Iterable[Mapping[str, Any]]) -> tuple[Target, ...]:
+    """One target for each address of all slices, in a stable order.
 
-    Raises ValueError when there is neither.
+    An address may be in two slices for a moment while the control plane moves it: then the better standing
+    counts, ready before not ready, staying before draining. A condition that is absent or null is true for
+    `ready` and false for `terminating`, as the API says.
     """
-    loader: Any = config
-    configuration = client.Configuration()
-    try:
-        if kubeconfig is None and (own := _own_namespace()):
-            loader.load_incluster_config(client_configuration=configuration)
-            return configuration, namespace or own
-        await loader.load_kube_config(
-            config_file=kubeconfig, client_configuration=configuration, persist_config=False
+    found: dict[str, Target] = {}
+    for item in slices:
+        if item.get("addressType") == "FQDN" or (port := _port(item.get("ports") or ())) is None:
+            continue
+        for endpoint in item.get("endpoints") or ():
+            for target in _of_endpoint(endpoint, port):
+                known = found.get(target.url)
+                if known is None or (target.ready, not target.draining) > (known.ready, not known.draining):
+                    found[target.url] = target
+    return tuple(found[url] for url in sorted(found))
+
+
+def _port(ports: Iterable[Mapping[str, Any]]) -> int | None:
+    numbered = [port for port in ports if port.get("port") and port.get("protocol", "TCP") == "TCP"]
+    named = [port for port in numbered if port.get("name") == names.HTTP_PORT_NAME]
+    chosen = (named or numbered)[:1]
+    return int(chosen[0]["port"]) if chosen else None
+
+
+def _of_endpoint(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
+    conditions = endpoint.get("conditions") or {}
+    name = (endpoint.get("targetRef") or {}).get("name") or ""
+    terminating = bool(conditions.get("terminating"))
+    for address in endpoint.get("addresses") or ():
+        host = f"[{address}]" if ":" in address else address
+        yield Target(
+            url=f"http://{host}:{port}",
+            name=name or f"{host}:{port}",
+            # A terminating pod is never `ready`, but may still finish what it has: `draining` says that.
+            ready=conditions.get("ready") is not False or terminating,
+            draining=terminating,
         )
-        _, active = loader.list_kube_config_contexts(config_file=kubeconfig)
-    except _UNUSABLE as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"no usable Kubernetes configuration: {said}; give --kubeconfig FILE") from error
-    return configuration, namespace or (active.get("context") or {}).get("namespace") or "default"
-
-
-def _own_namespace() -> str | None:
-    return NAMESPACE_FILE.read_text().strip() if NAMESPACE_FILE.exists() else None

@@ -79,25 +79,25 @@ class Pool:
 
     def __init__(self) -> None:
         self.synced = False
-        """A source has told its targets, and each of them was looked at, at least once."""
-        self._told = False
+        """A source has given its targets, and each of them was looked at, at least once."""
+        self._targets_known = False
         self._records: dict[str, _Record] = {}
         self._changed = asyncio.Event()
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
-        """Make these the known targets. Returns the URLs that came and those that went."""
-        wanted = {target.url: target for target in targets}
-        came, went = wanted.keys() - self._records.keys(), self._records.keys() - wanted.keys()
-        for url in went:
+        """Make these the known targets. Returns the URLs added and those removed."""
+        current = {target.url: target for target in targets}
+        added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
+        for url in removed:
             del self._records[url]
-        for url, target in wanted.items():
+        for url, target in current.items():
             if url in self._records:
                 self._records[url].target = target
             else:
                 self._records[url] = _Record(target)
-        self._told = True
+        self._targets_known = True
         self._notify()
-        return set(came), set(went)
+        return set(added), set(removed)
 
     def report(self, url: str, report: Report) -> None:
         """Take what a probe saw; unknown URLs (just removed) are ignored."""
@@ -148,7 +148,7 @@ class Pool:
 
     def _notify(self) -> None:
         # Once true it stays: an engine that joins later does not make the gateway unready.
-        self.synced |= self._told and all(r.report is not UNKNOWN for r in self._records.values())
+        self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,18 +1,14 @@
-"""Server-sent events: keeps what is passed on aligned to event boundaries, and makes the error event.
+"""Server-sent events: keeps what is passed on aligned to event boundaries, and ends a broken stream.
 
 Nothing is parsed and no byte is changed. Only the part of an event that is not whole yet is held back, so
 that an error event can follow at any time without spoiling a half-sent one.
 """
 
-from mamba_gateway.errors import GatewayError
+from mamba_edge.errors import ApiError
 
+DONE = b"data: [DONE]\n\n"
 HELD_LIMIT = 1024 * 1024
 """Beyond this many bytes a partial event is passed on as it is: memory stays bounded."""
-
-
-def error_event(error: GatewayError) -> bytes:
-    """The event a client of a broken stream gets: `data: {"error": …}`."""
-    return b"data: " + error.envelope() + b"\n\n"
 
 
 class EventAligner:
@@ -40,10 +36,13 @@ class EventAligner:
         held, self._held = self._held, b""
         return held
 
-    def cut(self, error: GatewayError) -> bytes:
-        """What ends a broken stream: the error event; a held partial event is dropped."""
+    def cut(self, error: ApiError) -> bytes:
+        """What ends a broken stream, as an engine ends one: the error event, then [DONE].
+
+        A held partial event is dropped.
+        """
         self._held = b""
-        return (b"\n\n" if self._inside else b"") + error_event(error)
+        return (b"\n\n" if self._inside else b"") + error.event() + DONE
 
 
 def _last_boundary(data: bytes) -> int:

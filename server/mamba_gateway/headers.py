@@ -1,13 +1,11 @@
-"""Headers: which pass through the gateway in each direction, and the two identifiers a request carries.
+"""Headers: which pass through the gateway in each direction, with the two identifiers a request carries.
 
 Pure; randomness is a parameter. Names are lower-case bytes, as ASGI has them.
 """
 
-import re
-from collections.abc import Iterable
 from random import Random
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+from mamba_edge.request_body import RawHeaders
 
 HOP_BY_HOP = frozenset(
     (
@@ -29,36 +27,16 @@ _OWN_REQUEST = frozenset((b"host", b"content-length", b"expect", b"x-request-id"
 # Set by the server that answers.
 _OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id"))
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+def new_traceparent(rng: Random) -> str:
+    """A sampled W3C `traceparent` for a request outside of any trace (Trace Context, section 3.2)."""
+    return f"00-{rng.getrandbits(128) | 1:032x}-{rng.getrandbits(64) | 1:016x}-01"
 
 
-def find(headers: RawHeaders, name: bytes) -> bytes | None:
-    """The first value of a header, or None."""
-    return next((value for key, value in headers if key.lower() == name), None)
-
-
-def request_id(headers: RawHeaders, rng: Random) -> bytes:
-    """The client's `X-Request-Id` if it is a plain token of at most 128 characters, else a new one."""
-    given = find(headers, b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given
-    return b"req-%032x" % rng.getrandbits(128)
-
-
-def traceparent(headers: RawHeaders, rng: Random) -> bytes:
-    """The client's W3C `traceparent` if it is valid, else a new sampled one (Trace Context, section 3.2)."""
-    given = find(headers, b"traceparent")
-    if given is not None and _TRACEPARENT.fullmatch(given):
-        return given
-    return b"00-%032x-%016x-01" % (rng.getrandbits(128) | 1, rng.getrandbits(64) | 1)
-
-
-def to_engine(headers: RawHeaders, identifier: bytes, trace: bytes) -> list[tuple[str, str]]:
+def to_engine(headers: RawHeaders, request_id: str, traceparent: str) -> list[tuple[str, str]]:
     """Request headers for the engine: end-to-end ones, with the two identifiers."""
-    passed = _end_to_end(headers, _OWN_REQUEST)
-    passed += [(b"x-request-id", identifier), (b"traceparent", trace)]
-    return [(key.decode("latin-1"), _text(value)) for key, value in passed]
+    passed = [(key.decode("latin-1"), _text(value)) for key, value in _end_to_end(headers, _OWN_REQUEST)]
+    return [*passed, ("x-request-id", request_id), ("traceparent", traceparent)]
 
 
 def _text(value: bytes) -> str:
@@ -70,7 +48,7 @@ def _text(value: bytes) -> str:
 
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Response headers for the client: the end-to-end ones; `Identified` adds the identifier."""
+    """Response headers for the client: the end-to-end ones; the request middleware adds the id."""
     return _end_to_end(headers, _OWN_RESPONSE)
 
 

@@ -53,7 +53,7 @@ def read_gauges(text: str) -> dict[str, float]:
     return sums
 
 
-def first_known(gauges: dict[str, float], names: Iterable[str]) -> float:
+def first_value(gauges: dict[str, float], names: Iterable[str]) -> float:
     """The value under the first of the names that is there, else 0."""
     return next((gauges[name] for name in names if name in gauges), 0.0)
 
@@ -93,13 +93,13 @@ class Prober:
 
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Tell the pool, and probe exactly these."""
-        came, went = self._pool.set_targets(targets)
-        for url in went:
+        added, removed = self._pool.set_targets(targets)
+        for url in removed:
             self._tasks.pop(url).cancel()
-        for url in came:
+        for url in added:
             self._tasks[url] = asyncio.create_task(self._watch(url), name=f"probe {url}")
-        if came or went:
-            log.info("endpoints changed", came=sorted(came), went=sorted(went))
+        if added or removed:
+            log.info("endpoints changed", added=sorted(added), removed=sorted(removed))
 
     async def close(self) -> None:
         """End all probing."""
@@ -128,9 +128,9 @@ class Prober:
         return Report(
             ready=True,
             models=models,
-            running=int(first_known(gauges, RUNNING)),
-            waiting=int(first_known(gauges, WAITING)),
-            kv_usage=first_known(gauges, KV_USAGE),
+            running=int(first_value(gauges, RUNNING)),
+            waiting=int(first_value(gauges, WAITING)),
+            kv_usage=first_value(gauges, KV_USAGE),
         )
 
     async def _gauges(self, url: str) -> dict[str, float]:

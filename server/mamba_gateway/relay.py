@@ -1,46 +1,43 @@
 """Relay: choose an engine, send the request, pass its answer on; elsewhere again while nothing has been sent.
 
 JSON and server-sent events pass through unparsed and unbuffered: a slow client slows the engine's socket.
-Called by the exchange inside an admitted place; cancelling the call closes the connection to the engine.
+Called by the proxy endpoint under a permit; cancelling it closes the connection to the engine.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import aiohttp
 import structlog
+from starlette.types import Send
 
+from mamba_edge.errors import ApiError, ModelNotFound
 from mamba_gateway.endpoints import Endpoint, Pool
-from mamba_gateway.errors import (
-    Draining,
-    GatewayError,
-    NoEndpoint,
-    TookTooLong,
-    UnknownModel,
-    UpstreamDied,
-    UpstreamSilent,
-)
+from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
 from mamba_gateway.headers import to_client
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.route.choose import Ask, Nothing, choose
-from mamba_gateway.upstream import Call, Died, Silent, Unreachable, attempt, outcomes
+from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, no_such_model
+from mamba_gateway.upstream import (
+    ConnectionLost,
+    IdleTimeout,
+    Unreachable,
+    UpstreamRequest,
+    attempt,
+    translated_errors,
+)
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 log = structlog.get_logger("mambaserve.gateway")
 
-ELSEWHERE = frozenset((502, 503))
+RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
-
-
-GOODBYE_SECONDS = 3.0
+ERROR_EVENT_SECONDS = 3.0
 """How long an error event may wait for the client's socket."""
 
 
-class Truncated(Exception):
+class ResponseTruncated(Exception):
     """The answer broke off and its framing has no room for an error: the connection has to be closed."""
 
 
@@ -57,85 +54,87 @@ class Relay:
         hold_timeout: float,
         max_attempts: int,
         request_timeout: float,
-        wanted: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self._session, self._pool, self._metrics, self._rng = session, pool, metrics, rng
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._request_timeout, self._wanted = request_timeout, wanted
-        self.cutting = False
+        self._request_timeout, self._wake = request_timeout, wake
+        self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
 
-    async def run(self, call: Call, send: Send) -> None:
+    async def run(self, request: UpstreamRequest, send: Send) -> None:
         """Answer the request through `send`, within its longest life.
 
-        Raises a `GatewayError` for the client (a stream that has begun carries it already), `Truncated` if a
-        non-stream answer broke off.
+        Raises an `ApiError` for the client (a stream that has begun carries it already),
+        `ResponseTruncated` if a non-stream answer broke off.
         """
-        life = asyncio.timeout(self._request_timeout)
+        lifetime = asyncio.timeout(self._request_timeout)
         try:
-            async with life:
-                await self._attempts(call, send, life)
+            async with lifetime:
+                await self._attempts(request, send, lifetime)
         except TimeoutError:
-            raise self._too_long() from None
+            raise self._timed_out() from None
 
-    async def _attempts(self, call: Call, send: Send, life: asyncio.Timeout) -> None:
-        ask = Ask(call.model)
+    async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: asyncio.Timeout) -> None:
+        routing = RoutingRequest(request.model)
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             last = number == self._max_attempts
-            endpoint = await self._endpoint(ask, deadline)
+            endpoint = await self._endpoint(routing, deadline)
             self._pool.begin(endpoint.url)
             try:
-                async with attempt(self._session, endpoint.url, call) as (response, first):
-                    if response.status not in ELSEWHERE or last:
-                        await self._pass_on(response, first, send, endpoint, life)
+                async with attempt(self._session, endpoint.url, request) as (response, first):
+                    if response.status not in RETRIED_STATUSES or last:
+                        await self._forward(response, first, send, endpoint, lifetime)
                         return
-                reason, said = "refused", f"it answered {response.status}"
+                reason, detail = "refused", f"it answered {response.status}"
             except Unreachable as error:
-                reason, said = "unreachable", str(error)
+                reason, detail = "unreachable", str(error)
                 if last:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
-            except Died as error:
-                reason, said = "died", str(error)
-                if last or ask.tried:
+            except ConnectionLost as error:
+                reason, detail = "died", str(error)
+                if last or routing.tried:
                     # A request that takes engines down with it must not go round the whole pool.
-                    raise UpstreamDied("the engine closed the connection before it answered") from error
-                ask = replace(ask, tried=(endpoint.url,))
-            except Silent as error:
-                raise UpstreamSilent("the engine sent nothing for too long") from error
+                    raise UpstreamLost("the engine closed the connection before it answered") from error
+                routing = replace(routing, tried=(endpoint.url,))
+            except IdleTimeout as error:
+                raise UpstreamIdleTimeout("the engine sent nothing for too long") from error
             finally:
                 self._pool.end(endpoint.url)
-            self._pool.suspect(endpoint.url, said)
+            self._pool.suspect(endpoint.url, detail)
             self._metrics.retries.labels(reason).inc()
-            log.warning("attempt failed", endpoint=endpoint.name, reason=reason, said=said, attempt=number)
+            log.warning(
+                "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
+            )
 
-    async def _endpoint(self, ask: Ask, deadline: float) -> Endpoint:
+    async def _endpoint(self, routing: RoutingRequest, deadline: float) -> Endpoint:
         # Choose, or wait until an endpoint is ready: a rollout or a wake-up from zero takes a moment.
-        found = choose(self._pool.snapshot(), ask, self._rng)
+        found = choose(self._pool.snapshot(), routing, self._rng)
         if isinstance(found, Endpoint):
             return found
         with self._metrics.held.track_inprogress():
             while not isinstance(found, Endpoint):
-                self._wanted()
-                if found is Nothing.MODEL_UNKNOWN:
-                    raise UnknownModel(f"the model {ask.model!r} does not exist", param="model")
-                if found is Nothing.ALL_TRIED:
-                    raise UpstreamDied("the engine closed the connection before it answered")
+                self._wake()
+                if found is NoCandidate.MODEL_UNKNOWN:
+                    raise ModelNotFound(no_such_model(routing.model), param="model")
+                if found is NoCandidate.ALL_TRIED:
+                    raise UpstreamLost("the engine closed the connection before it answered")
                 try:
                     async with asyncio.timeout_at(deadline):
                         await self._pool.changed()
                 except TimeoutError:
-                    raise NoEndpoint(_why(found, self._pool.reasons()), retry_after=2) from None
-                found = choose(self._pool.snapshot(), ask, self._rng)
+                    raise NoEndpoint(_explained(found, self._pool.reasons()), retry_after=2) from None
+                found = choose(self._pool.snapshot(), routing, self._rng)
         return found
 
-    async def _pass_on(
+    async def _forward(
         self,
         response: aiohttp.ClientResponse,
         first: bytes,
         send: Send,
         endpoint: Endpoint,
-        life: asyncio.Timeout,
+        lifetime: asyncio.Timeout,
     ) -> None:
         headers = to_client(response.raw_headers)
         events = response.content_type == "text/event-stream" and "Content-Encoding" not in response.headers
@@ -148,21 +147,17 @@ class Relay:
             while chunk:
                 if out := aligner.feed(chunk) if aligner else chunk:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
-                with outcomes():
+                with translated_errors():
                     chunk = await response.content.readany()
-        except (Died, Unreachable, Silent) as error:
+        except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
-            log.warning("answer broke off", endpoint=endpoint.name, said=str(error))
-            silent = isinstance(error, Silent)
-            cause = UpstreamSilent("the engine sent nothing for too long") if silent else UpstreamDied(
-                "the engine closed the connection before its answer was complete"
-            )  # fmt: skip
-            await _break_off(aligner, cause, send)
+            log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
+            await _end_broken(aligner, _upstream_error(error), send)
         except asyncio.CancelledError:
-            if life.expired():
-                await _break_off(aligner, self._too_long(), send)
-            elif self.cutting:
-                await _break_off(
+            if lifetime.expired():
+                await _end_broken(aligner, self._timed_out(), send)
+            elif self.cancelling:
+                await _end_broken(
                     aligner, Draining("the gateway stopped before the answer was complete"), send
                 )
             raise
@@ -170,21 +165,27 @@ class Relay:
             rest = aligner.rest() if aligner else b""
             await send({"type": "http.response.body", "body": rest, "more_body": False})
 
-    def _too_long(self) -> TookTooLong:
-        return TookTooLong(f"the request took longer than {self._request_timeout:g} s")
+    def _timed_out(self) -> RequestTimedOut:
+        return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
 
 
-async def _break_off(aligner: EventAligner | None, error: GatewayError, send: Send) -> None:
+def _upstream_error(error: Exception) -> ApiError:
+    if isinstance(error, IdleTimeout):
+        return UpstreamIdleTimeout("the engine sent nothing for too long")
+    return UpstreamLost("the engine closed the connection before its answer was complete")
+
+
+async def _end_broken(aligner: EventAligner | None, error: ApiError, send: Send) -> None:
     if aligner is None:
-        raise Truncated from error
+        raise ResponseTruncated from error
     try:
-        async with asyncio.timeout(GOODBYE_SECONDS):
+        async with asyncio.timeout(ERROR_EVENT_SECONDS):
             await send({"type": "http.response.body", "body": aligner.cut(error), "more_body": False})
     except TimeoutError:
         # A client that has stopped reading does not get to keep the request.
-        raise Truncated from error
+        raise ResponseTruncated from error
 
 
-def _why(nothing: Nothing, reasons: dict[str, str]) -> str:
+def _explained(outcome: NoCandidate, reasons: dict[str, str]) -> str:
     listed = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3])
-    return f"{nothing.value}; retry later" + (f" ({listed})" if listed else "")
+    return f"{outcome.value}; retry later" + (f" ({listed})" if listed else "")

@@ -8,22 +8,24 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
 import structlog
-import uvicorn
+from starlette.types import ASGIApp
 
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.http_server import HttpServer
+from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
-from mamba_gateway.app import Surface, build
-from mamba_gateway.auth import KeyFile
+from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
-from mamba_gateway.exchange import Exchange
+from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.probe import Prober
+from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay import Relay
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.upstream import make_session
@@ -31,27 +33,10 @@ from mamba_gateway.upstream import make_session
 log = structlog.get_logger("mambaserve.gateway")
 
 
-SETTLE_SECONDS = 5.0
+LAST_BYTES_SECONDS = 5
+"""How long connections may take to close at the end."""
+FIRST_PROBE_SECONDS = 5.0
 """Longest wait for the first look at the engines before the gateway calls itself ready all the same."""
-
-
-class _Server(uvicorn.Server):
-    # Signals are ours: a drain comes before the listener closes, and the exit code says how it went.
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError when the address is taken or not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
-
-
-def url_of(bound: socket.socket) -> str:
-    """The URL under which a client on this machine reaches the socket."""
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(
@@ -63,17 +48,15 @@ async def serve(
 ) -> int:
     """Serve until `stop` or a signal; `ready` gets the URL once. Returns 0, or 1 if requests were cut.
 
-    Raises OSError when the address cannot be bound or the key file not read, ValueError for a key file
-    without a key or a missing Kubernetes configuration.
+    Raises CannotListen when the address cannot be bound, KeyFileError for a key file that cannot be read or
+    holds no key, NoClusterAccess without a Kubernetes configuration.
     """
     rng = rng or Random()
-    keys = KeyFile(Path(settings.api_key_file)) if settings.api_key_file else None
+    keys = KeyFile(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
     bound = listen(settings.host, settings.port)
     pool = Pool()
     metrics = GatewayMetrics(pool.snapshot)
     admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
-    if settings.redis_url:
-        log.warning("the shared prefix index is not part of this version: routing by load alone")
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
         prober = Prober(
             session, pool, rng,
@@ -81,23 +64,23 @@ async def serve(
             key=(lambda: keys.first) if keys else None,
         )  # fmt: skip
         try:
-            async with _sources(settings, prober, rng) as wanted:
+            async with _endpoint_source(settings, prober, rng) as wake:
                 relay = Relay(
                     session, pool, metrics, rng,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
-                    request_timeout=settings.request_timeout, wanted=wanted,
+                    request_timeout=settings.request_timeout, wake=wake,
                 )  # fmt: skip
-                exchange = Exchange(
+                proxy = ProxyEndpoint(
                     relay, admission, metrics, keys, rng,
                     max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
                 )  # fmt: skip
-                app = build(Surface(pool, admission, metrics, session, keys), exchange, rng)
-                return await _until_drained(
+                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys)
+                return await _serve_until_drained(
                     app,
                     bound,
                     pool,
                     admission,
-                    exchange,
+                    proxy,
                     settings.drain_timeout,
                     ready,
                     stop or asyncio.Event(),
@@ -108,24 +91,22 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def _sources(
+async def _endpoint_source(
     settings: GatewaySettings, prober: Prober, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
-    """Keep the targets up to date; yields what to call when an engine is wanted and none is ready."""
+    """Keep the targets up to date; yields what to call while a request waits for an engine."""
     if settings.deployment is None:
         prober.set_targets(Target(url, urlsplit(url).netloc) for url in settings.backend)
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
-    from kubernetes.aio import client
-
-    from mamba_gateway.api_server import ApiServer
-    from mamba_gateway.discovery import configure, watch_engines
+    from mamba_gateway.discovery import watch_engines
     from mamba_gateway.wake import Waker
+    from mamba_kube.access import connected, load_access
 
-    configuration, namespace = await configure(settings.kubeconfig, settings.namespace)
-    async with client.ApiClient(configuration) as api:
-        server = ApiServer(api)
+    access = await load_access(settings.kubeconfig)
+    namespace = settings.namespace or access.namespace
+    async with connected(access) as server:
         waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
         tasks = [
             asyncio.create_task(
@@ -134,65 +115,60 @@ async def _sources(
             asyncio.create_task(waker.work()),
         ]
         try:
-            yield waker.wanted
+            yield waker.request
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _until_drained(
-    app: object,
+async def _serve_until_drained(
+    app: ASGIApp,
     bound: socket.socket,
     pool: Pool,
     admission: Admission,
-    exchange: Exchange,
+    proxy: ProxyEndpoint,
     drain_timeout: float,
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> int:
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_config=None, access_log=False, lifespan="off", server_header=False, timeout_keep_alive=75,
-    )  # fmt: skip
-    server = _Server(config)
+    # At the end idle connections are closed at once; answers that are out need a moment to leave the buffers.
+    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS)
     loop = asyncio.get_running_loop()
-    hurry = asyncio.Event()
+    forced = asyncio.Event()
 
-    def told() -> None:
-        (hurry if stop.is_set() else stop).set()
+    def on_signal() -> None:
+        (forced if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     serving = asyncio.create_task(server.serve(sockets=[bound]), name="http server")
     try:
         # A client that asks for the models right after the ready line should find them.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
+            async with asyncio.timeout(FIRST_PROBE_SECONDS):
                 while not (pool.synced or stop.is_set() or serving.done()):
-                    await _first(serving, stop.wait(), pool.changed())
+                    await _first_done(serving, stop.wait(), pool.changed())
         ready(url_of(bound))
-        await _first(serving, stop.wait())
+        await _first_done(serving, stop.wait())
         admission.draining = True
-        log.info("draining", requests=admission.inside, timeout=drain_timeout)
-        cut = 0
+        log.info("draining", requests=admission.admitted, timeout=drain_timeout)
+        cancelled = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout):
-                await _first(serving, hurry.wait(), admission.empty())
-        if admission.inside:
-            cut = exchange.cut()
-            log.warning("cut", requests=cut)
+                await _first_done(serving, forced.wait(), admission.idle())
+        if admission.admitted:
+            cancelled = proxy.cancel_running()
+            log.warning("requests cancelled", requests=cancelled)
         server.should_exit = True
-        # Idle connections are closed at once; answers that are out need a moment to leave the buffers.
-        server.config.timeout_graceful_shutdown = 5
         await serving
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-    return 1 if cut else 0
+    return 1 if cancelled else 0
 
 
-async def _first(serving: "asyncio.Task[None]", *others: "object") -> None:
+async def _first_done(serving: "asyncio.Task[None]", *others: "object") -> None:
     waiting = [asyncio.ensure_future(other) for other in others]  # type: ignore[call-overload]
     try:
         await asyncio.wait((serving, *waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -3,18 +3,27 @@
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
-from typing import Annotated, Any, Self
+import os
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from mamba_planner.byte_size import Bytes
+
+REFUSED_VARIABLES = {
+    "MAMBASERVE_PREFIX_WEIGHT": "engines are chosen by load alone in this version",
+    "MAMBASERVE_LOAD_WEIGHT": "engines are chosen by load alone in this version",
+}
+"""Variables that would be settings if anything acted on them; without a word they would seem to."""
 
 
 class GatewaySettings(BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MAMBASERVE_", frozen=True, extra="ignore", use_attribute_docstrings=True
+        env_prefix="MAMBASERVE_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
     backend: Annotated[tuple[str, ...], NoDecode] = ()
@@ -30,19 +39,19 @@ class GatewaySettings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port of the HTTP server; 0 takes a free one."""
     redis_url: str | None = None
-    """Redis that holds the shared prefix index; none = route by load alone."""
+    """Redis of the shared prefix index; refused: the index is not part of this version."""
     api_key_file: str | None = None
     """File with one accepted API key a line, read again when it changes; none = no authentication."""
     max_in_flight: int = Field(1024, ge=1)
     """Most requests relayed at once."""
     max_queue: int = Field(1024, ge=0)
-    """Most requests waiting for a place; beyond it the answer is 429."""
+    """Most requests waiting for their turn; beyond it the answer is 429."""
     queue_timeout: float = Field(30.0, gt=0)
-    """Longest wait for a place before the answer is 429."""
+    """Longest wait for that turn before the answer is 429."""
     hold_timeout: float = Field(10.0, ge=0)
     """How long a request waits for an endpoint to become ready before the answer is 503."""
-    max_body_bytes: ByteSize = Field(ByteSize(32 * 1024 * 1024), ge=1)
-    """Largest request body taken; beyond it the answer is 413."""
+    max_body_bytes: Bytes = Field(ByteSize(32 * 1024 * 1024), ge=1)
+    """Largest request body taken, such as 32Mi; beyond it the answer is 413."""
     body_timeout: float = Field(60.0, gt=0)
     """Longest time a client may take to send its body."""
     connect_timeout: float = Field(2.0, gt=0)
@@ -50,7 +59,7 @@ class GatewaySettings(BaseSettings):
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
     request_timeout: float = Field(3600.0, gt=0)
-    """Longest life of one request once it has its place."""
+    """Longest life of one request once it is its turn."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
     probe_interval: float = Field(1.0, gt=0)
@@ -59,7 +68,7 @@ class GatewaySettings(BaseSettings):
     """Longest time one such look may take."""
     drain_timeout: float = Field(300.0, ge=0)
     """After SIGTERM, how long running requests may take to finish before they are cut."""
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
 
     @field_validator("backend", mode="before")
@@ -81,6 +90,20 @@ class GatewaySettings(BaseSettings):
             if parts.query or parts.fragment:
                 raise ValueError(f"{url!r}: a base URL has neither query nor fragment")
         return tuple(dict.fromkeys(url.rstrip("/").removesuffix("/v1") for url in value))
+
+    @field_validator("redis_url")
+    @classmethod
+    def _no_shared_index(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("the shared prefix index is not part of this version")
+        return value
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Self:
+        for name, reason in REFUSED_VARIABLES.items():
+            if name in os.environ:
+                raise ValueError(f"{name}: {reason}; unset it")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

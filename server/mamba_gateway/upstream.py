@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 import aiohttp
 from yarl import URL
 
-LARGE = 256 * 1024
+LARGE_BODY = 256 * 1024
 
 
 class Unreachable(Exception):
     """No connection: the engine saw nothing of the request."""
 
 
-class Died(Exception):
+class ConnectionLost(Exception):
     """The engine closed the connection before its answer was complete."""
 
 
-class Silent(Exception):
+class IdleTimeout(Exception):
     """The engine sent nothing for longer than the idle limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class UpstreamRequest:
     """What is sent to an engine, the same for every attempt."""
 
     path: str
@@ -69,33 +69,33 @@ def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientS
 
 
 @contextmanager
-def outcomes() -> Iterator[None]:
-    """Turn what the HTTP client raises into `Unreachable`, `Died` or `Silent`."""
+def translated_errors() -> Iterator[None]:
+    """Turn what the HTTP client raises into `Unreachable`, `ConnectionLost` or `IdleTimeout`."""
     try:
         yield
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise Unreachable(str(error)) from error
     except aiohttp.SocketTimeoutError as error:
-        raise Silent(str(error)) from error
+        raise IdleTimeout(str(error)) from error
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise Died(str(error) or type(error).__name__) from error
+        raise ConnectionLost(str(error) or type(error).__name__) from error
 
 
 @asynccontextmanager
 async def attempt(
-    session: aiohttp.ClientSession, base: str, call: Call
+    session: aiohttp.ClientSession, base: str, request: UpstreamRequest
 ) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
     """Send the request; yields the response and the first bytes of its body (empty if it has none).
 
     Leaving the context before the body's end closes the connection, which the engine sees as a cancellation.
     """
-    url = URL(f"{base}{call.path}" + (f"?{call.query}" if call.query else ""), encoded=True)
+    url = URL(f"{base}{request.path}" + (f"?{request.query}" if request.query else ""), encoded=True)
     # As a file the client writes it piece by piece, and a large body does not hold up the other streams.
-    data = call.body if len(call.body) < LARGE else io.BytesIO(call.body)
-    with outcomes():
-        response = await session.post(url, data=data, headers=call.headers, allow_redirects=False)
+    data = request.body if len(request.body) < LARGE_BODY else io.BytesIO(request.body)
+    with translated_errors():
+        response = await session.post(url, data=data, headers=request.headers, allow_redirects=False)
     try:
-        with outcomes():
+        with translated_errors():
             first = await response.content.readany()
         yield response, first
     finally:

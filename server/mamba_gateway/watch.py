@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from mamba_gateway.api_server import JSON, METADATA_LIST, METADATA_WATCH, ApiServer, checked, short
+from mamba_kube.api_server import ApiServer, refusal
+from mamba_kube.errors import short
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -32,20 +33,13 @@ class Stale(Exception):
 
 
 class Watch:
-    """The objects of one selector in one collection (`path`), whole or their metadata alone."""
+    """The objects of one selector in one collection (`path`)."""
 
     def __init__(
-        self,
-        server: ApiServer,
-        path: str,
-        selector: str,
-        changed: Callable[[Objects], None],
-        *,
-        metadata_only: bool = False,
+        self, server: ApiServer, path: str, selector: str, changed: Callable[[Objects], None]
     ) -> None:
         self._server, self._path, self._changed = server, path, changed
-        self._accept = (METADATA_LIST, METADATA_WATCH) if metadata_only else (JSON, JSON)
-        self._where = {"labelSelector": selector}
+        self._selector = {"labelSelector": selector}
         self._objects: dict[str, dict[str, Any]] = {}
 
     async def follow(self, rng: Random) -> None:
@@ -72,9 +66,7 @@ class Watch:
 
     async def list(self) -> str:
         """Replace everything known; returns the version to watch from."""
-        answer = await self._server.request("GET", self._path, query=self._where, accept=self._accept[0])
-        with contextlib.closing(answer):
-            body = msgspec.json.decode(await checked(answer), type=dict[str, Any])
+        body = await self._server.request("GET", self._path, query=self._selector)
         # Read first: an answer that is no list must not pass for an empty one.
         version = str(body["metadata"]["resourceVersion"])
         self._objects = {item["metadata"]["name"]: item for item in body.get("items") or ()}
@@ -84,23 +76,21 @@ class Watch:
     async def watch(self, version: str) -> str:
         """Follow until the server ends the watch; returns the version to go on from. Raises `Stale`."""
         query = {
-            **self._where,
+            **self._selector,
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        answer = await self._server.request(
-            "GET", self._path, query=query, accept=self._accept[1], timeout=LONGEST_WATCH
-        )
-        with contextlib.closing(answer):
-            if answer.status == 410:
+        response = await self._server.open("GET", self._path, query=query, timeout=LONGEST_WATCH)
+        with contextlib.closing(response):
+            if response.status == 410:
                 raise Stale("the version is gone")
-            if answer.status != 200:
-                await checked(answer)
+            if response.status != 200:
+                raise await refusal("GET", self._path, response)
             buffer = b""
             # Lines may be longer than the reader's limit for one line: split here.
-            async for chunk in answer.content.iter_any():
+            async for chunk in response.content.iter_any():
                 *lines, buffer = (buffer + chunk).split(b"\n")
                 for line in filter(None, lines):
                     version = self._event(msgspec.json.decode(line, type=dict[str, Any]), version)

@@ -1,15 +1,33 @@
 """Messages between the API process (1) and the engine process (2): msgspec structs over ZeroMQ.
 
 Both directions are one-way PUSH/PULL sockets over `ipc://`; a frame is one msgpack-encoded struct of
-`ToEngine` or `FromEngine`. Times are `time.monotonic()` seconds (one clock for all processes of a machine).
-No text crosses this seam: the API process owns tokenizer, chat template and stop strings.
+`ToEngine` or `FromEngine`, made by `encoder` and read by `decoder`. Times are `time.monotonic()` seconds (one
+clock for all processes of a machine). No text crosses this seam: the API process owns tokenizer, chat
+template and stop strings.
 """
 
-from typing import Any, Literal
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+if TYPE_CHECKING:
+    _Int32s = array[int]
+else:
+    _Int32s = array
+
+
+class TokenIds(_Int32s):
+    """A prompt's token ids as int32 in one piece of memory: on the wire its bytes, in the engine an array.
+
+    A list of 32,000 ids takes 2.1 ms to pack, unpack and turn into an array; this takes 0.7 ms, of which the
+    engine pays a hundredth. Raises OverflowError for an id beyond 32 bits.
+    """
+
+    def __new__(cls, token_ids: Iterable[int] = ()) -> "TokenIds":  # noqa: PYI034 - what array returns is not typed as Self
+        return super().__new__(cls, "i", token_ids)  # type: ignore[return-value]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,7 +59,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """One prompt with `n` sequences (outputs)."""
 
     request_id: str
-    prompt: list[int]
+    token_ids: TokenIds
+    """The prompt."""
     params: SamplingParams
     n: int = 1
     priority: int = 0
@@ -172,3 +191,27 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
 
 
 FromEngine = Progress | Ready | Outputs | RequestRejected | EngineStats | AdminReply | Fatal
+
+
+def encoder() -> msgspec.msgpack.Encoder:
+    """Packs messages of either direction."""
+    return msgspec.msgpack.Encoder(enc_hook=_bytes_of)
+
+
+def decoder(messages: Any) -> msgspec.msgpack.Decoder[Any]:
+    """Unpacks `messages`: `ToEngine` or `FromEngine`. Raises msgspec.DecodeError for anything else."""
+    return msgspec.msgpack.Decoder(messages, dec_hook=_token_ids_of)
+
+
+def _bytes_of(value: object) -> memoryview:
+    if not isinstance(value, TokenIds):
+        raise NotImplementedError(f"{type(value).__name__} does not go over the wire")
+    return memoryview(value).cast("B")
+
+
+def _token_ids_of(_: type, value: object) -> TokenIds:
+    if not isinstance(value, bytes):
+        raise TypeError("token ids are the bytes of int32 numbers")
+    token_ids = TokenIds()
+    token_ids.frombytes(value)
+    return token_ids

@@ -1,4 +1,4 @@
-"""Prometheus helpers every process shares: one registry a process, common buckets, bounded label values.
+"""Prometheus helpers every process shares: one registry a process, common buckets.
 
 Processes make their registry here and expose it on `/metrics`. Metric names live with those who count.
 """
@@ -37,18 +37,3 @@ def make_registry(*, process_metrics: bool = True) -> CollectorRegistry:
 def expose(registry: CollectorRegistry) -> tuple[bytes, str]:
     """Body and content type of `/metrics`."""
     return generate_latest(registry), CONTENT_TYPE_LATEST
-
-
-class BoundedLabel:
-    """Values of a label that others choose: the first `limit` are kept, the rest count as "other"."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._seen: set[str] = set()
-
-    def __call__(self, value: str) -> str:
-        if value not in self._seen:
-            if len(self._seen) >= self._limit:
-                return "other"
-            self._seen.add(value)
-        return value

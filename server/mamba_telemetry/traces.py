@@ -52,6 +52,8 @@ def set_up_traces(*, process: str) -> bool:
 
 def incoming(headers: Mapping[str, str]) -> Context:
     """The trace a caller continues; an empty context when its header is missing or malformed."""
+    if "traceparent" not in headers:
+        return Context()
     return propagate.extract({key: headers[key] for key in ("traceparent", "tracestate") if key in headers})
 
 
@@ -63,6 +65,8 @@ def trace_id(span: trace.Span) -> str | None:
 
 def traceparent(span: trace.Span) -> str:
     """The header to pass on; "" outside of any trace."""
+    if not span.get_span_context().is_valid:
+        return ""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     return carrier.get("traceparent", "")

@@ -26,6 +26,25 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
         yield running
 
 
+def stay_within_the_document(base_url: str, path: str, method: str, examples: int) -> None:
+    schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    @given(case=schema[path][method].as_strategy())
+    def one(case: schemathesis.Case) -> None:
+        answer = case.call(base_url=base_url, timeout=20)
+        case.validate_response(answer, checks=CHECKS)
+
+    one()
+
+
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
@@ -40,23 +59,21 @@ OPERATIONS = [
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_answers_stay_within_the_document(api: ApiProcess, path: str, method: str) -> None:
-    schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
-
-    @settings(
-        max_examples=40 if method == "POST" else 8,
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-        database=None,
-    )
-    @given(case=schema[path][method].as_strategy())
-    def one(case: schemathesis.Case) -> None:
-        answer = case.call(base_url=api.url, timeout=20)
-        case.validate_response(answer, checks=CHECKS)
-
-    one()
+    stay_within_the_document(api.url, path, method, 40 if method == "POST" else 8)
     assert api.call("GET", "/readyz").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        ("/admin/strategy", "PUT"),
+        ("/admin/ledger", "GET"),
+        ("/admin/flush_cache", "POST"),
+        ("/openapi.json", "GET"),
+    ],
+)
+def test_admin_answers_stay_within_the_admin_document(api: ApiProcess, path: str, method: str) -> None:
+    stay_within_the_document(api.admin, path, method, 20 if method == "PUT" else 4)
 
 
 def test_the_document_names_every_route(api: ApiProcess) -> None:

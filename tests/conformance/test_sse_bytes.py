@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from engine_api import ApiProcess, serving
-from mamba_api.openai_answers import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
+from mamba_api.openai_responses import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
 from tiny_model import write_model
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

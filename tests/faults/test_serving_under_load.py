@@ -1,20 +1,27 @@
 """Real servers under load: disconnects leak nothing, a killed engine comes back, a drain loses none."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
+from eventually import PATIENCE, until, wait_until
 from servers import Server, call
 from testmodels.checkpoints import random_nemotron_h
+
+# The limit is that of each test.
+FOR_EVER = aiohttp.ClientTimeout(total=None)
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +47,47 @@ def body(prompt: list[int], tokens: int, **fields: object) -> dict[str, object]:
     }
 
 
-async def stream(
-    session: aiohttp.ClientSession, url: str, request: dict[str, object], leave_after: float | None = None
-) -> tuple[int, list[dict[str, object]], bool]:
-    """(status, events, whether [DONE] came); leaves without a word after `leave_after` seconds."""
-    events: list[dict[str, object]] = []
-    done = False
+@dataclass
+class Stream:
+    """What a streamed request has been answered so far."""
 
-    async def read() -> int:
-        nonlocal done
+    status: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The error that an answer begun ends with."""
+        return self.events[-1].get("error") if self.events else None
+
+
+LEAVES_AT_ONCE = 0.05
+"""Seconds after which a client leaves that waits for nothing. Whatever has happened by then is fine."""
+
+
+async def read(
+    into: Stream,
+    session: aiohttp.ClientSession,
+    url: str,
+    request: dict[str, object],
+    most: int | None = None,
+) -> Stream:
+    """Follow a stream to its end; leaves without a word after `most` events, with 0 once it has asked."""
+
+    async def follow() -> None:
         async with session.post(f"{url}/v1/completions", json=request) as answer:
+            into.status = answer.status
             async for line in answer.content:
                 if line.startswith(b"data: [DONE]"):
-                    done = True
+                    into.done = True
                 elif line.startswith(b"data: "):
-                    events.append(json.loads(line[6:]))
-            return answer.status
+                    into.events.append(json.loads(line[6:]))
+                    if len(into.events) == most:
+                        return
 
-    try:
-        status = await asyncio.wait_for(read(), leave_after)
-    except TimeoutError:
-        status = 0
-    return status, events, done
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(follow(), LEAVES_AT_ONCE if most == 0 else None)
+    return into
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -73,13 +99,10 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     ]
 
 
-async def settle(server: Server) -> dict[str, int]:
-    for _ in range(200):
-        ledger = await asyncio.to_thread(server.ledger)
-        if not ledger["running"] and not ledger["waiting"]:
-            return ledger
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"sequences never ended: {ledger}")
+def settled(server: Server) -> dict[str, int]:
+    """The ledger once nothing runs or waits any more."""
+    wait_until(lambda: not (ledger := server.ledger())["running"] and not ledger["waiting"], "the end of all")
+    return server.ledger()
 
 
 @pytest.mark.slow
@@ -87,80 +110,79 @@ async def test_two_hundred_streams_with_random_disconnects_leak_nothing(server: 
     rng = random.Random(1)
     sizes = []
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=FOR_EVER) as session:
         for wave in range(3):
-            tasks = []
+            tasks, leaving = [], []
             for prompt in prompts(200, seed=wave):
-                leave = rng.uniform(0.05, 3.0) if rng.random() < 0.4 else None
+                leaving.append(rng.choice([0, 1, 3, 10]) if rng.random() < 0.4 else None)
                 request = body(prompt, rng.randint(1, 24), model=server.model)
-                tasks.append(stream(session, server.url, request, leave))
-            for status, events, done in await asyncio.gather(*tasks):
-                assert status in (0, 200)
-                assert not any("error" in event for event in events)
-                assert done or status == 0
-            ledger = await settle(server)
+                tasks.append(read(Stream(), session, server.url, request, leaving[-1]))
+            for most, answer in zip(leaving, await asyncio.gather(*tasks), strict=True):
+                assert answer.error is None
+                assert answer.status == 200 or most == 0
+                assert answer.done or most is not None
+            ledger = await asyncio.to_thread(settled, server)
             assert ledger["slots_live"] == ledger["slots_tracking"] == ledger["pages_sequence"] == 0
             sizes.append(psutil.Process(server.engine_pid()).memory_info().rss)
     status, flushed = call(f"{server.admin}/admin/flush_cache", {})
     assert status == 200, flushed
     ledger = server.ledger()
     assert ledger["slots_free"] == ledger["slots_total"]
-    assert sizes[2] < sizes[0] * 1.05 + (8 << 20), sizes
+    # What leaks does so in every wave; a wave that was a little wider than those before it grows once.
+    assert min(later - before for before, later in pairwise(sizes)) < 8 << 20, sizes
 
 
 @pytest.mark.slow
 async def test_a_killed_engine_ends_streams_with_an_error_and_comes_back(server: Server) -> None:
-    async with aiohttp.ClientSession() as session:
+    tokens = 600
+    async with aiohttp.ClientSession(timeout=FOR_EVER) as session:
+        streams = [Stream() for _ in range(8)]
         tasks = [
-            asyncio.create_task(stream(session, server.url, body(prompt, 600, model=server.model)))
-            for prompt in prompts(8)
+            asyncio.create_task(read(each, session, server.url, body(prompt, tokens, model=server.model)))
+            for each, prompt in zip(streams, prompts(8), strict=True)
         ]
-        for _ in range(400):
-            # As soon as tokens flow: a fast machine is through with all of them within a second or two.
-            ledger = await asyncio.to_thread(server.ledger)
-            if ledger["running"] and ledger["step"] > 20:
-                break
+        # As soon as tokens flow: a fast machine is through with all of them within a second or two.
+        await until(lambda: any(len(each.events) >= 5 for each in streams))
         os.kill(server.engine_pid(), signal.SIGKILL)
-        saw_503 = False
-        for _ in range(40):
-            async with session.get(f"{server.url}/readyz") as answer:
-                saw_503 = saw_503 or answer.status == 503
-            if saw_503:
-                break
-            await asyncio.sleep(0.05)
-        assert saw_503
-        results = await asyncio.gather(*tasks)
-        for status, events, done in results:
-            assert status == 503 or (status == 200 and "error" in events[-1] and not done) or done
-        assert any(status == 200 and "error" in events[-1] for status, events, _ in results if events)
-        began = time.monotonic()
-        while True:
-            async with session.get(f"{server.url}/readyz") as answer:
-                if answer.status == 200:
-                    break
-            assert time.monotonic() - began < 60
-            await asyncio.sleep(0.2)
-        status, events, done = await stream(session, server.url, body([1, 2, 3], 4, model=server.model))
-        assert status == 200
-        assert done
+        await asyncio.gather(*tasks)
+        assert await asyncio.to_thread(ready, server) == 503
+        lost = [each for each in streams if each.error is not None]
+        for each in streams:
+            if each in lost:
+                assert (each.status, each.error["code"]) == (200, "engine_lost")
+                assert each.done
+            elif each.status == 503:
+                assert each.events == []
+            else:
+                assert finished(each)
+        assert lost
+        await asyncio.to_thread(wait_until, lambda: ready(server) == 200, "the next engine")
+        answer = await read(Stream(), session, server.url, body([1, 2, 3], 4, model=server.model))
+        assert finished(answer)
+
+
+def ready(server: Server) -> int:
+    return call(f"{server.url}/readyz")[0]
+
+
+def finished(stream: Stream) -> bool:
+    """Whether it was answered to its last token."""
+    return stream.done and stream.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.slow
 async def test_sigterm_under_load_lets_every_stream_finish(server: Server) -> None:
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=FOR_EVER) as session:
+        streams = [Stream() for _ in range(12)]
         tasks = [
-            asyncio.create_task(stream(session, server.url, body(prompt, 60, model=server.model)))
-            for prompt in prompts(12)
+            asyncio.create_task(read(each, session, server.url, body(prompt, 300, model=server.model)))
+            for each, prompt in zip(streams, prompts(12), strict=True)
         ]
-        for _ in range(200):
-            if (await asyncio.to_thread(server.ledger))["running"]:
-                break
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(1.0)
+        # Each was taken in; the last of them has hardly begun.
+        await until(lambda: all(each.events for each in streams))
         server.terminate()
-        await asyncio.sleep(0.3)
-        for status, events, done in await asyncio.gather(*tasks):
-            assert status == 200
-            assert done
-            assert events[-1]["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
-    assert await asyncio.to_thread(server.wait, 60) == 0
+        await asyncio.gather(*tasks)
+        for each in streams:
+            assert each.status == 200
+            assert finished(each)
+    assert await asyncio.to_thread(server.wait, PATIENCE) == 0

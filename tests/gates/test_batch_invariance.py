@@ -85,9 +85,9 @@ def test_a_second_turn_from_a_decoded_checkpoint_changes_no_bit(random_model: Pa
     first = greedy("first", list(range(40)), 60)
     engine = make_engine(random_model, batch_invariant=True, track_interval=16, strategy="ExtraBuffer")
     said = run(engine, [first])["first", 0].tokens
-    second = greedy("second", [*first.prompt, *said, 1, 2, 3], OUTPUTS)
+    second = greedy("second", [*first.token_ids, *said, 1, 2, 3], OUTPUTS)
     answer = run(engine, [second])
-    assert answer["second", 0].cached_tokens > len(first.prompt) + 16
+    assert answer["second", 0].cached_tokens > len(first.token_ids) + 16
     assert_same_bits(answer, alone(random_model, [second]))
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from engines import Answer, greedy, make_engine, run
 from gate_cases import CASES, LARGE, Case
-from mamba_server.budget.engine_plan import Plan
-from mamba_server.budget.planner import plan
+from mamba_planner.memory_plan import MemoryPlan
+from mamba_planner.planner import plan
 from mamba_server.engine import boot
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.forward_stream import ForwardStream, Result, Ticket
@@ -84,7 +84,7 @@ def harassed(engine: Engine, seed: int) -> Callable[[int], None]:
         if running and number % 5 == 4:
             scheduler.preempt(rng.choice(running))
         if number % 23 == 22:
-            engine.core.cache.room.flush()
+            engine.core.cache.reclaimer.flush()
 
     return before
 
@@ -96,7 +96,7 @@ def test_a_harassed_run_equals_the_quiet_one_bit_by_bit(
 ) -> None:
     slab = case.boot(random_model).plan.slab_bytes
 
-    def hopeful(*args: Any, **fields: Any) -> Plan:
+    def hopeful(*args: Any, **fields: Any) -> MemoryPlan:
         # More at once than the arena can hold to their end.
         return replace(plan(*args, **fields), max_running_requests=8)
 

@@ -43,20 +43,20 @@ def talk(engine: Engine, vocabulary: int) -> Said:
     prompts += [[rng.randrange(vocabulary) for _ in range(n)] for n in (33, 64, 129, 200)]
     firsts = [sampled(f"a{i}", prompt, FIRST, i) for i, prompt in enumerate(prompts)]
     answers = run(engine, firsts)
-    said = [(each.prompt, answers[each.request_id, 0]) for each in firsts]
+    said = [(each.token_ids, answers[each.request_id, 0]) for each in firsts]
     seconds = [
         sampled(f"b{i}", [*prompt, *answer.tokens, 5, 6, 7], SECOND, 100 + i)
         for i, (prompt, answer) in enumerate(said)
     ]
     answers = run(engine, seconds)
-    return said + [(each.prompt, answers[each.request_id, 0]) for each in seconds]
+    return said + [(each.token_ids, answers[each.request_id, 0]) for each in seconds]
 
 
 def divergence(engine: Engine, said: Said) -> float:
     """The gate's number; `engine` makes the full prefills, alone and uncached."""
     terms = []
     for index, (prompt, answer) in enumerate(said):
-        engine.core.cache.room.flush()
+        engine.core.cache.reclaimer.flush()
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         check = run(engine, [AddRequest(f"check{index}", [*prompt, *answer.tokens], params)])[
             f"check{index}", 0
@@ -119,5 +119,5 @@ def test_a_state_in_the_wrong_slot_is_far_above_the_gate(random_model: Path) -> 
     spoil()
     again = [sampled(f"b{i}", [*prompt, 1], 8, i) for i, prompt in enumerate(prompts)]
     answers = run(engine, again)
-    said = [(each.prompt, answers[each.request_id, 0]) for each in again]
+    said = [(each.token_ids, answers[each.request_id, 0]) for each in again]
     assert divergence(make_engine(random_model), said) > 1e-4

@@ -12,10 +12,10 @@ import torch
 
 from engines import Answer, greedy, run
 from gate_cases import CASES, Case
+from mamba_planner.families.registry import load_model_config
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.sequence import Phase
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
 from mamba_server.wire import AddRequest
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
@@ -67,9 +67,9 @@ class Watch:
                 self.keep(node.slot, tuple(tree.key_of(node).tolist()))
         for group in self.engine.core.sequences.values():
             for sequence in group:
-                if sequence.phase is Phase.DECODE and sequence.holding is not None:
-                    for each in sequence.holding.ready:
-                        self.keep(each.slot, tuple(sequence.tokens[: each.depth].tolist()))
+                if sequence.phase is Phase.DECODE and sequence.allocation is not None:
+                    for each in sequence.allocation.ready:
+                        self.keep(each.slot, tuple(sequence.token_ids[: each.depth].tolist()))
 
     def keep(self, slot: int, key: Key) -> None:
         if (slot, key) not in self.seen:
@@ -85,7 +85,7 @@ class Watch:
 
 
 def texts_of(wanted: list[AddRequest], answers: dict[tuple[str, int], Answer]) -> list[Key]:
-    return [(*request.prompt, *answers[request.request_id, 0].tokens) for request in wanted]
+    return [(*request.token_ids, *answers[request.request_id, 0].tokens) for request in wanted]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -31,7 +31,7 @@ class FakeEngine:
         self.stopped: dict[tuple[str, int], int] = {}
         self.seen: list[dict[str, Any]] = []
         self.aborted: list[str] = []
-        self.encoder = msgspec.msgpack.Encoder()
+        self.encoder = wire.encoder()
 
     async def run(self, to_engine: str, from_engine: str) -> int:
         context = zmq.asyncio.Context()
@@ -44,6 +44,8 @@ class FakeEngine:
             await self.send(wire.Progress("weights", done, script["progress"]))
             await asyncio.sleep(0.05)
         await asyncio.sleep(script.get("load", 0))
+        while "gate" in script and not Path(script["gate"]).exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
         if "garbage" in script:
             await self.outbound.send(b"\x93garbage")
         if "fatal" in script:
@@ -57,7 +59,7 @@ class FakeEngine:
         vocab = script["vocab"]
         await self.send(wire.Ready(vocab, script.get("max_model_len", 128), eos, plan))
         beat = asyncio.create_task(self.beat())
-        decoder = msgspec.msgpack.Decoder(wire.ToEngine)
+        decoder = wire.decoder(wire.ToEngine)
         while True:
             message = decoder.decode(await self.inbound.recv())
             if isinstance(message, wire.Shutdown):
@@ -88,7 +90,7 @@ class FakeEngine:
     async def handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.AddRequest():
-                self.seen.append(msgspec.to_builtins(message))
+                self.seen.append(msgspec.to_builtins(message, enc_hook=list))
                 self.tasks[message.request_id] = asyncio.create_task(self.serve(message))
             case wire.StopSequence(request_id, index, keep):
                 self.stopped[(request_id, index)] = keep
@@ -129,13 +131,17 @@ class FakeEngine:
         self.tasks.pop(request.request_id, None)
 
     async def sequence(self, request: wire.AddRequest, index: int, script: list[str], delay: float) -> None:
-        params, prompt = request.params, request.prompt
+        params, prompt = request.params, request.token_ids
         source = prompt[1:] if prompt[0] == 1 and len(prompt) > 1 else prompt
         for place in range(params.max_tokens):
             if delay:
                 await asyncio.sleep(delay)
             if (request.request_id, index) in self.stopped:
                 return
+            while "held" in script and place == 3 and not Path(self.script["hold"]).exists():  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(0.01)
+            if "stuck" in script and place == 3:
+                await asyncio.sleep(3600)
             if "die" in script and place == 2:
                 os._exit(9)
             token = source[(place + index) % len(source)]

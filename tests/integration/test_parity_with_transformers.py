@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engines import Answer, greedy, make_engine, run
-from mamba_server.budget.engine_plan import Plan
-from mamba_server.budget.planner import plan
+from mamba_planner.memory_plan import MemoryPlan
+from mamba_planner.planner import plan
 from mamba_server.engine import boot
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import random_nemotron_h
@@ -51,9 +51,9 @@ def requests(vocabulary: int, seed: int) -> list[AddRequest]:
 
 def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
     """Teacher-forced along our own tokens: where two tokens tie within the tolerance, either is right."""
-    text = torch.tensor([[*request.prompt, *answer.tokens]])
+    text = torch.tensor([[*request.token_ids, *answer.tokens]])
     with torch.no_grad():
-        logits = model(text, use_cache=False).logits[0, len(request.prompt) - 1 : -1]
+        logits = model(text, use_cache=False).logits[0, len(request.token_ids) - 1 : -1]
     truth = torch.log_softmax(logits.double(), -1)
     assert len(answer.tokens) == OUTPUTS
     for position, (token, ours) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
@@ -115,7 +115,7 @@ def test_a_pool_so_small_that_sequences_are_preempted_changes_nothing(
     path, model = checkpoint("groups-1")
     slab = make_engine(path, dtype="float32").plan.slab_bytes
 
-    def hopeful(*args: Any, **fields: Any) -> Plan:
+    def hopeful(*args: Any, **fields: Any) -> MemoryPlan:
         # More at once than the arena can hold to their end.
         return replace(plan(*args, **fields), max_running_requests=16)
 

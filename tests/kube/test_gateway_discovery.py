@@ -12,14 +12,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from kubernetes.aio import client
 
 from mamba_api import names
-from mamba_gateway.api_server import ApiServer
-from mamba_gateway.discovery import configure, watch_engines
+from mamba_gateway.discovery import watch_engines
 from mamba_gateway.endpoints import Target
 from mamba_gateway.wake import Waker
 from mamba_gateway.watch import Stale, Watch
+from mamba_kube.access import connected, load_access
+from mamba_kube.api_server import ApiServer
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -66,17 +66,16 @@ class Seen:
 
 
 @contextlib.asynccontextmanager
-async def connected(file: Any, namespace: str) -> AsyncIterator[ApiServer]:
-    configuration, _ = await configure(str(file), namespace)
-    async with client.ApiClient(configuration) as api:
-        yield ApiServer(api)
+async def api_server(file: Any) -> AsyncIterator[ApiServer]:
+    async with connected(await load_access(str(file))) as server:
+        yield server
     await asyncio.sleep(TLS_GOODBYE)
 
 
 @contextlib.asynccontextmanager
 async def watching(file: Any, namespace: str) -> AsyncIterator[Seen]:
     seen = Seen()
-    async with connected(file, namespace) as server:
+    async with api_server(file) as server:
         task = asyncio.create_task(watch_engines(server, namespace, "x", seen, Random(0)))
         try:
             yield seen
@@ -125,7 +124,7 @@ async def test_an_expired_version_is_stale_and_leads_to_a_new_list(control_plane
     await put(control_plane, namespace, slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL)))
     found: list[list[str]] = []
     path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-    async with connected(control_plane.kubeconfig, namespace) as server:
+    async with api_server(control_plane.kubeconfig) as server:
         selector = "kubernetes.io/service-name=x-engine"
         slices = Watch(server, path, selector, lambda objects: found.append(list(objects)))
         with pytest.raises(Stale):
@@ -133,29 +132,6 @@ async def test_an_expired_version_is_stale_and_leads_to_a_new_list(control_plane
         version = await slices.list()
     assert int(version) > 1
     assert found == [["s1"]]
-
-
-async def test_a_pod_that_the_operator_marks_drains_before_its_slice_says_so(
-    control_plane, namespace
-) -> None:
-    labels = {**names.selector("x", "engine")}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "a", "labels": labels},
-        "spec": {"containers": [{"name": "engine", "image": "example.test/none:1"}]},
-    }
-    await put(control_plane, namespace, pod)
-    both = slice_of("x-engine", "s1", ("a", "10.1.0.1", WELL), ("b", "10.1.0.2", WELL))
-    await put(control_plane, namespace, both)
-    async with watching(control_plane.kubeconfig, namespace) as seen:
-        await seen.until({"a": False, "b": False})
-        mark = f"{names.ANNOTATION_DRAINING}=2026-01-01T00:00:00Z"
-        await asyncio.to_thread(control_plane.kubectl, "annotate", "pod", "a", mark, "-n", namespace)
-        await seen.until({"a": True, "b": False})
-        unmark = f"{names.ANNOTATION_DRAINING}-"
-        await asyncio.to_thread(control_plane.kubectl, "annotate", "pod", "a", unmark, "-n", namespace)
-        await seen.until({"a": False, "b": False})
 
 
 async def test_a_held_request_writes_the_time_into_the_wake_annotation_of_its_deployment(
@@ -173,12 +149,12 @@ async def test_a_held_request_writes_the_time_into_the_wake_annotation_of_its_de
         found = control_plane.get("mambadeployments", "quick-start", namespace)
         return found["metadata"].get("annotations", {}).get(names.ANNOTATION_WAKE)
 
-    async with connected(control_plane.kubeconfig, namespace) as server:
+    async with api_server(control_plane.kubeconfig) as server:
         waker = Waker(server, namespace, "quick-start", lambda: at, every=0.05)
         task = asyncio.create_task(waker.work())
         await asyncio.sleep(0.3)
         assert await asyncio.to_thread(annotation) is None
-        waker.wanted()
+        waker.request()
         async with asyncio.timeout(15):
             while await asyncio.to_thread(annotation) is None:  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.05)
@@ -200,7 +176,7 @@ async def test_a_namespace_that_forbids_it_is_tried_again_and_not_fatal(control_
             "role",
             "seer",
             "--verb=get,list,watch",
-            "--resource=endpointslices.discovery.k8s.io,pods",
+            "--resource=endpointslices.discovery.k8s.io",
         )
         await asyncio.to_thread(control_plane.kubectl, *role, "-n", namespace)
         bind = ("create", "rolebinding", "seer", "--role=seer", "--user=nobody", "-n", namespace)

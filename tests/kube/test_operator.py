@@ -103,13 +103,25 @@ def test_the_status_tells_the_plan_the_conditions_and_where_to_call(
     assert found["Ready"][0] == "False"
 
 
+def quiet(plane: ControlPlane, operator: OperatorProcess) -> None:
+    """Until nothing is due and a second has gone by in which nothing was delivered and no pass ended."""
+    looks: list[tuple[float, ...]] = []
+
+    def still() -> bool:
+        looks.append(tuple(operator.counted(name) for name in ("watch_events", "reconciles", "queue_depth")))
+        time.sleep(0.1)
+        return looks[-1][-1] == 0 and len(looks) > 5 and len(set(looks[-6:])) == 1
+
+    eventually(plane, still, "the operator to be quiet")
+
+
 def test_nothing_is_written_once_everything_is_as_wanted(
     plane: ControlPlane, namespace: str, operator: OperatorProcess
 ) -> None:
     plane.apply(deployment(), namespace)
     settled(plane, namespace)
     eventually(plane, lambda: conditions(plane, namespace)["Progressing"][1] == "ScalingUp", "the roll-out")
-    time.sleep(1.0)
+    quiet(plane, operator)
 
     def versions() -> dict[str, str]:
         kinds = f"{KINDS},mambadeployments.serving.mambaserve.io"
@@ -119,9 +131,12 @@ def test_nothing_is_written_once_everything_is_as_wanted(
         }
 
     before = versions()
+    seen, passes = operator.counted("watch_events"), operator.counted("reconciles")
     # A wake that changes nothing we care about.
     plane.kubectl("annotate", "svc/nano", "-n", namespace, "note=1")
-    time.sleep(2.0)
+    eventually(plane, lambda: operator.counted("watch_events") > seen, "the wake")
+    eventually(plane, lambda: operator.counted("reconciles") > passes, "the pass after it")
+    quiet(plane, operator)
     after = versions()
 
     assert {name for name in after if after[name] != before[name]} == {"Servicenano"}
@@ -207,10 +222,11 @@ def events(plane: ControlPlane, namespace: str) -> dict[str, str]:
     }
 
 
-def test_an_external_scaler_sets_the_count_through_the_scale_subresource(
-    plane: ControlPlane, namespace: str, operator: OperatorProcess
+@pytest.mark.parametrize("mode", ["Internal", "External"])
+def test_the_count_is_set_through_the_scale_subresource(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess, mode: str
 ) -> None:
-    plane.apply(deployment(scaling={"mode": "External", "maxReplicas": 5}), namespace)
+    plane.apply(deployment(scaling={"mode": mode, "maxReplicas": 5}), namespace)
     settled(plane, namespace)
 
     plane.kubectl("scale", "mdep/nano", "--replicas=3", "-n", namespace)
@@ -228,7 +244,7 @@ def test_plan_mode_shows_the_plan_and_touches_nothing(
     plane.apply(deployment(mode="Plan"), namespace)
 
     plane.kubectl("wait", "--for=condition=Planned", "mdep/nano", "-n", namespace, "--timeout=30s")
-    time.sleep(1.0)
+    quiet(plane, operator)
 
     assert children(plane, namespace) == set()
     assert conditions(plane, namespace)["Ready"] == ("False", "PlanMode")

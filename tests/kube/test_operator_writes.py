@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from kubernetes.aio import config
-from kubernetes.aio.client import ApiClient, Configuration
 
+from mamba_kube.access import connected, load_access
 from mamba_operator.apply import status_manifest
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import Conflict, NotFound, Refused
@@ -22,10 +21,8 @@ AUDITED = '{"status":{"conditions":[{"type":"Audited","status":"True","reason":"
 
 @asynccontextmanager
 async def client(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    configuration = Configuration()
-    await config.load_kube_config(config_file=str(plane.kubeconfig), client_configuration=configuration)
-    async with ApiClient(configuration) as api:
-        yield KubeClient(api)
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+        yield KubeClient(server)
 
 
 def fresh(namespace: str) -> Manifest:

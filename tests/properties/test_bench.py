@@ -1,6 +1,5 @@
 """Properties of the load generator's pure parts."""
 
-import os
 from itertools import pairwise
 from random import Random
 
@@ -14,8 +13,7 @@ from mamba_cli.bench.prompts import LOWEST_ID, Lengths, blocks, random_prompts, 
 from mamba_cli.bench.samples import Sample, Slo, peak, percentile, report
 from mamba_cli.bench.traces import Arrival, replay
 
-LARGE = os.environ.get("MAMBASERVE_PROPS") == "large"
-budget = settings(max_examples=1000 if LARGE else 100, deadline=None)
+budget = settings(max_examples=100)
 seconds = st.floats(0, 1e4)
 rates = st.floats(1e-3, 1e4)
 

@@ -3,7 +3,6 @@
 Failures shrink to a short list of events. Long unshrunk runs are next door.
 """
 
-import os
 import random
 from typing import Any
 
@@ -13,8 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
-
-LARGE = os.environ.get("MAMBASERVE_PROPS") == "large"
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -105,8 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=600 if LARGE else 60,
+    max_examples=60,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -1,28 +1,49 @@
 """Long random runs of whole engines with the depth-coded model, in every strategy, with and without overlap.
 
 Each run draws sizes, load, refused allocations, failed steps and fences from one seed; after every event the
-ledger and the truth of every checkpoint are checked, at the end every token. `MAMBASERVE_PROPS=large` runs a
-million steps over two processes, `small` a few thousand (for mutants of the source).
+ledger and the truth of every checkpoint are checked, at the end every token. Seeds are fixed.
+`MAMBASERVE_PROPS=large` runs a million steps from random seeds over two processes and keeps runs that fail in
+examples/engine_runs.json, which every later run replays; `small` a few thousand (for mutants of the source).
 """
 
 import ast
+import json
 import multiprocessing
-import os
+import random
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mamba_server
-from engine_trial import STRATEGIES, drive
+from engine_trial import STRATEGIES, EngineTrial, drive
 from mamba_server.cache.arena import AllocationSite
+from property_runs import BUDGET, EXAMPLES, LARGE
 
-BUDGET = os.environ.get("MAMBASERVE_PROPS", "")
-LARGE = BUDGET == "large"
 STEPS = {"large": 1_020_000, "small": 2_400}.get(BUDGET, 51_000)
 CASES = [(strategy, overlap) for strategy in STRATEGIES for overlap in (True, False)]
+KEPT = EXAMPLES / "engine_runs.json"
+
+
+def kept() -> list[dict[str, Any]]:
+    """Runs that failed once: strategy, overlap and seed."""
+    return json.loads(KEPT.read_text()) if KEPT.is_file() else []
+
+
+def driven(seed: int, strategy: str, *, overlap: bool) -> EngineTrial:
+    """One run; a failing one is kept where seeds are random."""
+    try:
+        return drive(seed, strategy, overlap=overlap)
+    except Exception as error:
+        error.add_note(f"drive({seed}, {strategy!r}, overlap={overlap})")
+        run = {"seed": seed, "strategy": strategy, "overlap": overlap}
+        if LARGE and run not in kept():
+            KEPT.write_text(json.dumps([*kept(), run], indent=1) + "\n")
+            error.add_note(f"kept in {KEPT}: commit it; every run replays it from now on")
+        raise
 
 
 def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
@@ -31,7 +52,7 @@ def run_case(case: tuple[str, bool, int, int]) -> tuple[int, Counter[str]]:
     steps, seen = 0, Counter[str]()
     seed = first
     while steps < wanted:
-        trial = drive(seed, strategy, overlap=overlap)
+        trial = driven(seed, strategy, overlap=overlap)
         steps += trial.core.step_number
         counters = trial.cache.counters
         seen.update({f"asked {site.name}": count for site, count in trial.arena.asked.items()})
@@ -53,7 +74,8 @@ def outcome() -> tuple[int, Counter[str]]:
     began = time.perf_counter()
     # Two halves of each case with seeds far apart, so that two processes have the same work.
     share = -(-STEPS // (2 * len(CASES)))
-    work = [(*case, first, share) for case in CASES for first in (0, 1_000_000)]
+    first = random.SystemRandom().randrange(10**9) if LARGE else 0
+    work = [(*case, seed, share) for case in CASES for seed in (first, first + 1_000_000)]
     if LARGE:
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
             results = list(pool.map(run_case, work))
@@ -61,8 +83,13 @@ def outcome() -> tuple[int, Counter[str]]:
         results = [run_case(case) for case in work]
     steps = sum(count for count, _ in results)
     seconds = time.perf_counter() - began
-    print(f"\n{steps} engine steps in {seconds:.0f} s: {steps / seconds:.0f} a second")
+    print(f"\n{steps} engine steps from seed {first} in {seconds:.0f} s: {steps / seconds:.0f} a second")
     return steps, sum((seen for _, seen in results), Counter[str]())
+
+
+def test_no_run_that_failed_once_fails_again() -> None:
+    for run in kept():
+        driven(**run)
 
 
 @pytest.mark.timeout(7200 if LARGE else 1800)

@@ -1,6 +1,5 @@
 """Properties of the gateway's pure parts: routing, event alignment, admission arithmetic."""
 
-import os
 from random import Random
 
 from hypothesis import given, settings
@@ -8,14 +7,12 @@ from hypothesis import strategies as st
 
 from mamba_gateway.admission import retry_after
 from mamba_gateway.endpoints import Endpoint
-from mamba_gateway.errors import UpstreamDied
-from mamba_gateway.events import EventAligner, error_event
+from mamba_gateway.errors import UpstreamLost
+from mamba_gateway.events import DONE, EventAligner
 from mamba_gateway.probe import read_gauges
-from mamba_gateway.route.choose import Ask, Nothing, choose
-from mamba_gateway.route.scorers import least_loaded
+from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, least_loaded
 
-LARGE = os.environ.get("MAMBASERVE_PROPS") == "large"
-budget = settings(max_examples=2000 if LARGE else 150, deadline=None)
+budget = settings(max_examples=150)
 counts = st.integers(0, 50)
 
 
@@ -39,7 +36,7 @@ def endpoints(draw: st.DrawFn) -> tuple[Endpoint, ...]:
 
 
 asks = st.builds(
-    Ask,
+    RoutingRequest,
     st.sampled_from([None, "m", "z", "q"]),
     st.lists(st.integers(0, 8).map("http://{}".format), max_size=3).map(tuple),
 )
@@ -57,7 +54,7 @@ def test_the_choice_is_always_one_that_fits_and_none_that_fits_is_less_loaded(en
         and (ask.model is None or end.models is None or ask.model in end.models)
         and end.url not in ask.tried
     ]
-    if isinstance(chosen, Nothing):
+    if isinstance(chosen, NoCandidate):
         assert fits == []
     else:
         assert chosen in fits
@@ -99,10 +96,10 @@ def test_alignment_changes_no_byte_and_cuts_only_behind_events(chunks) -> None:
 def test_an_error_event_always_starts_on_a_fresh_line(chunks) -> None:
     aligner = EventAligner()
     passed = b"".join(aligner.feed(chunk) for chunk in chunks)
-    error = UpstreamDied("x")
+    error = UpstreamLost("x")
     whole = passed + aligner.cut(error)
-    assert whole.endswith(error_event(error))
-    before = whole.removesuffix(error_event(error))
+    assert whole.endswith((error).event() + DONE)
+    before = whole.removesuffix((error).event() + DONE)
     assert before == b"" or before.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
 

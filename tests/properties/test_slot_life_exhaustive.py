@@ -4,14 +4,13 @@ Two sequences with one prompt, three slots beside the padding, one step of looka
 with `MAMBASERVE_PROPS=small`). Each reachable state is visited once, by replay of the events before it.
 """
 
-import os
-
 import pytest
 
 from mamba_server.cache.slot_life import TRANSITIONS, SlotState
+from property_runs import BUDGET
 from slot_world import Action, SlotWorld
 
-STEPS = 4 if os.environ.get("MAMBASERVE_PROPS") == "small" else 6
+STEPS = 4 if BUDGET == "small" else 6
 
 
 def replay(strategy: str, path: tuple[Action, ...]) -> SlotWorld:

@@ -3,16 +3,16 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, cast
+from typing import Any
 
-from mamba_gateway.api_server import ApiServer
+from mamba_kube.api_server import ApiServer
 
 
 class Answer:
     """A response: status, body in chunks, and perhaps silence or an error at its end."""
 
     def __init__(self, status: int = 200, *chunks: bytes, hold: bool = False, error: Exception | None = None):
-        self.status, self.reason = status, "because"
+        self.status, self.headers = status, {"Retry-After": "3"}
         self.content = self
         self.closed = False
         self._chunks, self._hold, self._error = chunks, hold, error
@@ -32,20 +32,17 @@ class Answer:
         self.closed = True
 
 
-class ApiScript:
-    """The surface of `ApiServer`; after its last answer every request waits for ever."""
+class ApiScript(ApiServer):
+    """An `ApiServer` below which there is no network; after its last answer every request waits for ever."""
 
     def __init__(self, *answers: Answer | Exception) -> None:
+        self.timeout = 30.0
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
         self.times: list[float] = []
         self.given: list[Answer] = []
 
-    @property
-    def server(self) -> ApiServer:
-        return cast("ApiServer", self)
-
-    async def request(self, method: str, path: str, **more: Any) -> Answer:
+    async def open(self, method: str, path: str, **more: Any) -> Any:
         self.asked.append({"method": method, "path": path, **more})
         self.times.append(asyncio.get_running_loop().time())
         if not self.answers:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from guarded_arena import GuardedArena
+from mamba_planner.strategy import reservation
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.holding import Holding
 from mamba_server.cache.node import Tokens
+from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 
 
@@ -39,8 +40,8 @@ class CacheBench:
         return cls(
             StateCache(
                 GuardedArena(slabs, per_slab), RadixTree(page_size, Eviction(policy)),
-                reservation(strategy, overlap=overlap), track_interval=interval, cap=cap,
-                prefix_caching=prefix_caching,
+                PersistentBatch(8, 512), reservation(strategy, overlap=overlap), track_interval=interval,
+                cap=cap, prefix_caching=prefix_caching,
             )
         )  # fmt: skip
 
@@ -49,41 +50,41 @@ class CacheBench:
         assert isinstance(self.cache.arena, GuardedArena)
         return self.cache.arena
 
-    def admit(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> Holding | None:
+    def admit(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> SequenceAllocation | None:
         match = self.cache.match(tokens, salt, self.step + 1)
         return self.cache.admit(tokens, salt, match, len(tokens), boundary)
 
-    def launch(self, holding: Holding, depth: int) -> int:
+    def launch(self, allocation: SequenceAllocation, depth: int) -> int:
         """A prefill step up to `depth`, launched and not complete."""
         self.step += 1
-        self.cache.plan_prefill(holding, depth, self.step)
-        self.cache.launched(holding, depth, self.step)
+        self.cache.plan_prefill(allocation, depth, self.step)
+        self.cache.launched(allocation, depth, self.step)
         return self.step
 
-    def decode(self, holding: Holding) -> int:
+    def decode(self, allocation: SequenceAllocation) -> int:
         """A decode step, launched and not complete; False in `extend` is the caller's business."""
         self.step += 1
-        depth = holding.depth + 1
-        assert self.cache.extend(holding, depth)
+        depth = allocation.depth + 1
+        assert self.cache.extend(allocation, depth)
         if depth % self.cache.track_interval == 0:
-            self.cache.plan_decode(holding, self.step)
-        self.cache.launched(holding, depth, self.step)
+            self.cache.plan_decode(allocation, self.step)
+        self.cache.launched(allocation, depth, self.step)
         return self.step
 
-    def commit(self, holding: Holding, tokens: Tokens, step: int | None = None) -> None:
+    def commit(self, allocation: SequenceAllocation, tokens: Tokens, step: int | None = None) -> None:
         step = self.step if step is None else step
         self.cache.advance(step)
-        self.cache.commit(holding, tokens, step)
+        self.cache.commit(allocation, tokens, step)
         self.check()
 
-    def prefill(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> Holding:
+    def prefill(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> SequenceAllocation:
         """Admit, compute the whole prompt in one step, commit."""
-        holding = self.admit(tokens, salt=salt, boundary=boundary)
-        assert holding is not None
-        self.launch(holding, len(tokens))
-        self.cache.prefill_done(holding)
-        self.commit(holding, tokens)
-        return holding
+        allocation = self.admit(tokens, salt=salt, boundary=boundary)
+        assert allocation is not None
+        self.launch(allocation, len(tokens))
+        self.cache.prefill_done(allocation)
+        self.commit(allocation, tokens)
+        return allocation
 
     def serve(self, tokens: Tokens, *, salt: str = "", boundary: int = 0) -> None:
         """A prompt without output, from start to end."""

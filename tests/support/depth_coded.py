@@ -13,10 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from mamba_server.cache.holding import Holding
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 
 WINDOW = 3
@@ -61,14 +60,13 @@ def oracle(prompt: list[int], outputs: int, stop: frozenset[int] = frozenset()) 
 class DepthCodedRunner:
     """The device side; `fail_steps` makes the work of chosen steps raise, before or after it wrote."""
 
-    def __init__(self, cache: StateCache, rows: Rows) -> None:
+    def __init__(self, cache: StateCache) -> None:
         self.cache = cache
-        self.rows = rows
         self.page_size = cache.page_size
         self.states: list[State] = [POISON] * cache.arena.slabs
         self.page_ids = np.full((cache.arena.slabs * max(1, cache.arena.pages_per_slab), self.page_size), -1)
-        self.last_token = [-1] * rows.capacity
-        self.texts = np.zeros((rows.capacity, rows.pages.shape[1] * self.page_size), np.int32)
+        self.last_token = [-1] * cache.batch.rows
+        self.texts = np.zeros((cache.batch.rows, cache.batch.pages.shape[1] * self.page_size), np.int32)
         self.fail_steps: dict[int, str] = {}
         """Step -> "before" (nothing written), "half" (the decodes alone) or "after" (everything)."""
         self.violations: list[str] = []
@@ -76,7 +74,7 @@ class DepthCodedRunner:
         """Launched step -> slots and pages that its work reads or writes."""
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        rows = self.rows
+        rows = self.cache.batch
         slots: set[int] = set()
         pages: list[np.ndarray] = []
         decodes = []
@@ -88,10 +86,10 @@ class DepthCodedRunner:
             pages.append(own)
         pieces = []
         for piece in schedule.pieces:
-            holding = piece.sequence.holding
-            assert holding is not None
-            own = holding.pages[: holding.page_count].copy()
-            tokens = piece.sequence.tokens[: piece.stop].copy()
+            allocation = piece.sequence.allocation
+            assert allocation is not None
+            own = allocation.pages.copy()
+            tokens = piece.sequence.token_ids[: piece.stop].copy()
             pieces.append((piece, piece.sequence.row, own, tokens))
             slots.update((piece.slot_in, piece.slot_out, *(each.slot for each in piece.checkpoints)))
             pages.append(own)
@@ -185,15 +183,17 @@ class DepthCodedRunner:
             stack = [(root, ZERO)]
             while stack:
                 node, above = stack.pop()
-                state = after(above, node.tokens.tobytes())
+                state = after(above, node.token_ids.tobytes())
                 if node.slot:
                     assert self.states[node.slot] == state, ("checkpoint", node.depth)
                 if paged and len(node.pages):
-                    assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.tokens), "pages of node"
+                    assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.token_ids), (
+                        "pages of node"
+                    )
                 stack.extend((child, state) for child in node.children.values())
 
-    def check_ready(self, holding: Holding, known: np.ndarray) -> None:
+    def check_ready(self, allocation: SequenceAllocation, known: np.ndarray) -> None:
         """Every complete checkpoint that a running sequence keeps is the state of its own tokens."""
-        for each in holding.ready:
+        for each in allocation.ready:
             if each.depth <= len(known):
                 assert self.states[each.slot] == after(ZERO, known[: each.depth].tobytes()), "ready"

@@ -1,12 +1,12 @@
 """Starts the API process with the fake engine, as a child process or inside the test's event loop."""
 
+import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eventually import PATIENCE, wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
+NEVER = 3600.0
+"""A limit that no test reaches: what ends before it did not wait for it."""
 FAKE_ENGINE = ROOT / "tests" / "integration" / "fake_engine.py"
 _LAUNCH = """
 import sys
@@ -70,7 +74,7 @@ class ApiProcess:
         raw: bytes | None = None,
         headers: dict[str, str] | None = None,
         admin: bool = False,
-        timeout: float = 20,
+        timeout: float = PATIENCE,
     ) -> Answer:
         """One request, errors included."""
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
@@ -88,35 +92,40 @@ class ApiProcess:
         state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True).json
         return state
 
-    def wait_log(self, event: str, seconds: float = 10, **fields: Any) -> dict[str, Any]:
+    def wait_log(self, event: str, **fields: Any) -> dict[str, Any]:
         """The first log line of this event with these fields; lines come through a pipe, so it may take."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for line in list(self.logs):
-                found = json.loads(line) if line.startswith("{") else {}
-                if found.get("event") == event and all(found.get(key) == fields[key] for key in fields):
-                    entry: dict[str, Any] = found
-                    return entry
-            time.sleep(0.02)
-        raise AssertionError(f"no line {event} {fields} in {''.join(self.logs[-20:])}")
 
-    def wait_ready(self, seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            try:
-                if self.call("GET", "/readyz").status == 200:
-                    return
-            except OSError:
-                pass
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.02)
-        raise AssertionError(f"not ready; exit code {self.process.poll()}; logs: {''.join(self.logs[-20:])}")
+        def look() -> dict[str, Any] | None:
+            for line in list(self.logs):
+                found: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+                if found.get("event") == event and all(found.get(key) == fields[key] for key in fields):
+                    return found
+            return None
+
+        found = wait_until(look, f"log line {event} {fields}")
+        assert found is not None
+        return found
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.is_ready() or self.process.poll() is not None, "readiness")
+        code = self.process.poll()
+        assert code is None, f"not ready; exit code {code}; logs: {''.join(self.logs[-20:])}"
+
+    def is_ready(self) -> bool:
+        """Whether `/readyz` answers 200; False while nobody listens, too."""
+        try:
+            return self.call("GET", "/readyz").status == 200
+        except OSError:
+            return False
+
+    def wait_exit(self) -> int:
+        """The exit code, as soon as the process has ended."""
+        return self.process.wait(PATIENCE)
 
 
 def launch(model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any) -> ApiProcess:
     """Start it; the caller waits and ends it."""
-    given = {"model": str(model), "port": 0, "served_model_name": "tiny", "drain_timeout": 10.0, **settings}
+    given = {"model": str(model), "port": 0, "served_model_name": "tiny", "drain_timeout": NEVER, **settings}
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("MAMBASERVE_", "OTEL_"))},
         "FAKE_ENGINE": json.dumps(script or {}),
@@ -143,21 +152,21 @@ def launch(model: Path | str, *, script: dict[str, Any] | None = None, **setting
 
 @contextmanager
 def serving(
-    model: Path | str, *, script: dict[str, Any] | None = None, seconds: float = 30, **settings: Any
+    model: Path | str, *, script: dict[str, Any] | None = None, **settings: Any
 ) -> Iterator[ApiProcess]:
     """A ready API process, ended afterwards."""
     api = launch(model, script=script, **settings)
     try:
-        read_ready_line(api, seconds)
+        read_ready_line(api)
         yield api
     finally:
         end(api)
 
 
-def read_ready_line(api: ApiProcess, seconds: float = 30) -> str:
+def read_ready_line(api: ApiProcess) -> str:
     """Wait for the ready line and take the URLs out of it."""
     try:
-        line = api.output.get(timeout=seconds)
+        line = api.output.get(timeout=PATIENCE)
     except queue.Empty:
         api.process.kill()
         raise AssertionError(f"no ready line; logs: {''.join(api.logs[-20:])}") from None
@@ -169,12 +178,15 @@ def read_ready_line(api: ApiProcess, seconds: float = 30) -> str:
 
 def end(api: ApiProcess) -> None:
     if api.process.poll() is None:
-        api.process.terminate()
-        try:
-            api.process.wait(5)
-        except subprocess.TimeoutExpired:
+        # A second signal ends what a stream that a test left open would hold up.
+        for _ in range(2):
+            api.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                api.process.wait(2)
+                break
+        else:
             api.process.kill()
-    api.process.wait(10)
+    api.wait_exit()
     for stream in (api.process.stdout, api.process.stderr):
         if stream is not None:
             stream.close()

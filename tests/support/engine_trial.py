@@ -13,14 +13,14 @@ import numpy as np
 
 from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 from guarded_arena import GuardedArena
+from mamba_planner.strategy import reservation
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.wire import AbortRequest, AddRequest, SamplingParams, StopSequence
 
@@ -70,18 +70,18 @@ class EngineTrial:
         self.cache = StateCache(
             self.arena,
             RadixTree(setup.page_size, Eviction(setup.policy)),
+            PersistentBatch(setup.rows, -(-LONGEST // setup.page_size)),
             reservation(setup.strategy, overlap=setup.overlap),
             track_interval=setup.page_size * setup.intervals,
             cap=setup.cap,
         )
-        rows = Rows(setup.rows, -(-LONGEST // setup.page_size))
         limits = Limits(setup.step_tokens, setup.chunk, setup.rows, LONGEST)
-        self.runner = DepthCodedRunner(self.cache, rows)
+        self.runner = DepthCodedRunner(self.cache)
         self.arena.in_flight = self.runner.named
         self.simulated = SimulatedStream(lambda queued: rng.randint(0, queued))
         stream = self.simulated if setup.overlap else InlineStream()
         self.core = EngineCore(
-            Scheduler(self.cache, limits, rows), stream, self.runner,
+            Scheduler(self.cache, limits), stream, self.runner,
             overlap=setup.overlap, eos_token_ids=frozenset({0}),
         )  # fmt: skip
         self.wanted: dict[tuple[str, int], tuple[list[int], SamplingParams]] = {}
@@ -133,7 +133,7 @@ class EngineTrial:
         self.check()
 
     def flush(self) -> None:
-        self.cache.room.flush()
+        self.cache.reclaimer.flush()
         self.check()
 
     def change_strategy(self, name: str) -> None:
@@ -170,14 +170,14 @@ class EngineTrial:
         core, strategy = self.core, self.cache.strategy
         assert len(core._launched) <= int(self.setup.overlap), "O6"
         for sequence in core.scheduler.waiting:
-            assert sequence.holding is None, "W9"
+            assert sequence.allocation is None, "W9"
             assert sequence.row == -1, "W9"
         for sequence in [*core.scheduler.prefilling, *core.scheduler.decoding]:
-            holding = sequence.holding
-            assert holding is not None
-            self.runner.check_ready(holding, sequence.known_tokens())
-            writing = sum(each.decode for each in holding.pending)
-            tracking = len(holding.spare) + len(holding.ready) + writing
+            allocation = sequence.allocation
+            assert allocation is not None
+            self.runner.check_ready(allocation, sequence.known_token_ids())
+            writing = sum(each.decode for each in allocation.pending)
+            tracking = len(allocation.spare) + len(allocation.ready) + writing
             assert tracking >= strategy.tracking_slots, "the reservation of a running sequence"
             if strategy.borrows and not writing:
                 assert tracking == 1, "L2"
@@ -194,12 +194,12 @@ class EngineTrial:
                 break
             self.step()
         assert self.core.idle, "the engine hangs"
-        assert not self.cache.holdings
+        assert not self.cache.allocations
         assert not self.cache._prefilling, "a prefill that never ends is remembered"
         assert not self.core.sequences
-        assert self.core.scheduler.rows.free == self.setup.rows
+        assert self.cache.batch.free == self.cache.batch.rows, "a row leaked"
         self._check_answers()
-        self.cache.room.flush()
+        self.cache.reclaimer.flush()
         ledger.check(self.cache)
         account = ledger.account(self.cache)
         assert account.slots_free == account.slots_total, "memory leaked"

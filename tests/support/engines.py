@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mamba_server.budget import planner
+from mamba_planner import planner
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.cache import ledger
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot
-from mamba_server.settings import EngineSettings
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs
 
 

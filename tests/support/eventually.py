@@ -1,11 +1,36 @@
-"""Waiting for a condition that has no event of its own."""
+"""Waiting for a condition that has no event of its own, and how long at most.
+
+A wait ends as soon as its condition holds. Its limit only tells a hang from a slow machine, so there is one,
+and no test asserts how long something took.
+"""
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE = 120.0
+"""Seconds after which something that did not come never will, on whatever machine."""
+Found = TypeVar("Found")
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Return as soon as the condition holds; TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - polled on purpose
             await asyncio.sleep(0.002)
+
+
+async def turns(count: int = 50) -> None:
+    """Let whatever can go on without the clock go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def wait_until(look: Callable[[], Found], what: str = "") -> Found:
+    """What `look` finds, as soon as that is true; for tests of processes. AssertionError after PATIENCE."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what or 'what was waited for'} never came"
+        time.sleep(0.01)
+    return found

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 
+from mamba_kube.access import ClusterAccess, connected
 from mamba_operator.client import KubeClient
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -23,5 +24,6 @@ async def client(handler: Handler, *, timeout: float = 5.0) -> AsyncIterator[Kub
     app.router.add_route("*", "/{path:.*}", route)
     async with TestServer(app) as server:
         address = str(server.make_url("")).rstrip("/")
-        async with ApiClient(Configuration(host=address)) as api:
-            yield KubeClient(api, timeout=timeout)
+        access = ClusterAccess(Configuration(host=address), "default")
+        async with connected(access, timeout=timeout) as api:
+            yield KubeClient(api)

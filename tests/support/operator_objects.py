@@ -9,7 +9,7 @@ from typing import Any
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.manifest import Key, Manifest, Ref, ref
-from mamba_operator.plan import Plan, make_plan
+from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.snapshot import Snapshot
 
 NOW = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
@@ -53,7 +53,7 @@ def snapshot(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any
     return Snapshot(key, of, {ref(child): child for child in children}, **more)
 
 
-def planned(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any) -> Plan:
+def planned(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any) -> ReconcilePlan:
     """What the operator would do about it."""
     return make_plan(snapshot(of, children, **more), now=NOW, new_token=lambda: TOKEN)
 

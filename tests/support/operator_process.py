@@ -38,6 +38,11 @@ class OperatorProcess:
         with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
             return str(answer.read().decode())
 
+    def counted(self, name: str) -> float:
+        """One of its metrics, `mambaserve_operator_NAME`, summed over its labels."""
+        series = re.compile(rf"^mambaserve_operator_{name}(?:_total)?(?:{{.*}})? (\S+)$", re.MULTILINE)
+        return sum(float(value) for value in series.findall(self.get("/metrics")))
+
     def wait_for(self, words: str, timeout: float = 20.0) -> None:
         """Until it has logged `words`."""
         deadline = time.monotonic() + timeout

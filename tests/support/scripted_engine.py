@@ -7,15 +7,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from mamba_edge.api_keys import KeyFile
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server import wire
 from mamba_server.api.admin import make_admin
-from mamba_server.api.api_keys import KeyFile
 from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving, TextSide
-from mamba_server.settings import EngineSettings
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.text.tokenizer import Tokenizer

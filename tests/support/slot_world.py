@@ -12,7 +12,7 @@ import numpy as np
 
 from cache_bench import CacheBench, ids
 from depth_coded import POISON, ZERO, State, after
-from mamba_server.cache.holding import Holding
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_life import SlotState
 
 PROMPT, SLOTS = 2, 3
@@ -24,7 +24,7 @@ class Entry:
     """What a launched step does for one sequence."""
 
     name: int
-    holding: Holding
+    allocation: SequenceAllocation
     start: int
     stop: int
     slot_in: int
@@ -44,7 +44,7 @@ class Actor:
 
     text: np.ndarray
     known: int = PROMPT
-    holding: Holding | None = None
+    allocation: SequenceAllocation | None = None
     over: bool = False
     preempted: bool = False
 
@@ -90,7 +90,7 @@ class SlotWorld:
         elif self.flights:
             out.append(("fail", 0))
         for name, actor in enumerate(self.actors):
-            if actor.holding is not None:
+            if actor.allocation is not None:
                 out.append(("end", name))
                 if not actor.preempted:
                     out.append(("preempt", name))
@@ -100,7 +100,7 @@ class SlotWorld:
         for name, actor in enumerate(self.actors):
             if subset >> name & 1:
                 flying = any(entry.name == name for flight in self.flights for entry in flight.entries)
-                if actor.over or (actor.holding is None and flying):
+                if actor.over or (actor.allocation is None and flying):
                     return False
         return True
 
@@ -132,26 +132,26 @@ class SlotWorld:
         for name, actor in enumerate(self.actors):
             if not subset >> name & 1:
                 continue
-            if actor.holding is None:
+            if actor.allocation is None:
                 tokens = actor.text[: actor.known]
                 match = cache.match(tokens, "", step)
-                actor.holding = cache.admit(tokens, "", match, len(tokens), 0)
-                if actor.holding is None:
+                actor.allocation = cache.admit(tokens, "", match, len(tokens), 0)
+                if actor.allocation is None:
                     continue
-                holding, stop = actor.holding, len(tokens)
-                tracks = [(each.depth, each.slot) for each in cache.plan_prefill(holding, stop, step)]
-                cache.prefill_done(holding)
+                allocation, stop = actor.allocation, len(tokens)
+                tracks = [(each.depth, each.slot) for each in cache.plan_prefill(allocation, stop, step)]
+                cache.prefill_done(allocation)
             else:
-                holding, stop = actor.holding, actor.holding.depth + 1
-                assert cache.extend(holding, stop)
-                slot = cache.plan_decode(holding, step) if stop % cache.track_interval == 0 else 0
+                allocation, stop = actor.allocation, actor.allocation.depth + 1
+                assert cache.extend(allocation, stop)
+                slot = cache.plan_decode(allocation, step) if stop % cache.track_interval == 0 else 0
                 tracks = [(stop, slot)] if slot else []
-            entries.append(Entry(name, holding, holding.depth, stop, holding.slot_in, tracks))
-            cache.launched(holding, stop, step)
+            entries.append(Entry(name, allocation, allocation.depth, stop, allocation.slot_in, tracks))
+            cache.launched(allocation, stop, step)
         if entries:
             bench.step = step
             self.flights.append(Flight(step, entries))
-            slots = {slot for each in entries for slot in (each.slot_in, each.holding.live)}
+            slots = {slot for each in entries for slot in (each.slot_in, each.allocation.live)}
             slots |= {slot for each in entries for _, slot in each.tracks}
             bench.arena.in_flight[step] = slots - {-1}, np.empty(0, np.int32)
 
@@ -162,7 +162,7 @@ class SlotWorld:
             assert state == after(ZERO, text[: each.start].tobytes()), "read of a wrong state"
             for depth, slot in each.tracks:
                 self.states[slot] = after(state, text[each.start : depth].tobytes())
-            self.states[each.holding.live] = after(state, text[each.start : each.stop].tobytes())
+            self.states[each.allocation.live] = after(state, text[each.start : each.stop].tobytes())
         flight.done = True
 
     def _commit(self, flight: Flight) -> None:
@@ -171,15 +171,15 @@ class SlotWorld:
             actor = self.actors[each.name]
             if not actor.over:
                 actor.known = max(actor.known, each.stop + 1)
-            if actor.holding is each.holding:
-                self.bench.cache.commit(each.holding, actor.text[: actor.known], flight.step)
+            if actor.allocation is each.allocation:
+                self.bench.cache.commit(each.allocation, actor.text[: actor.known], flight.step)
         self.bench.cache.settle()
 
     def _fail(self, flight: Flight) -> None:
         failed = {each.name for each in flight.entries}
         for name in failed:
             actor = self.actors[name]
-            if actor.holding is not None:
+            if actor.allocation is not None:
                 self._leave(actor, 0)
             actor.over = True
         self.bench.cache.distrust(flight.step)
@@ -190,12 +190,12 @@ class SlotWorld:
             later.entries = [each for each in later.entries if each.name not in failed]
 
     def _leave(self, actor: Actor, keep: int) -> None:
-        holding, actor.holding = actor.holding, None
-        assert holding is not None
+        allocation, actor.allocation = actor.allocation, None
+        assert allocation is not None
         if keep == 0:
-            self.bench.cache.retire(holding, lambda: actor.text[:0])
+            self.bench.cache.retire(allocation, lambda: actor.text[:0])
         else:
-            self.bench.cache.retire(holding, lambda: actor.text[: actor.known])
+            self.bench.cache.retire(allocation, lambda: actor.text[: actor.known])
 
     # --- what must hold ------------------------------------------------------------------------------
 
@@ -208,19 +208,19 @@ class SlotWorld:
                 key = cache.tree.key_of(node)
                 assert self.states[node.slot] == after(ZERO, key.tobytes()), "checkpoint of another depth"
         for actor in self.actors:
-            if actor.holding is not None:
-                for each in actor.holding.ready:
+            if actor.allocation is not None:
+                for each in actor.allocation.ready:
                     assert self.states[each.slot] == after(ZERO, actor.text[: each.depth].tobytes())
-                assert actor.holding.reserved >= cache.strategy.tracking_slots
+                assert actor.allocation.reserved >= cache.strategy.tracking_slots
 
     def settle_down(self) -> None:
         """End everyone and drain: every slot is free again."""
         for name, actor in enumerate(self.actors):
-            if actor.holding is not None:
+            if actor.allocation is not None:
                 self.do(("end", name))
         while self.flights:
             self.do(("complete", 0) if not self.flights[0].done else ("commit", 0))
-        self.bench.cache.room.flush()
+        self.bench.cache.reclaimer.flush()
         assert self.bench.arena.free_slots == SLOTS, "a slot leaked"
 
     def key(self) -> object:
@@ -233,7 +233,7 @@ class SlotWorld:
         return (
             self.bench.step, cache.arena.completed, tuple(self.states), tuple(nodes), cache.retiring,
             tuple(cache.arena._slot_state), tuple(cache.arena._slot_fence), tuple(cache.arena._free_slabs),
-            tuple((a.known, a.over, a.preempted, _held(a.holding)) for a in self.actors),
+            tuple((a.known, a.over, a.preempted, _held(a.allocation)) for a in self.actors),
             tuple(
                 (f.step, f.done, tuple((e.name, e.start, e.stop, e.slot_in, *e.tracks) for e in f.entries))
                 for f in self.flights
@@ -241,11 +241,11 @@ class SlotWorld:
         )  # fmt: skip
 
 
-def _held(holding: Holding | None) -> object:
-    if holding is None:
+def _held(allocation: SequenceAllocation | None) -> object:
+    if allocation is None:
         return None
     return (
-        holding.live, holding.depth, holding.slot_in, holding.last_step, tuple(holding.spare),
-        tuple((each.depth, each.slot) for each in holding.ready),
-        tuple((each.checkpoint.depth, each.checkpoint.slot, each.step) for each in holding.pending),
+        allocation.live, allocation.depth, allocation.slot_in, allocation.last_step, tuple(allocation.spare),
+        tuple((each.depth, each.slot) for each in allocation.ready),
+        tuple((each.checkpoint.depth, each.checkpoint.slot, each.step) for each in allocation.pending),
     )  # fmt: skip

@@ -22,7 +22,7 @@ class ChunkGroup:
     result does not depend on its neighbours. g chunks, t rows."""
 
     width: int
-    """Q."""
+    """Q: positions per chunk, padding included."""
     chunks: torch.Tensor | slice
     """[g] which of the plan's chunks."""
     rows: torch.Tensor | None

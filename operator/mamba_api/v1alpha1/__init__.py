@@ -1,33 +1,31 @@
-"""`serving.mambaserve.io/v1alpha1`: the MambaDeployment, one noun per file.
+"""`serving.mambaserve.io/v1alpha1`: the MambaDeployment.
 
 Ordinary pydantic models: the CRD, the reference page, local mode, the CLI and the operator all read them.
 Defaults live here and nowhere else.
 """
 
+from mamba_api.strategy import Strategy
+from mamba_api.v1alpha1.base import SecretKeyRef, SecretRef
 from mamba_api.v1alpha1.deployment import MambaDeployment, Metadata, Spec
-from mamba_api.v1alpha1.disaggregation import Disaggregation
-from mamba_api.v1alpha1.engine import Engine, EnvVar
-from mamba_api.v1alpha1.gateway import Auth, Gateway, Limits, Routing
-from mamba_api.v1alpha1.memory import Memory
-from mamba_api.v1alpha1.model import Model, ModelCache
-from mamba_api.v1alpha1.prefix_index import PrefixIndex, Redis
-from mamba_api.v1alpha1.resources import Resources
-from mamba_api.v1alpha1.rollout import Rollout
-from mamba_api.v1alpha1.scaling import Scaling
-from mamba_api.v1alpha1.scheduling import Scheduling
-from mamba_api.v1alpha1.secret_ref import SecretKeyRef, SecretRef
-from mamba_api.v1alpha1.state_cache import StateCache, StateDtype, Strategy
+from mamba_api.v1alpha1.engine import (
+    Engine,
+    EnvVar,
+    Memory,
+    Model,
+    ModelCache,
+    StateCache,
+    StateDtype,
+    Workload,
+)
+from mamba_api.v1alpha1.gateway import Auth, Gateway, Limits, PrefixIndex, Redis, Routing, Telemetry
+from mamba_api.v1alpha1.pods import Disaggregation, Resources, Rollout, Scaling, Scheduling
 from mamba_api.v1alpha1.status import (
     Condition,
     LedgerEntry,
-    Plan,
+    PlanStatus,
     RejectedChoice,
-    ScalingDecision,
-    ScalingStatus,
     Status,
 )
-from mamba_api.v1alpha1.telemetry import Telemetry
-from mamba_api.v1alpha1.workload import Workload
 
 __all__ = [
     "Auth",
@@ -43,7 +41,7 @@ __all__ = [
     "Metadata",
     "Model",
     "ModelCache",
-    "Plan",
+    "PlanStatus",
     "PrefixIndex",
     "Redis",
     "RejectedChoice",
@@ -51,8 +49,6 @@ __all__ = [
     "Rollout",
     "Routing",
     "Scaling",
-    "ScalingDecision",
-    "ScalingStatus",
     "Scheduling",
     "SecretKeyRef",
     "SecretRef",

@@ -1,4 +1,4 @@
-"""`ApiModel`, the base of every part of a MambaDeployment, and `Rule`, a check that spans several fields.
+"""`ApiModel`, the base of every part of a MambaDeployment, and `Rule`, a check beyond one field's own bounds.
 
 A rule is written once: its CEL form goes into the CRD, its Python form runs in local mode and in the CLI, and
 both give the same message.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import PydanticCustomError
 
 FreeForm = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
@@ -23,7 +23,7 @@ LongText = Annotated[str, Field(max_length=4096)]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One check over several fields of a model."""
+    """One check over the fields of a model, in CEL and in Python."""
 
     cel: str
     """CEL expression over `self` that must be true."""
@@ -31,6 +31,19 @@ class Rule:
     """What is wrong and what to do, for a person."""
     holds: Callable[[Any], bool]
     """The same check in Python."""
+
+
+def refused(field: str, advice: str) -> Rule:
+    """Any value of an optional field that stands in the contract and that this version does not fulfil.
+
+    `field` is its YAML name inside the model; `advice` says what is missing and what to do instead.
+    """
+    attribute = to_snake(field)
+    return Rule(
+        cel=f"!has(self.{field})",
+        message=f"{field} is refused by this version: {advice}",
+        holds=lambda self: getattr(self, attribute) is None,
+    )
 
 
 class ApiModel(BaseModel):
@@ -72,3 +85,20 @@ class StatusModel(ApiModel):
     """Part of a status: fields that a newer operator wrote are dropped when read, never refused."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+
+
+class SecretRef(ApiModel):
+    """A Secret in the same namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+
+
+class SecretKeyRef(SecretRef):
+    """One key of a Secret in the same namespace."""
+
+    key: SecretKey = "token"
+    """Key inside the Secret."""

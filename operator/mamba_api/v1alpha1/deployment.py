@@ -5,21 +5,11 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from mamba_api.names import MAX_NAME_LENGTH
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
-from mamba_api.v1alpha1.disaggregation import Disaggregation
-from mamba_api.v1alpha1.engine import Engine
-from mamba_api.v1alpha1.gateway import Gateway
-from mamba_api.v1alpha1.memory import Memory
-from mamba_api.v1alpha1.model import Model
-from mamba_api.v1alpha1.prefix_index import PrefixIndex
-from mamba_api.v1alpha1.resources import Resources
-from mamba_api.v1alpha1.rollout import Rollout
-from mamba_api.v1alpha1.scaling import ReplicaCount, Scaling
-from mamba_api.v1alpha1.scheduling import Scheduling
-from mamba_api.v1alpha1.state_cache import StateCache
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, refused
+from mamba_api.v1alpha1.engine import Engine, Memory, Model, StateCache, Workload
+from mamba_api.v1alpha1.gateway import Gateway, PrefixIndex, Telemetry
+from mamba_api.v1alpha1.pods import Disaggregation, ReplicaCount, Resources, Rollout, Scaling, Scheduling
 from mamba_api.v1alpha1.status import Status
-from mamba_api.v1alpha1.telemetry import Telemetry
-from mamba_api.v1alpha1.workload import Workload
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
@@ -57,8 +47,8 @@ class Spec(ApiModel):
     mode: Literal["Active", "Plan"] = "Active"
     """Active serves; Plan computes and shows the plan and touches nothing."""
     replicas: ReplicaCount = 1
-    """Engines wanted when scaling.mode is External; an autoscaler or kubectl scale writes it. Internal mode
-    ignores it."""
+    """Number of engines, within scaling.minReplicas and maxReplicas; `kubectl scale` and autoscalers write
+    it. With 0 none runs until a request arrives, which starts one for scaling.scaleDownDelay."""
     engine: Engine = Engine()
     """How each engine runs."""
     state_cache: StateCache = StateCache()
@@ -66,19 +56,19 @@ class Spec(ApiModel):
     memory: Memory = Memory()
     """Byte budget of one engine."""
     workload: Workload | None = None
-    """Expected traffic; absent = the planner's cautious assumption until traffic was measured."""
+    """Expected traffic; absent = the planner's cautious assumption."""
     resources: Resources = Resources()
     """What each engine pod asks the cluster for."""
     scheduling: Scheduling = Scheduling()
     """Which nodes engine pods may run on."""
     scaling: Scaling = Scaling()
-    """How many engines run."""
+    """Who decides how many engines run, and the bounds."""
     disaggregation: Disaggregation | None = None
-    """Separate pools for prefill and decode; absent = unified engines."""
+    """Separate pools for prefill and decode; refused by this version, whose engines are unified."""
     gateway: Gateway = Gateway()
     """The OpenAI endpoint in front of the engines."""
     prefix_index: PrefixIndex = PrefixIndex()
-    """Where gateways learn which engine can resume which prefix."""
+    """Where gateways would learn which engine can resume which prefix."""
     telemetry: Telemetry = Telemetry()
     """Where traces go."""
     rollout: Rollout = Rollout()
@@ -96,25 +86,26 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
-            cel="self.engine.tensorParallel <= (self.resources.gpus > 1 ? self.resources.gpus : 1)",
-            message="engine.tensorParallel is above resources.gpus: ask for as many GPUs as the model takes",
-            holds=lambda self: self.engine.tensor_parallel <= max(self.resources.gpus, 1),
+            cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas",
+            message=(
+                "spec.replicas is below scaling.minReplicas: this version has no autoscaler that would raise "
+                "it, so set spec.replicas to the number of engines wanted, or lower minReplicas"
+            ),
+            holds=lambda self: (
+                self.scaling.min_replicas is None or self.replicas >= self.scaling.min_replicas
+            ),
         ),
         Rule(
-            cel="!has(self.disaggregation) || self.resources.gpus >= 1",
-            message=(
-                "disaggregation needs at least one GPU in each pod of both pools: set resources.gpus to 1 or "
-                "more or remove disaggregation"
+            cel="!has(self.scaling.maxReplicas) || self.replicas <= self.scaling.maxReplicas",
+            message="spec.replicas is above scaling.maxReplicas: lower spec.replicas or raise maxReplicas",
+            holds=lambda self: (
+                self.scaling.max_replicas is None or self.replicas <= self.scaling.max_replicas
             ),
-            holds=lambda self: self.disaggregation is None or self.resources.gpus >= 1,
         ),
-        Rule(
-            cel="!has(self.disaggregation) || self.scaling.mode == 'Internal'",
-            message=(
-                "scaling.mode External writes one count and disaggregation has two pools: use mode Internal "
-                "or remove disaggregation"
-            ),
-            holds=lambda self: self.disaggregation is None or self.scaling.mode == "Internal",
+        refused(
+            "disaggregation",
+            "its engines do not hand states over to each other; remove disaggregation to serve with unified "
+            "engines",
         ),
     )
 

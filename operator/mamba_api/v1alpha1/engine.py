@@ -1,11 +1,84 @@
-"""`spec.engine`: how each engine runs the model."""
+"""What an engine is: `spec.model`, `engine`, `stateCache`, `memory` and the `workload` it is planned for.
+
+These five decide what runs in an engine and how its memory is split; the planner reads all of them. Where and
+how many engines run is `pods`.
+"""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic.config import JsonDict
 
+from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.names import IMAGE
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
+from mamba_api.quantity import Quantity
+from mamba_api.strategy import StrategyChoice
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, SecretKeyRef
+
+URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
+
+
+def _check_uri(text: str) -> str:
+    parse_model_uri(text)
+    return text
+
+
+Uri = Annotated[
+    str,
+    Field(min_length=1, max_length=1024, json_schema_extra={"x-kubernetes-validations": [URI_RULE]}),
+    AfterValidator(_check_uri),
+]
+
+
+class ModelCache(ApiModel):
+    """A volume that keeps downloaded weights, so that later pods start without a download."""
+
+    size: Quantity
+    """Size of the volume, at least that of the weights."""
+    storage_class_name: ObjectName | None = None
+    """Storage class of the volume; absent = the cluster's default."""
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """ReadWriteMany lets every node share the volume; ReadWriteOnce is enough on one node."""
+
+
+class Model(ApiModel):
+    """The model that is served."""
+
+    uri: Uri
+    """Where the weights are: hf://owner/name[@revision], pvc://claim/path, file:///path (in local mode
+    relative to the YAML when it starts with file://./) or builtin://tiny-recall. A change is a roll-out."""
+    served_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Name of the model in the OpenAI API; absent = metadata.name."""
+    max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Longest prompt plus output in tokens; absent = the model's own limit."""
+    config: FreeForm | None = None
+    """The model's Hugging Face config.json inline, so that the plan is known before any pod starts."""
+    token_secret_ref: SecretKeyRef | None = None
+    """Secret with the access token for gated models; hf:// only."""
+    cache: ModelCache | None = None
+    """Keep weights downloaded from hf:// on a volume; absent = each pod downloads into its own scratch space.
+    """
+
+    rules = (
+        Rule(
+            cel="!has(self.cache) || self.uri.matches('^hf://')",
+            message="model.cache keeps downloads, and only hf:// is downloaded: remove cache or use hf://",
+            holds=lambda self: self.cache is None or self.location.scheme == "hf",
+        ),
+        Rule(
+            cel="!has(self.tokenSecretRef) || self.uri.matches('^hf://')",
+            message=(
+                "model.tokenSecretRef opens gated models of a hub, and only hf:// is one: remove it or use "
+                "hf://"
+            ),
+            holds=lambda self: self.token_secret_ref is None or self.location.scheme == "hf",
+        ),
+    )
+
+    @property
+    def location(self) -> ModelUri:
+        """The URI taken apart."""
+        return parse_model_uri(self.uri)
 
 
 class EnvVar(ApiModel):
@@ -44,7 +117,7 @@ class Engine(ApiModel):
     dtype: Literal["Auto", "float32", "bfloat16", "float16"] = "Auto"
     """Type of weights and activations; Auto = the checkpoint's."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs one engine spreads the model over; at most spec.resources.gpus."""
+    """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per page of attention KV."""
     chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 2048
@@ -66,3 +139,65 @@ class Engine(ApiModel):
         AfterValidator(_each_once),
     ] = []
     """More environment variables of the engine container."""
+
+    rules = (
+        Rule(
+            cel="self.tensorParallel == 1",
+            message=(
+                "engine.tensorParallel above 1 is refused by this version: its engines run on one GPU each; "
+                "set it to 1 and choose a GPU that holds the model"
+            ),
+            holds=lambda self: self.tensor_parallel == 1,
+        ),
+    )
+
+
+StateDtype = Literal["float32", "float16"]
+
+
+class StateCache(ApiModel):
+    """The state cache of every engine."""
+
+    strategy: StrategyChoice = "Auto"
+    """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
+    ends, ExtraBufferLazy has one spare slot and borrows another around a boundary, ExtraBuffer has two and
+    misses no boundary; Auto lets the planner choose. In a cluster a change replaces the engine pods;
+    `mambaserve up` changes it while serving."""
+    state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
+    """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
+    track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256
+    """Most tokens between checkpoints while decoding (the first of an answer are closer together); a multiple
+    of spec.engine.pageSize."""
+    max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Most checkpoints kept along one path of the radix tree."""
+    eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"
+    """Which checkpoint goes first when memory is short: the cheapest to recompute, or the least recently
+    used."""
+    prefix_caching: bool = True
+    """Reuse checkpoints between requests that share a prefix."""
+
+
+class Memory(ApiModel):
+    """What one engine may take."""
+
+    device_memory: Quantity | None = None
+    """Memory of one GPU, such as 80Gi; absent = the node label nvidia.com/gpu.memory, else what the device
+    reports."""
+    utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the device memory the engine may take for weights, workspace and arena."""
+    arena: Quantity | None = None
+    """Exact size of the arena that KV pages and state slots share; absent = what the planner computes. On a
+    machine without a GPU: how much main memory to use."""
+
+
+class Workload(ApiModel):
+    """Traffic that the plan is made for."""
+
+    prompt_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 2048
+    """Mean prompt length in tokens."""
+    output_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 256
+    """Mean output length in tokens."""
+    shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of prompt tokens that an earlier request had too."""
+    concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Sequences one engine should run at once; the plan prefers a choice that meets it."""

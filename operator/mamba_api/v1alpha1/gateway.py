@@ -1,4 +1,4 @@
-"""`spec.gateway`: the OpenAI endpoint in front of the engines."""
+"""In front of the engines: `spec.gateway`, the `prefixIndex` it would route by, and `telemetry`."""
 
 from typing import Annotated
 
@@ -6,18 +6,21 @@ from pydantic import Field
 
 from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule
-from mamba_api.v1alpha1.secret_ref import SecretRef
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef, refused
+
+BY_LOAD_ALONE = "its gateways choose the least loaded engine and weigh nothing; remove the field"
 
 
 class Routing(ApiModel):
-    """Weights of the scorers an engine is chosen by."""
+    """Weights of the scorers an engine is chosen by. This version goes by load alone and refuses them."""
 
-    prefix_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    prefix_weight: Annotated[float, Field(ge=0, le=100)] | None = None
     """Weight of tokens that need not be recomputed, because the engine has a checkpoint of the prompt's
     prefix."""
-    load_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    load_weight: Annotated[float, Field(ge=0, le=100)] | None = None
     """Weight of the engine's load above the mean."""
+
+    rules = (refused("prefixWeight", BY_LOAD_ALONE), refused("loadWeight", BY_LOAD_ALONE))
 
 
 class Auth(ApiModel):
@@ -67,11 +70,55 @@ class Gateway(ApiModel):
     """Container image of the gateway."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Gateway pods."""
-    routing: Routing = Routing()
-    """How an engine is chosen."""
+    routing: Routing | None = None
+    """How an engine is chosen; absent = the least loaded one."""
     auth: Auth | None = None
     """Authentication of clients; absent = anyone who reaches the Service may call it."""
     limits: Limits = Limits()
     """Admission limits of each gateway pod."""
     pod_template: FreeForm | None = None
     """Pod template (metadata, spec) that is merged strategically into the gateway pods."""
+
+
+class Redis(ApiModel):
+    """A Redis that all gateways and engines of the deployment share."""
+
+    url: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(rediss?|unix)://.+$")] | None = None
+    """Address, such as redis://redis.cache.svc:6379/0."""
+    secret_ref: SecretRef | None = None
+    """Secret whose key url holds the whole address with its password; instead of url."""
+
+    rules = (
+        Rule(
+            cel="has(self.url) != has(self.secretRef)",
+            message="redis needs either url or secretRef: give exactly one",
+            holds=lambda self: (self.url is None) != (self.secret_ref is None),
+        ),
+    )
+
+
+class PrefixIndex(ApiModel):
+    """Shared knowledge of resumable prefixes. This version's gateways have none and route by load."""
+
+    redis: Redis | None = None
+    """Share the index through Redis; refused until gateways read it."""
+
+    rules = (
+        refused(
+            "redis", "its gateways route by load and its engines publish nothing; remove prefixIndex.redis"
+        ),
+    )
+
+
+class Telemetry(ApiModel):
+    """Traces of the engines; gateways pass a client's trace on and record nothing. Metrics are always served
+    at /metrics."""
+
+    otlp_endpoint: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://.+$")] | None = (
+        None
+    )
+    """OTLP endpoint the engines send spans to, such as http://collector.observability.svc:4318; absent = no
+    traces."""
+    sampling: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of requests whose spans the engines send, chosen by trace id; what a client's traceparent header
+    says about sampling is not asked."""

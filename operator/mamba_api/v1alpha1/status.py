@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mamba_api.v1alpha1.base import FreeForm, LongText, StatusModel, Text
-from mamba_api.v1alpha1.state_cache import StateDtype, Strategy
+from mamba_api.strategy import Strategy
+from mamba_api.v1alpha1.base import LongText, StatusModel, Text
+from mamba_api.v1alpha1.engine import StateDtype
 
 Count = Annotated[int, Field(ge=0)]
 Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
@@ -50,7 +51,7 @@ class RejectedChoice(StatusModel):
     """Why it was rejected, with numbers."""
 
 
-class Plan(StatusModel):
+class PlanStatus(StatusModel):
     """What the planner chose for one engine."""
 
     strategy: Strategy
@@ -77,32 +78,6 @@ class Plan(StatusModel):
     """The other choices, and why not."""
 
 
-class ScalingDecision(StatusModel):
-    """One decision of the autoscaler; replays from its inputs."""
-
-    time: Timestamp
-    """When it was taken."""
-    desired: Count
-    """Engines wanted."""
-    reason: LongText
-    """Why, with numbers."""
-    inputs: FreeForm = {}
-    """Everything the decision was computed from."""
-
-
-class ScalingStatus(StatusModel):
-    """The autoscaler's last decision and those before it."""
-
-    desired: Count = 0
-    """Engines wanted now."""
-    reason: LongText = ""
-    """Why, with numbers."""
-    inputs: FreeForm = {}
-    """Everything the decision was computed from."""
-    history: Annotated[list[ScalingDecision], Field(max_length=20)] = []
-    """Earlier decisions, newest first."""
-
-
 class Status(StatusModel):
     """What the operator saw and decided."""
 
@@ -116,8 +91,6 @@ class Status(StatusModel):
     """Label selector of the engine pods, for the scale subresource."""
     url: Annotated[str, Field(max_length=1024)] = ""
     """OpenAI base URL inside the cluster."""
-    epoch: Count = 0
-    """Counts what made all checkpoints stale: strategy, dtype and model changes."""
     conditions: Annotated[
         list[Condition],
         Field(
@@ -126,7 +99,5 @@ class Status(StatusModel):
         ),
     ] = []
     """Planned, Available, Progressing, Degraded and Ready; Ready sums up the others."""
-    plan: Plan | None = None
+    plan: PlanStatus | None = None
     """What the planner chose; absent while the model or the memory is unknown."""
-    scaling: ScalingStatus | None = None
-    """What the autoscaler decided; absent in External mode."""

@@ -1,17 +1,19 @@
-"""Builders of the children of a MambaDeployment: one kind per file, all pure. Called by `plan`."""
+"""Builders of the children of a MambaDeployment, all pure. Called by `plan`.
+
+`engine` and `gateway` make what serves, `access` who may do what; `engine_pod` and `pod` what runs in a pod.
+"""
 
 from mamba_operator.manifest import Manifest, sealed
+from mamba_operator.render.access import gateway_role, gateway_role_binding, network_policy, service_account
 from mamba_operator.render.context import Context
-from mamba_operator.render.disruption_budget import disruption_budget
-from mamba_operator.render.engine_config import engine_config
-from mamba_operator.render.engine_deployment import engine_deployment
-from mamba_operator.render.engine_service import engine_service
-from mamba_operator.render.gateway_deployment import gateway_deployment
-from mamba_operator.render.gateway_role import gateway_role, gateway_role_binding
-from mamba_operator.render.gateway_service import gateway_service
-from mamba_operator.render.model_cache import model_cache
-from mamba_operator.render.network_policy import network_policy
-from mamba_operator.render.service_account import service_account
+from mamba_operator.render.engine import (
+    disruption_budget,
+    engine_config,
+    engine_deployment,
+    engine_service,
+    model_cache,
+)
+from mamba_operator.render.gateway import gateway_deployment, gateway_service
 
 
 def render(context: Context) -> list[Manifest]:

@@ -1,10 +1,10 @@
-"""`Context`: what all builders of children are given, and the metadata they all put on. Pure."""
+"""`Context`: what all builders of children are given; the metadata and the numbers they all write. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment, Plan
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Manifest
 
@@ -16,7 +16,7 @@ class Context:
     deployment: MambaDeployment
     replicas: int
     """Engines wanted."""
-    plan: Plan | None
+    plan: PlanStatus | None
     """What the planner chose; None while it is unknown, then the engine plans for itself."""
 
     @property
@@ -52,3 +52,8 @@ def child(
     if annotations:
         metadata["annotations"] = dict(annotations)
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def number(value: float) -> str:
+    """Reads back as the very same number; `:g` would keep six digits of it."""
+    return repr(float(value)).removesuffix(".0")

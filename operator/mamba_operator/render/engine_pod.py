@@ -6,34 +6,61 @@ from typing import Any
 from mamba_api import names
 from mamba_operator.manifest import Manifest, digest
 from mamba_operator.render.context import Context
-from mamba_operator.render.engine_arguments import ADMIN_TOKEN_MOUNT, engine_arguments
-from mamba_operator.render.engine_config import engine_settings
-from mamba_operator.render.number import number
-from mamba_operator.render.pod_security import container_security, pod_security
-from mamba_operator.render.probes import probes
+from mamba_operator.render.pod import (
+    ROUTER_PAUSE,
+    container_security,
+    from_pod,
+    pod_security,
+    probes,
+    tracing,
+)
 from mamba_operator.strategic_merge import merge
+from mamba_planner.spec_settings import engine_settings
+
+SETTINGS_FILE = "engine.json"
+SETTINGS_MOUNT = "/etc/mambaserve"
+ADMIN_TOKEN_MOUNT = "/run/mambaserve/admin"  # noqa: S105 - where the token is mounted, not the token
 
 MODELS_MOUNT = "/models"
 """Where claims are mounted: pvc://claim/path is /models/claim/path."""
 CACHE_MOUNT = "/cache"
 SCRATCH_MOUNT = "/tmp"  # noqa: S108 - an emptyDir of the pod
-ROUTER_PAUSE = 5
-"""Seconds between the end of readiness and the signal, so that routers have stopped choosing the pod."""
 GRACE_MARGIN = 30
 ANNOTATION_SETTINGS = f"{names.GROUP}/settings-hash"
-"""On a pod: hash of the ConfigMap it was started with; a change rolls the pods."""
+"""On a pod: hash of the settings it was started with; a change rolls the pods."""
+
+
+def engine_document(context: Context) -> dict[str, Any]:
+    """The settings of an engine, as `mambaserve serve --config FILE` reads them.
+
+    With the planner's choice in place of `Auto`, so that what joins or leaves the cluster never changes the
+    strategy of a serving deployment. What differs from pod to pod is not here: it is in the environment.
+    """
+    choice: dict[str, Any] = {}
+    if context.plan is not None:
+        choice = {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
+    settings = engine_settings(context.deployment).model_copy(
+        update={
+            **choice,
+            "host": "0.0.0.0",  # noqa: S104 - the pod's own network; the NetworkPolicy says who may come
+            "port": names.HTTP_PORT,
+            "admin_port": names.ADMIN_PORT,
+            "admin_token_file": f"{ADMIN_TOKEN_MOUNT}/{names.ADMIN_TOKEN_KEY}",
+        }
+    )
+    return settings.document()
 
 
 def engine_pod_template(context: Context) -> Manifest:
     """Labels the selector needs survive whatever the user merges in. Raises InvalidPatch."""
     deployment = context.deployment
-    settings = engine_settings(context)
+    document = engine_document(context)
     base: Manifest = {
         "metadata": {
             "labels": {**names.labels(deployment.name, "engine"), names.LABEL_ROLE: "unified"},
             "annotations": {
-                names.ANNOTATION_STRATEGY: settings[f"{names.ENV_PREFIX}STRATEGY"],
-                ANNOTATION_SETTINGS: digest(settings),
+                names.ANNOTATION_STRATEGY: document["strategy"],
+                ANNOTATION_SETTINGS: digest(document),
                 **_restart(context),
             },
         },
@@ -89,8 +116,7 @@ def _container(context: Context) -> dict[str, Any]:
         "name": names.ENGINE_CONTAINER,
         "image": spec.engine.image,
         "command": ["mambaserve"],
-        "args": engine_arguments(context),
-        "envFrom": [{"configMapRef": {"name": context.children.engine}}],
+        "args": ["serve", "--config", f"{SETTINGS_MOUNT}/{SETTINGS_FILE}", *spec.engine.extra_args],
         "env": merge(ours, theirs, "engine")["env"],
         "ports": [
             {"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"},
@@ -108,15 +134,11 @@ def _container(context: Context) -> dict[str, Any]:
 def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     variables: list[dict[str, Any]] = [
-        _field("POD_NAME", "metadata.name"),
-        _field("POD_NAMESPACE", "metadata.namespace"),
-        _field("POD_IP", "status.podIP"),
+        from_pod("POD_NAME", "metadata.name"),
+        from_pod("POD_NAMESPACE", "metadata.namespace"),
+        from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP"),
         {"name": "HOME", "value": SCRATCH_MOUNT},
         {"name": "HF_HOME", "value": CACHE_MOUNT},
-        {
-            "name": f"{names.ENV_PREFIX}DRAIN_TIMEOUT",
-            "value": number(spec.rollout.drain_timeout.seconds),
-        },
     ]
     if spec.model.token_secret_ref is not None:
         reference = spec.model.token_secret_ref
@@ -126,17 +148,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
                 "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}},
             }
         )
-    if spec.telemetry.otlp_endpoint is not None:
-        variables += [
-            {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": spec.telemetry.otlp_endpoint},
-            {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
-            {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(spec.telemetry.sampling)},
-        ]
-    return variables
-
-
-def _field(name: str, path: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+    return variables + tracing(spec.telemetry)
 
 
 def _resources(context: Context) -> dict[str, Any]:
@@ -157,6 +169,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     spec, children = context.deployment.spec, context.children
     volumes: list[dict[str, Any]] = [
         {"name": "scratch", "emptyDir": {}},
+        {"name": "settings", "configMap": {"name": children.engine}},
         {"name": "admin", "secret": {"secretName": children.admin_secret, "defaultMode": 0o440}},
     ]
     location = spec.model.location
@@ -176,6 +189,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     mounts: list[dict[str, Any]] = [
         {"name": "scratch", "mountPath": SCRATCH_MOUNT},
+        {"name": "settings", "mountPath": SETTINGS_MOUNT, "readOnly": True},
         {"name": "admin", "mountPath": ADMIN_TOKEN_MOUNT, "readOnly": True},
     ]
     location = spec.model.location

@@ -36,7 +36,7 @@ def command(
     from mamba_cli.effective_settings import effective_settings
     from mamba_cli.main import app
 
-    settings = effective_settings(app, name, context.args, os.environ, _defaults(name))
+    settings = effective_settings(app, name, context.args, os.environ)
     if output is not Output.table:
         document: Any = {
             each.option.removeprefix("--"): {
@@ -56,19 +56,8 @@ def command(
     table = Table(title=f"mambaserve {name}", title_justify="left", box=None, padding=(0, 2))
     for column in ("option", "value", "from", "environment variable"):
         table.add_column(column, overflow="fold", no_wrap=column == "option")
-    colour = {"flag": "green", "environment": "cyan", "default": "dim"}
+    colour = {"flag": "green", "environment": "cyan", "file": "magenta", "default": "dim"}
     for each in settings:
         shown = "-" if each.value is None else str(each.value)
         table.add_row(each.option, Text(shown), each.source, each.variable, style=colour[each.source])
     Console().print(table)
-
-
-def _defaults(name: str) -> dict[str, Any]:
-    """Defaults that live in a settings model instead of the option."""
-    if name != "serve":
-        return {}
-    from mamba_server.settings import EngineSettings
-
-    return {
-        field: info.default for field, info in EngineSettings.model_fields.items() if not info.is_required()
-    }

@@ -60,6 +60,7 @@ def command(
 
     from pydantic import ValidationError
 
+    from mamba_cli.shipped_models import shipped_config
     from mamba_operator.errors import LeadershipLost, SettingsInvalid
     from mamba_operator.main import run
     from mamba_operator.settings import OperatorSettings
@@ -80,7 +81,7 @@ def command(
         raise InvalidInput(problems.replace("_", "-")) from None
     set_up_logs(level=settings.log_level, process="operator")
     try:
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, shipped_config))
     except SettingsInvalid as error:
         raise InvalidInput(str(error)) from None
     except (LeadershipLost, OSError) as error:

@@ -48,8 +48,7 @@ def command(
     from mamba_cli.errors import DoesNotFit, InvalidInput
     from mamba_cli.local.documents import read_deployments
     from mamba_cli.local.plan_view import plan_view
-    from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory
-    from mamba_cli.local.sizes import size_option
+    from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory, size_option
 
     if utilization is not None and not 0 < utilization <= 1:
         raise InvalidInput(f"--utilization: {utilization} must be above 0 and at most 1")

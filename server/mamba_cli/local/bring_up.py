@@ -7,15 +7,14 @@ from pathlib import Path
 from rich.console import Console
 
 from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
-from mamba_cli.local.devices import cpu_device, gpu_memory
+from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
 from mamba_cli.local.plan_view import plan_view
-from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
+from mamba_cli.local.planning import PlanFlags, PlanOutcome, cpu_device, gpu_memory, plan_deployment
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.supervisor import Rules
-from mamba_cli.local.translate import not_in_local_mode
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
-from mamba_server.budget import Device
+from mamba_planner import Device
 
 
 def bring_up(
@@ -42,6 +41,12 @@ def bring_up(
             )
     if misfits := [outcome.name for outcome in outcomes if outcome.plan is None]:
         raise DoesNotFit(f"the plan of {', '.join(misfits)} does not fit; the numbers are above")
+    if refused := [
+        f"{each.path}: {outcome.name}: {outcome.not_served}"
+        for each, outcome in zip(loaded, outcomes, strict=True)
+        if outcome.not_served and each.deployment.spec.mode == "Active"
+    ]:
+        raise InvalidInput("\n".join(refused))
     active = [
         (each, outcome)
         for each, outcome in zip(loaded, outcomes, strict=True)
@@ -50,10 +55,10 @@ def bring_up(
     if not active:
         console.print("mode: Plan: nothing is started")
         return 0
-    units = _units(active, host, port, launcher)
-    return asyncio.run(
-        _run(units, loaded, files, gpu, once=once, demo=demo, logs=_logs(logs), console=console)
-    )
+    fronts = front_ports(host, port, len(active))
+    directory = _logs(logs)
+    units = _units(active, host, fronts, directory, launcher)
+    return asyncio.run(_run(units, loaded, files, gpu, once=once, demo=demo, logs=directory, console=console))
 
 
 async def _run(
@@ -98,9 +103,12 @@ def _plan(loaded: LoadedDeployment, gpu: int | None) -> PlanOutcome:
 
 
 def _units(
-    active: list[tuple[LoadedDeployment, PlanOutcome]], host: str, port: int, launcher: tuple[str, ...]
+    active: list[tuple[LoadedDeployment, PlanOutcome]],
+    host: str,
+    fronts: list[int],
+    directory: Path,
+    launcher: tuple[str, ...],
 ) -> list[Unit]:
-    fronts = front_ports(host, port, len(active))
     inner = iter(free_ports(2 * len(active)))
     units = []
     for (loaded, outcome), front in zip(active, fronts, strict=True):
@@ -108,8 +116,7 @@ def _units(
         units.append(
             unit_of(
                 loaded, outcome.plan, device=outcome.device.kind, host=host, port=front,
-                engine_port=next(inner), admin_port=next(inner), drain_timeout=_drain_timeout(loaded),
-                launcher=launcher,
+                engine_port=next(inner), admin_port=next(inner), directory=directory, launcher=launcher,
             )
         )  # fmt: skip
     return units

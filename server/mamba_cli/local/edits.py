@@ -1,12 +1,19 @@
-"""Takes over an edit of the file while it runs: what is live is applied, the rest is said."""
+"""Edits of the file while it runs: that there is one, what it changes, and what becomes of it.
 
-from collections.abc import Callable
+What an engine can take over while it serves is sent to it and goes into the settings it would be started with
+again; the rest is said. Called by the session.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import CliError
-from mamba_cli.local.changes import changes_of
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.planning import PlanOutcome
 from mamba_cli.local.readiness import put_strategy
@@ -14,6 +21,7 @@ from mamba_cli.local.unit import Unit
 
 Reload = Callable[[], list[LoadedDeployment]]
 Replan = Callable[[LoadedDeployment], PlanOutcome]
+_LIVE = ("spec.stateCache.strategy", "spec.stateCache.trackInterval")
 
 
 class Edits:
@@ -71,11 +79,12 @@ class Edits:
             return f"{unit.name}: {outcome.misfit}", False
         strategy = outcome.plan.strategy
         interval = loaded.deployment.spec.state_cache.track_interval
+        wanted = unit.settings.model_copy(update={"strategy": strategy, "track_interval": interval})
         problem = await put_strategy(http, unit.admin_url, strategy, interval)
         if problem:
             return f"{unit.name}: strategy {strategy} was not taken over: {problem}", False
         # An engine that dies comes back with what it was told, not with what it was started with.
-        self._units[unit.name] = unit.with_strategy(strategy, interval)
+        self._units[unit.name] = unit.with_settings(wanted)
         return (
             f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, without a restart",
             True,
@@ -86,3 +95,72 @@ def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDep
     kept = {name: getattr(old.spec.state_cache, name) for name in ("strategy", "track_interval")}
     state_cache = new.spec.state_cache.model_copy(update=kept)
     return new.model_copy(update={"spec": new.spec.model_copy(update={"state_cache": state_cache})})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One object's difference."""
+
+    name: str
+    live: tuple[str, ...]
+    """Fields the running engine can take over."""
+    later: tuple[str, ...]
+    """Fields that take a new start."""
+
+
+def changes_of(old: list[MambaDeployment], new: list[MambaDeployment]) -> list[Change]:
+    """Differences by object, in the order of `old`; objects that came or went count as `later`."""
+    after = {each.name: each for each in new}
+    before = {each.name: each for each in old}
+    found = []
+    for name, deployment in before.items():
+        if name not in after:
+            found.append(Change(name, (), ("the object was removed",)))
+            continue
+        fields = _different(deployment.manifest(), after[name].manifest(), "")
+        live = tuple(field for field in fields if field in _LIVE)
+        later = tuple(field for field in fields if field not in _LIVE)
+        if live or later:
+            found.append(Change(name, live, later))
+    found += [Change(name, (), ("the object was added",)) for name in after if name not in before]
+    return found
+
+
+def _different(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> list[str]:
+    fields: list[str] = []
+    for key in dict.fromkeys((*old, *new)):
+        here = f"{path}.{key}" if path else key
+        left, right = old.get(key), new.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            fields += _different(left, right, here)
+        elif left != right:
+            fields.append(here)
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a file looked like. `digest` empty = it cannot be read."""
+
+    path: Path
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> "Stamp":
+        """Look at the file now. The content counts: editors touch and rename without changing it."""
+        try:
+            return cls(path, hashlib.sha256(path.read_bytes()).hexdigest())
+        except OSError:
+            return cls(path, "")
+
+
+def changed(before: list[Stamp], after: list[Stamp]) -> list[Path]:
+    """Files whose content differs and can be read: one that is just being replaced is no change yet."""
+    known = {stamp.path: stamp.digest for stamp in before}
+    return [stamp.path for stamp in after if stamp.digest and stamp.digest != known.get(stamp.path)]
+
+
+def settled(before: list[Stamp], after: list[Stamp]) -> list[Stamp]:
+    """The stamps to compare with next time: an unreadable file keeps its last known content."""
+    known = {stamp.path: stamp for stamp in before}
+    return [stamp if stamp.digest else known.get(stamp.path, stamp) for stamp in after]

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from mamba_cli.local.readiness import Readiness
-from mamba_server.budget.binary_size import binary_size
+from mamba_planner.byte_size import binary_size
 
 _PLAIN_STEPS = 4
 """Plain lines per stage: a log wants quarters, not frames."""

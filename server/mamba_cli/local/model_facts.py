@@ -12,10 +12,10 @@ from urllib.parse import unquote
 
 from mamba_api.model_uri import ModelUri, parse_model_uri
 from mamba_cli.errors import InvalidInput, RunFailed
-from mamba_server.budget.arithmetic import DTYPE_BYTES
-from mamba_server.model.config import ModelConfig
+from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.errors import ModelError
-from mamba_server.model.families import ModelConfigError, load_model_config, model_config_from_hf
 from mamba_server.model.source import resolve
 from mamba_server.model.weight_files import WeightsSize, weights_size
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mamba_cli.local.planning import PlanOutcome
-from mamba_server.budget import LedgerLine, Plan
-from mamba_server.budget.binary_size import binary_size
+from mamba_planner import LedgerLine, MemoryPlan
+from mamba_planner.byte_size import binary_size
 
 # item of the ledger -> (pattern, colour, words)
 _LOOK = {
@@ -34,6 +34,8 @@ def plan_view(outcome: PlanOutcome) -> RenderableType:
     """The panel of one object."""
     title = Text.assemble((outcome.name, "bold"), ("  " + _model_line(outcome), "dim"))
     body = _fitting(outcome, outcome.plan) if outcome.plan else _not_fitting(outcome)
+    if outcome.not_served is not None:
+        body = Group(Text(f"not served: {outcome.not_served}", style="bold yellow"), Text(), body)
     return Panel(
         body, title=title, title_align="left", border_style="green" if outcome.plan else "red", padding=(1, 2)
     )
@@ -71,7 +73,7 @@ def _model_line(outcome: PlanOutcome) -> str:
     return f"{model.family} · {layers} · {_count(model.parameters)} parameters"
 
 
-def _fitting(outcome: PlanOutcome, plan: Plan) -> RenderableType:
+def _fitting(outcome: PlanOutcome, plan: MemoryPlan) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -102,7 +104,7 @@ def _fitting(outcome: PlanOutcome, plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
-def _memory(outcome: PlanOutcome, plan: Plan) -> Iterable[RenderableType]:
+def _memory(outcome: PlanOutcome, plan: MemoryPlan) -> Iterable[RenderableType]:
     of_device = ""
     if outcome.constraints.arena_bytes is None:
         device = "GPU" if outcome.device.kind == "cuda" else "free main memory"
@@ -125,7 +127,7 @@ def _memory(outcome: PlanOutcome, plan: Plan) -> Iterable[RenderableType]:
     yield Padding(legend, (0, 0, 0, 1))
 
 
-def _rejected(plan: Plan) -> Table:
+def _rejected(plan: MemoryPlan) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(no_wrap=True, style="dim")

@@ -1,19 +1,28 @@
-"""Plans deployments and model directories the way `plan` and `up` show them. One outcome per object."""
+"""Plans deployments and model directories the way `plan` and `up` show them. One outcome per object.
 
+Also here: the device this machine offers to plan for, and sizes as the command line takes them.
+"""
+
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamba_cli.errors import InvalidInput
-from mamba_cli.local.devices import cpu_device
+from mamba_api.errors import InvalidQuantity
+from mamba_api.quantity import Quantity
+from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import ModelFacts, facts_of_directory, facts_of_model
-from mamba_server.budget import Constraints, Device, DoesNotFit, Plan, UnusableInput, Workload, plan
-from mamba_server.budget.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
-from mamba_server.budget.of_spec import constraints_of, workload_of
-from mamba_server.model.config import ModelConfig
+from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, plan_engine
+from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.families.served import why_not_served
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.spec_settings import engine_settings
+from mamba_server.host_memory import available_bytes
 
 ASSUMED_MEMORY = 80 << 30
+_QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +44,14 @@ class PlanOutcome:
     constraints: Constraints
     device: Device
     weights: int
-    plan: Plan | None
+    plan: MemoryPlan | None
     misfit: DoesNotFit | None
     notes: tuple[str, ...] = ()
+
+    @property
+    def not_served(self) -> str | None:
+        """Why this version's engine cannot serve the model, however well the plan fits."""
+        return why_not_served(self.model)
 
     def to_json(self) -> dict[str, Any]:
         """The object `plan --output json` prints."""
@@ -48,6 +62,7 @@ class PlanOutcome:
             "name": self.name,
             "source": self.source,
             "fits": self.plan is not None,
+            "served": self.not_served is None,
             "model": {
                 "family": self.model.family,
                 "recurrentLayers": self.model.recurrent_layers,
@@ -62,6 +77,8 @@ class PlanOutcome:
         if self.plan is not None:
             shown["plan"] = self.plan.to_json()
             shown["plan"]["notes"] += self.notes
+        if self.not_served is not None:
+            shown["notServedBecause"] = self.not_served
         if self.misfit is not None:
             shown["reason"] = str(self.misfit)
             shown["needBytes"], shown["haveBytes"] = self.misfit.need, self.misfit.have
@@ -79,25 +96,18 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
             told = spec.memory.device_memory.bytes
         gpus = spec.resources.gpus if flags.gpus is None else flags.gpus
         device, notes = _device(told, gpus)
-    try:
-        constraints = constraints_of(spec, flags.utilization, flags.gpus)
-    except UnusableInput as error:
-        raise InvalidInput(f"{loaded.path}: {loaded.deployment.name}: {error}") from error
-    return _outcome(
-        loaded.deployment.name, str(loaded.path), facts, constraints, device, workload_of(spec), notes
-    )
+    settings = engine_settings(loaded.deployment)
+    ways = flags.gpus or spec.engine.tensor_parallel
+    return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, ways, device, notes)
 
 
 def plan_directory(directory: Path, flags: PlanFlags) -> PlanOutcome:
     """Plan a model directory with default settings. Raises `InvalidInput`, `RunFailed`."""
     facts = facts_of_directory(directory)
     device, notes = _device(flags.device_memory, 1 if flags.gpus is None else flags.gpus)
-    try:
-        constraints = Constraints(utilization=flags.utilization or 0.9, tensor_parallel=flags.gpus or 1)
-    except UnusableInput as error:
-        raise InvalidInput(str(error)) from error
+    settings = EngineSettings(model=str(directory))
     name = directory.resolve().name
-    return _outcome(name, str(directory), facts, constraints, device, None, notes)
+    return _outcome(name, str(directory), facts, settings, flags, flags.gpus or 1, device, notes)
 
 
 def _device(told: int | None, gpus: int) -> tuple[Device, tuple[str, ...]]:
@@ -113,20 +123,26 @@ def _outcome(
     name: str,
     source: str,
     facts: ModelFacts,
-    constraints: Constraints,
+    settings: EngineSettings,
+    flags: PlanFlags,
+    ways: int,
     device: Device,
-    workload: Workload | None,
     notes: tuple[str, ...],
 ) -> PlanOutcome:
-    ways = constraints.tensor_parallel
+    if flags.utilization is not None:
+        settings = settings.model_copy(update={"utilization": flags.utilization})
+    try:
+        constraints = Constraints.of(settings, ways)
+    except UnusableInput as error:
+        raise InvalidInput(f"{source}: {name}: {error}") from error
     known = facts.weights_bytes(constraints.dtype, ways)
     by_count = weights_bytes(facts.config, constraints.dtype or facts.config.dtype, ways)
     if known is None:
         notes += ("weights by parameter count: no files at hand",)
-    planned: Plan | None = None
+    planned: MemoryPlan | None = None
     misfit: DoesNotFit | None = None
     try:
-        planned = plan(facts.config, constraints, device, known, workload)
+        planned = plan_engine(facts.config, settings, device, known, tensor_parallel=ways)
     except DoesNotFit as error:
         misfit = error
     except UnusableInput as error:
@@ -135,3 +151,36 @@ def _outcome(
         name, source, facts.config, constraints, device,
         known if known is not None else by_count, planned, misfit, notes,
     )  # fmt: skip
+
+
+def gpu_memory(command: list[str] | None = None, timeout: float = 10.0) -> int | None:
+    """Bytes of the smallest GPU, as its driver says; None without a GPU or a driver."""
+    try:
+        done = subprocess.run(command or _QUERY, capture_output=True, text=True, timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+    return min(sizes) << 20 if done.returncode == 0 and sizes else None
+
+
+def cpu_device() -> Device:
+    """The machine's free main memory. Raises `RunFailed` where it cannot be read."""
+    try:
+        return Device("cpu", available_bytes(), told=False)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot read the free memory of this machine: {error}: give --device-memory"
+        ) from error
+
+
+def size_option(option: str, text: str | None) -> int | None:
+    """Bytes that `text` stands for. Raises `InvalidInput` that names `option`."""
+    if text is None:
+        return None
+    try:
+        count = Quantity(text).bytes
+    except InvalidQuantity as error:
+        raise InvalidInput(f"{option}: {error}") from error
+    if count <= 0:
+        raise InvalidInput(f"{option}: must be above 0")
+    return count

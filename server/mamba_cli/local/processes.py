@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from mamba_cli.local.unit import Command
+
 ExitCallback = Callable[[str, int | None, str], None]
 """(name, exit code or None when it could not start, reason)."""
 
@@ -28,17 +30,19 @@ class Processes:
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._waits: set[asyncio.Task[None]] = set()
 
-    async def start(self, name: str, argv: list[str], environment: dict[str, str]) -> None:
-        """Start `argv`; a failure is reported through the callback like any other end."""
+    async def start(self, name: str, command: Command) -> None:
+        """Write its document and start it; a failure is reported through the callback like any other end."""
         parent = os.getpid()
         try:
+            if command.file is not None:
+                command.file.write_text(command.document, encoding="utf-8")
             with self.log(name).open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    *argv,
+                    *command.argv,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={**os.environ, **environment},
+                    env={**os.environ, **command.environment},
                     start_new_session=True,
                     preexec_fn=lambda: _die_with(parent),
                 )

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 from mamba_cli.local import demo
+from mamba_cli.local.edits import Stamp, changed, settled
 from mamba_cli.local.loading_view import LoadingView
 from mamba_cli.local.processes import Processes
 from mamba_cli.local.readiness import engine_readiness, gateway_ready
@@ -35,8 +36,7 @@ from mamba_cli.local.supervisor import (
     step,
     wake_at,
 )
-from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Unit
-from mamba_cli.local.watch import Stamp, changed, settled
+from mamba_cli.local.unit import ENGINE_RANK, GATEWAY_RANK, Command, Unit
 
 OnEdit = Callable[[aiohttp.ClientSession], Awaitable[tuple[list[str], list[Unit]]]]
 """Called when a watched file changed; gives lines to show, and the units as they start from now on."""
@@ -113,8 +113,7 @@ class Session:
     async def _perform(self, action: Action) -> None:
         match action:
             case Start(name):
-                argv, environment = self._commands[name]
-                await self._processes.start(name, list(argv), environment)
+                await self._processes.start(name, self._commands[name])
             case Terminate(name):
                 self._processes.send(name, signal.SIGTERM)
             case Kill(name):
@@ -220,7 +219,6 @@ class Session:
         return asyncio.get_running_loop().time()
 
 
-def _commands(units: list[Unit]) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
-    """Arguments and environment of every child, by its name."""
-    engines = {unit.engine: (unit.engine_argv, unit.environment) for unit in units}
-    return engines | {unit.gateway: (unit.gateway_argv, {}) for unit in units}
+def _commands(units: list[Unit]) -> dict[str, Command]:
+    """How every child is started, by its name."""
+    return {name: command for unit in units for name, command in unit.commands().items()}

@@ -1,12 +1,20 @@
-"""`Unit`: one deployment on this machine, as an engine and a gateway with their ports. Pure."""
+"""`Unit`: one deployment on this machine, an engine and a gateway, and what they are started with.
 
+The engine's settings are the document the operator would hand to a pod, with this machine's addresses and the
+plan put in. Pure; who starts the engine writes the document first.
+"""
+
+import json
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
-from mamba_cli.local.translate import gateway_argv, serve_argv
-from mamba_server.budget import Plan
+from mamba_planner import MemoryPlan
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.spec_settings import engine_settings
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
 GATEWAY_RANK = 1
@@ -14,16 +22,28 @@ ENGINE_RANK = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """How a child is started. `document`: what is written to `file` before."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    file: Path | None = None
+    document: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """Names of the children are `NAME-engine` and `NAME-gateway`."""
 
     loaded: LoadedDeployment
-    engine_argv: tuple[str, ...]
+    launcher: tuple[str, ...]
+    settings: EngineSettings
+    """What the engine runs with, edits that it took over while running included."""
+    settings_file: Path
     gateway_argv: tuple[str, ...]
     engine_url: str
     admin_url: str
     url: str
-    environment: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -41,13 +61,22 @@ class Unit:
     def gateway(self) -> str:
         return f"{self.name}-gateway"
 
-    def with_strategy(self, strategy: str, track_interval: int) -> "Unit":
-        """The unit as it is to be started from now on, after its engine took these over while running."""
-        argv = list(self.engine_argv)
-        for option, value in (("--strategy", strategy), ("--track-interval", str(track_interval))):
-            # The first of its name: the deployment's own extraArgs stand behind and keep the last word.
-            argv[argv.index(option) + 1] = value
-        return replace(self, engine_argv=tuple(argv))
+    def commands(self) -> dict[str, Command]:
+        """By the child's name. The deployment's own variables and extraArgs win over the document."""
+        engine = self.loaded.deployment.spec.engine
+        return {
+            self.engine: Command(
+                (*self.launcher, "serve", "--config", str(self.settings_file), *engine.extra_args),
+                {each.name: each.value for each in engine.env if each.value is not None},
+                self.settings_file,
+                json.dumps(self.settings.document(), indent=2) + "\n",
+            ),
+            self.gateway: Command((*self.launcher, *self.gateway_argv), {}),
+        }
+
+    def with_settings(self, settings: EngineSettings) -> "Unit":
+        """The unit as it is to be started from now on."""
+        return replace(self, settings=settings)
 
     def curl(self) -> str:
         """A line to try it with."""
@@ -60,32 +89,59 @@ class Unit:
 
 def unit_of(
     loaded: LoadedDeployment,
-    plan: Plan,
+    plan: MemoryPlan,
     *,
     device: str,
     host: str,
     port: int,
     engine_port: int,
     admin_port: int,
-    drain_timeout: float,
+    directory: Path,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> Unit:
-    """The unit of one planned deployment."""
+    """The unit of one planned deployment; `directory` takes the engine's settings file."""
     deployment = loaded.deployment
     engine_url = f"http://127.0.0.1:{engine_port}"
-    model = local_uri(deployment.spec.model.uri, loaded.path)
-    drain = ["--drain-timeout", f"{drain_timeout:g}"]
-    engine = serve_argv(deployment, plan, model=model, device=device, port=engine_port, admin_port=admin_port)
-    # Before the deployment's own extraArgs, which have the last word.
-    engine[1:1] = drain
-    gateway = gateway_argv(deployment, backend=engine_url, host=host, port=port) + drain
     shown_host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
+    settings = local_settings(loaded, plan, device=device, port=engine_port, admin_port=admin_port)
     return Unit(
         loaded=loaded,
-        engine_argv=(*launcher, *engine),
-        gateway_argv=(*launcher, *gateway),
+        launcher=launcher,
+        settings=settings,
+        settings_file=directory.absolute() / f"{deployment.name}-engine.json",
+        gateway_argv=tuple(gateway_argv(deployment, backend=engine_url, host=host, port=port)),
         engine_url=engine_url,
         admin_url=f"http://127.0.0.1:{admin_port}",
         url=f"http://{shown_host}:{port}",
-        environment={each.name: each.value for each in deployment.spec.engine.env if each.value is not None},
     )
+
+
+def local_settings(
+    loaded: LoadedDeployment, plan: MemoryPlan, *, device: str, port: int, admin_port: int
+) -> EngineSettings:
+    """The settings of the spec with the plan in place of what it leaves open.
+
+    On a CPU the arena is passed on, because free memory changes between two looks; on a GPU the engine plans
+    with the memory the device really has.
+    """
+    deployment = loaded.deployment
+    update = {
+        "model": local_uri(deployment.spec.model.uri, loaded.path),
+        "device": device,
+        "port": port,
+        "admin_port": admin_port,
+        "strategy": plan.strategy,
+        "state_dtype": plan.state_dtype,
+        "max_model_len": plan.max_model_len,
+        "max_running_requests": plan.max_running_requests,
+    }
+    if device == "cpu":
+        update["arena_bytes"] = plan.arena_bytes
+    return engine_settings(deployment).model_copy(update=update)
+
+
+def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
+    """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
+    argv = ["gateway", "--backend", backend, "--host", host, "--port", str(port)]
+    drain_timeout = deployment.spec.rollout.drain_timeout.seconds
+    return [*argv, "--drain-timeout", f"{drain_timeout:g}"]

@@ -3,21 +3,21 @@
 Operations on the engine are relayed as AdminCall; draining is done here. Needs the token when one is set.
 """
 
-import ipaddress
-from typing import Any, Literal
+from typing import Any
 
+from fastapi import Security
+from fastapi.security import HTTPAuthorizationCredentials
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from mamba_server.api.answers import encode
-from mamba_server.api.api_keys import KeyFile
+from mamba_api.strategy import Strategy
+from mamba_edge.api_keys import KeyFile, KeyGuard
+from mamba_edge.application import JsonResponse, error_answers, make_application, publish
+from mamba_edge.request_middleware import RequestMiddleware
 from mamba_server.api.errors import Forbidden
-from mamba_server.api.front import Front
-from mamba_server.api.request_body import parse_json_object, read_body, validate
+from mamba_server.api.request_body import limited_route
 from mamba_server.api.serving import Serving
 
 _BODY_LIMIT = 1 << 16
@@ -28,22 +28,30 @@ class StrategyChange(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    strategy: Literal["NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]
-    trackInterval: int | None = Field(None, ge=1)  # noqa: N815 - the name in the public interface
+    strategy: Strategy
+    trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address is only reachable from this machine (or network namespace)."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+class DrainState(BaseModel):
+    """Answer of `POST /admin/drain` and `POST /admin/undrain`."""
+
+    draining: bool
+    underWay: int  # noqa: N815 - the name in the public interface
 
 
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(encode(body), status, media_type="application/json")
+class AdminGuard(KeyGuard):
+    """Asks for the token where there is one, and keeps pages of a browser out where there is none."""
+
+    def __init__(self, token: KeyFile | None) -> None:
+        super().__init__(token, "The token in `--admin-token-file`; without that option nobody needs one.")
+        self._open = token is None
+
+    async def __call__(self, request: HTTPConnection) -> HTTPAuthorizationCredentials | None:
+        """Raises Unauthorized or Forbidden."""
+        if self._open and "origin" in request.headers:
+            # A page in a browser on this machine can reach loopback, too.
+            raise Forbidden("admin calls from a browser are not accepted")
+        return await super().__call__(request)
 
 
 class Admin:
@@ -54,72 +62,86 @@ class Admin:
 
     async def _relay(self, verb: str, body: dict[str, Any] | None = None) -> Response:
         reply = await self._serving.engine.admin(verb, body or {})
-        return _json(reply.body, reply.status)
+        return JsonResponse(reply.body, reply.status)
 
-    async def flush_cache(self, _: Request) -> Response:
+    async def flush_cache(self) -> Response:
         """Forget every checkpoint that nobody holds."""
         return await self._relay("flush_cache")
 
-    async def plan(self, _: Request) -> Response:
+    async def plan(self) -> Response:
         """The memory plan in force."""
         return await self._relay("plan")
 
-    async def ledger(self, _: Request) -> Response:
+    async def ledger(self) -> Response:
         """Pages and slots by owner."""
         return await self._relay("ledger")
 
-    async def requests(self, _: Request) -> Response:
+    async def requests(self) -> Response:
         """What runs and waits."""
         return await self._relay("requests")
 
-    async def strategy(self, request: Request) -> Response:
+    async def strategy(self, change: StrategyChange) -> Response:
         """Change the strategy at the next step boundary."""
-        raw = parse_json_object(await read_body(request, request.receive, _BODY_LIMIT))
-        change = validate(StrategyChange, raw)
         answer = await self._relay("strategy", change.model_dump(exclude_none=True))
         if answer.status_code == 200:
             self._serving.on_strategy(change.strategy)
         return answer
 
-    async def drain(self, _: Request) -> Response:
+    async def drain(self) -> DrainState:
         """Refuse new requests, finish those under way."""
         self._serving.drain.draining = True
         return self._drain_state()
 
-    async def undrain(self, _: Request) -> Response:
+    async def undrain(self) -> DrainState:
         """Welcome requests again."""
         self._serving.drain.draining = False
         return self._drain_state()
 
-    def _drain_state(self) -> Response:
+    def _drain_state(self) -> DrainState:
         drain = self._serving.drain
-        return _json({"draining": drain.draining, "underWay": drain.under_way})
+        return DrainState(draining=drain.draining, underWay=drain.under_way)
+
+
+_ERRORS = error_answers(
+    e401="No or a wrong token",
+    e403="A page in a browser called",
+    e503="Not ready, or the engine was lost; see Retry-After",
+    e504="The engine did not answer in time",
+)
+_BODY_ERRORS = error_answers(
+    e400="The change is wrong, or the engine refuses it", e408="The body did not arrive in time",
+    e413="The body is too large", e415="The body is not JSON",
+)  # fmt: skip
 
 
 def make_admin(serving: Serving, token: KeyFile | None) -> ASGIApp:
     """The application. Without `token` the caller must bind it to loopback."""
-    admin = Admin(serving)
-    routes = [
-        Route("/admin/flush_cache", admin.flush_cache, methods=["POST"]),
-        Route("/admin/plan", admin.plan),
-        Route("/admin/ledger", admin.ledger),
-        Route("/admin/requests", admin.requests),
-        Route("/admin/strategy", admin.strategy, methods=["PUT"]),
-        Route("/admin/drain", admin.drain, methods=["POST"]),
-        Route("/admin/undrain", admin.undrain, methods=["POST"]),
-    ]
-    known = {route.path for route in routes}
-
-    def guard(_: str, headers: Headers) -> None:
-        if token is not None:
-            token.check(headers.get("authorization"))
-        elif "origin" in headers:
-            # A page in a browser on this machine can reach loopback, too.
-            raise Forbidden("admin calls from a browser are not accepted")
-
-    return Front(
-        Router(routes, redirect_slashes=False),
+    admin, guard = Admin(serving), AdminGuard(token)
+    app = make_application(
+        "mambaserve admin",
         guard=guard,
-        route_of=lambda path: path if path in known else "other",
-        answered=serving.metrics.answered,
+        guarded="/",
+        description="Operations on one engine. They need the admin token where one is set.",
+    )
+    app.router.route_class = limited_route(_BODY_LIMIT, guard)
+    for method, name, handler, answer in (
+        ("POST", "flush_cache", admin.flush_cache, dict[str, Any]),
+        ("GET", "plan", admin.plan, dict[str, Any]),
+        ("GET", "ledger", admin.ledger, dict[str, Any]),
+        ("GET", "requests", admin.requests, dict[str, Any]),
+        ("PUT", "strategy", admin.strategy, dict[str, Any]),
+        ("POST", "drain", admin.drain, DrainState),
+        ("POST", "undrain", admin.undrain, DrainState),
+    ):
+        app.add_api_route(
+            f"/admin/{name}",
+            handler,
+            methods=[method],
+            operation_id=name,
+            dependencies=[Security(guard)],
+            response_model=answer,
+            responses=_ERRORS | (_BODY_ERRORS if name == "strategy" else {}),
+        )
+    return RequestMiddleware(
+        app, route_of=publish(app, key_needed=token is not None), answered=serving.metrics.answered
     )

@@ -1,42 +1,137 @@
-"""The public HTTP application: which path is answered by whom."""
+"""The public HTTP application: which path is answered by whom, and how the document describes it."""
 
+from typing import Any
+
+from fastapi import FastAPI, Security
 from prometheus_client import CollectorRegistry
-from starlette.datastructures import Headers
-from starlette.routing import Route, Router
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mamba_server.api.api_keys import KeyFile
-from mamba_server.api.front import Front
-from mamba_server.api.generate import ChatCompletions, Completions
+from mamba_api.openai_responses import (
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    CompletionResponse,
+    ModelCard,
+    ModelList,
+    Readiness,
+)
+from mamba_edge.api_keys import KeyFile, KeyGuard
+from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.request_middleware import RequestMiddleware
+from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import Info
+from mamba_server.api.request_body import limited_route
 from mamba_server.api.serving import Serving
+
+_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
+_STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
+
+
+_UNAUTHORIZED = error_answers(e401="No or a wrong API key")
+_NO_MODEL = error_answers(e404="No such model")
+_GENERATION_ERRORS = error_answers(
+    e400="The request is wrong; `param` names the field",
+    e401="No or a wrong API key",
+    e404="No such model",
+    e408="The body did not arrive in time",
+    e413="The body is too large",
+    e415="The body is not JSON",
+    e429="Too many requests wait; see Retry-After",
+    e500="A defect of the server",
+    e503="Not ready, draining, or the engine was lost; see Retry-After",
+)
 
 
 def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None) -> ASGIApp:
     """The application. With `keys`, everything below /v1/ needs one."""
-    info = Info(serving, registry)
-    routes = [
-        Route("/v1/completions", Completions(serving), methods=["POST"]),
-        Route("/v1/chat/completions", ChatCompletions(serving), methods=["POST"]),
-        Route("/v1/models", info.models),
-        Route("/v1/models/{name:path}", info.model),
-        Route("/livez", info.livez),
-        Route("/readyz", info.readyz),
-        Route("/health", info.readyz),
-        Route("/metrics", info.metrics),
-        Route("/version", info.version),
-        Route("/openapi.json", info.openapi),
-    ]
-    known = {route.path for route in routes}
+    guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
+    app = make_application(
+        "mambaserve",
+        guard=guard,
+        guarded="/v1/",
+        description="OpenAI-compatible API of one engine. Fields beyond the OpenAI reference are described "
+        "with the others; unknown ones are ignored.",
+    )
 
-    def guard(path: str, headers: Headers) -> None:
-        if keys is not None and path.startswith("/v1/"):
-            keys.check(headers.get("authorization"))
+    app.router.route_class = limited_route(serving.settings.max_body_bytes, guard, serving.drain.request)
+    _add_generation(app, serving, guard)
+    _add_info(app, Info(serving, registry), guard)
 
-    def route_of(path: str) -> str:
-        if path.startswith("/v1/models/"):
-            return "/v1/models/{name}"
-        return path if path in known else "other"
+    route_of = publish(
+        app,
+        key_needed=keys is not None,
+        events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk},
+    )
+    return RequestMiddleware(app, route_of=route_of, answered=serving.metrics.answered)
 
-    router = Router(routes, redirect_slashes=False)
-    return Front(router, guard=guard, route_of=route_of, answered=serving.metrics.answered)
+
+def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:
+    generation = GenerationEndpoints(serving)
+
+    shared: dict[str, Any] = {
+        "methods": ["POST"],
+        "dependencies": [Security(guard)],
+        "response_description": _STREAM_OR_WHOLE,
+        "responses": _GENERATION_ERRORS,
+    }
+    app.add_api_route(
+        "/v1/completions",
+        generation.completions,
+        response_model=CompletionResponse,
+        operation_id="CompletionRequest",
+        summary="Complete a prompt",
+        **shared,
+    )
+    app.add_api_route(
+        "/v1/chat/completions",
+        generation.chat_completions,
+        response_model=ChatCompletionResponse,
+        operation_id="ChatCompletionRequest",
+        summary="Answer a conversation",
+        **shared,
+    )
+
+
+def _add_info(app: FastAPI, info: Info, guard: KeyGuard) -> None:
+    keyed = [Security(guard)]
+    app.add_api_route(
+        "/v1/models",
+        info.models,
+        operation_id="models",
+        summary="Served models",
+        response_model=ModelList,
+        dependencies=keyed,
+        responses=_UNAUTHORIZED,
+    )
+    app.add_api_route(
+        "/v1/models/{name:path}",
+        info.model,
+        operation_id="model",
+        summary="One model",
+        response_model=ModelCard,
+        dependencies=keyed,
+        responses=_UNAUTHORIZED | _NO_MODEL,
+    )
+    for path, operation, summary in (
+        ("/readyz", "readyz", "Whether requests are welcome"),
+        ("/health", "health", "Same as /readyz"),
+    ):
+        app.add_api_route(
+            path,
+            info.readyz,
+            operation_id=operation,
+            summary=summary,
+            response_model=Readiness,
+            responses=_READINESS,
+        )
+    app.add_api_route("/livez", info.livez, operation_id="livez", summary="Whether the process lives")
+    app.add_api_route(
+        "/metrics",
+        info.metrics,
+        operation_id="metrics",
+        summary="Prometheus metrics",
+        response_class=Response,
+        responses=_TEXT,
+    )
+    app.add_api_route("/version", info.version, operation_id="version", summary="Version of mambaserve")

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mamba_server.api.errors import NotReady
+from mamba_edge.errors import NotReady
 
 
 class Drain:

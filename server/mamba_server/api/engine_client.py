@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mamba_edge.errors import NotReady
 from mamba_server import wire
 from mamba_server.api.engine_process import ENGINE_COMMAND, EngineProcess
 from mamba_server.api.engine_state import (
@@ -22,7 +23,7 @@ from mamba_server.api.engine_state import (
     backoff,
     death_reason,
 )
-from mamba_server.api.errors import AdminTimeout, EngineLost, EngineRefused, EngineStartFailed, NotReady
+from mamba_server.api.errors import AdminTimeout, EngineLost, EngineRefused, EngineStartFailed
 from mamba_server.api.inbox import Inbox
 from mamba_telemetry.logs import get_logger
 

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from mamba_server import wire
 from mamba_server.wire import FromEngine, ToEngine
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "mamba_server.engine")
@@ -51,8 +52,8 @@ class EngineProcess:
         self._context = context
         self._to = to_engine
         self._from = from_engine
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._encoder = wire.encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = wire.decoder(FromEngine)
 
     @classmethod
     async def start(cls, settings_json: str, command: Sequence[str] = ENGINE_COMMAND) -> "EngineProcess":

@@ -8,7 +8,7 @@ import asyncio
 
 import msgspec
 
-from mamba_server.api.errors import ApiError
+from mamba_edge.errors import ApiError
 from mamba_server.wire import SequenceDelta
 
 

@@ -1,27 +1,15 @@
-"""The endpoints that only tell: probes, models, version, metrics, the OpenAPI document."""
+"""The endpoints that only tell: probes, models, version, metrics."""
 
 import importlib.metadata
-from typing import Any
 
 from prometheus_client import CollectorRegistry
-from starlette.requests import Request
 from starlette.responses import Response
 
-from mamba_api.openai_answers import ModelCard, ModelList, Readiness
-from mamba_server.api.answers import encode
-from mamba_server.api.errors import ModelNotFound, NotReady
-from mamba_server.api.openapi import document
+from mamba_api.openai_responses import ModelCard, ModelList, Readiness
+from mamba_edge.application import JsonResponse
+from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_server.api.serving import Serving
 from mamba_telemetry.registry import expose
-
-
-def version() -> str:
-    """The installed version of the distribution."""
-    return importlib.metadata.version("mambaserve")
-
-
-def _json(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
 
 
 def readiness(serving: Serving) -> Readiness:
@@ -41,47 +29,41 @@ class Info:
     def __init__(self, serving: Serving, registry: CollectorRegistry) -> None:
         self._serving = serving
         self._registry = registry
-        self._document = encode(document(version()))
 
-    async def livez(self, _: Request) -> Response:
+    async def livez(self) -> dict[str, str]:
         """200 while this process's event loop turns."""
-        return _json(b'{"status":"alive"}')
+        return {"status": "alive"}
 
-    async def readyz(self, _: Request) -> Response:
+    async def readyz(self) -> Response:
         """200 when requests are welcome, else 503 with how far loading is."""
         state = readiness(self._serving)
+        body = state.model_dump_json().encode()
         if state.status == "ready":
-            return _json(state.model_dump_json().encode())
-        retry = str(int(NotReady.retry_after or 1))
-        return _json(state.model_dump_json().encode(), 503, {"retry-after": retry})
+            return JsonResponse(body)
+        return JsonResponse(body, 503, headers={"retry-after": str(int(NotReady.retry_after or 1))})
 
-    async def models(self, _: Request) -> Response:
+    async def models(self) -> ModelList:
         """The one served model."""
-        return _json(ModelList(object="list", data=[self._card()]).model_dump_json().encode())
+        return ModelList(object="list", data=[self._card()])
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, name: str) -> ModelCard:
         """One model by name. Raises ModelNotFound."""
-        name = request.path_params["name"]
         if name != self._serving.model_name:
             raise ModelNotFound(f"the model '{name[:200]}' does not exist here", param="model")
-        return _json(self._card().model_dump_json().encode())
+        return self._card()
 
-    async def version(self, _: Request) -> Response:
-        """The version of mambaserve."""
-        return _json(encode({"version": version()}))
+    async def version(self) -> dict[str, str]:
+        """The installed version of mambaserve."""
+        return {"version": importlib.metadata.version("mambaserve")}
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self) -> Response:
         """Prometheus text."""
         body, kind = expose(self._registry)
         return Response(body, headers={"content-type": kind})
 
-    async def openapi(self, _: Request) -> Response:
-        """The OpenAPI document."""
-        return _json(self._document)
-
     def _card(self) -> ModelCard:
         serving = self._serving
-        ready: Any = serving.engine.ready
+        ready = serving.engine.ready
         return ModelCard(
             id=serving.model_name,
             object="model",

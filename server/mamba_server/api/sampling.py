@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from mamba_server.api.errors import ContextTooLong, InvalidRequest
+from mamba_edge.errors import InvalidRequest
+from mamba_server.api.errors import ContextTooLong
 from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.wire import SamplingParams
 
@@ -55,15 +56,14 @@ def _out_of_range(param: str, token_id: int, limits: ModelLimits) -> InvalidRequ
     return InvalidRequest(f"{param}: token id {token_id} is out of range; {known}", param=param)
 
 
-def prompt_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> list[int]:
-    """The prompt's token ids, checked. Raises InvalidRequest."""
+def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
+    """Raises InvalidRequest unless these can be a prompt of this model."""
     if not token_ids:
         raise InvalidRequest(
             f"{param}: has no tokens; an empty prompt needs a model with a bos token", param=param
         )
     if max(token_ids) >= limits.vocab_size:
         raise _out_of_range(param, max(token_ids), limits)
-    return list(token_ids)
 
 
 def sampling_params(
@@ -75,9 +75,9 @@ def sampling_params(
         return next(value for value in values if value is not None)
 
     bias = {int(key): value for key, value in (request.logit_bias or {}).items()}
-    for param, ids in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
-        if ids and max(ids) >= limits.vocab_size:
-            raise _out_of_range(param, max(ids), limits)
+    for param, token_ids in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
+        if token_ids and max(token_ids) >= limits.vocab_size:
+            raise _out_of_range(param, max(token_ids), limits)
     if (request.min_tokens or 0) > max_tokens:
         raise InvalidRequest(
             f"min_tokens: {request.min_tokens} is more than the {max_tokens} tokens allowed for the output",

@@ -7,19 +7,19 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
-from mamba_server.api.admin import is_loopback, make_admin
-from mamba_server.api.api_keys import KeyFile
+from mamba_edge.api_keys import KeyFile, KeyFileError
+from mamba_edge.http_server import HttpServer
+from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
+from mamba_planner.engine_settings import EngineSettings
+from mamba_server.api.admin import make_admin
 from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
@@ -30,7 +30,6 @@ from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving, TextSide
 from mamba_server.model import source
 from mamba_server.model.errors import ModelError
-from mamba_server.settings import EngineSettings
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.errors import TextError
 from mamba_server.text.generation_defaults import GenerationDefaults
@@ -43,6 +42,7 @@ from mamba_telemetry.traces import set_up_traces
 log = get_logger(__name__)
 
 Result = TypeVar("Result")
+LAST_PORT = 65_535
 LAST_BYTES_SECONDS = 3
 """How long connections may take to close once every answer has been handed over."""
 
@@ -58,33 +58,6 @@ def load_text(directory: Path) -> TextSide:
     tokenizer = Tokenizer.load(directory)
     template = ChatTemplate.load(directory, tokenizer)
     return TextSide(tokenizer, template, GenerationDefaults.load(directory))
-
-
-LAST_PORT = 65_535
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ServeError."""
-    try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(info[0], socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(info[4])
-            listener.listen(2048)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where a browser on this machine reaches a listening socket."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - shown, not bound
-    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
@@ -111,29 +84,6 @@ async def in_daemon_thread(work: Callable[[], Result]) -> Result:
     return await future
 
 
-class _Uvicorn(uvicorn.Server):
-    """A server that leaves signals to us: ours drains before it stops."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn(app: ASGIApp) -> _Uvicorn:
-    return _Uvicorn(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=LAST_BYTES_SECONDS,
-        )
-    )
-
-
 class Server:
     """One engine's API process. `announce` gets the ready line."""
 
@@ -151,8 +101,11 @@ class Server:
         self._settings = settings
         self._announce = announce
         keys, token = settings.api_key_file, settings.admin_token_file
-        self._keys = None if keys is None else KeyFile(keys, "api_key_file")
-        self._token = None if token is None else KeyFile(token, "admin_token_file")
+        try:
+            self._keys = None if keys is None else KeyFile(keys, "api_key_file")
+            self._token = None if token is None else KeyFile(token, "admin_token_file")
+        except KeyFileError as error:
+            raise BadConfiguration(str(error)) from error
         try:
             name = settings.served_model_name or source.display_name(settings.model)
         except ModelError as error:
@@ -182,19 +135,25 @@ class Server:
             wanted = 0 if settings.port == 0 else settings.port + 1
         if wanted > LAST_PORT:
             raise ServeError(f"no port is left after {settings.port} for the admin server: give --admin-port")
-        public = listen(settings.host, settings.port)
         try:
-            private = listen(settings.admin_host, wanted)
-        except ServeError:
-            public.close()
-            raise
+            public = listen(settings.host, settings.port)
+            try:
+                private = listen(settings.admin_host, wanted)
+            except CannotListen:
+                public.close()
+                raise
+        except CannotListen as error:
+            raise ServeError(str(error)) from error
         self._urls = (url_of(public), url_of(private))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         servers = [
-            (_uvicorn(make_app(self._serving, self._registry, self._keys)), public),
-            (_uvicorn(make_admin(self._serving, self._token)), private),
+            (HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS), listener)
+            for app, listener in (
+                (make_app(self._serving, self._registry, self._keys), public),
+                (make_admin(self._serving, self._token), private),
+            )
         ]
         tasks = [asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers]
         life = asyncio.create_task(self._engine_life())

@@ -243,7 +243,7 @@ class Arena:
         wrong = pages[self.page_owner[pages] != owner]
         if len(wrong):
             raise LedgerViolation(
-                f"page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner} (W1)"
+                f"W1: page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner}"
             )
 
     def slabs_without(self, pinned: Pages) -> int:
@@ -266,7 +266,10 @@ class Arena:
         ]
 
     def check_slabs(self) -> None:
-        """W5 for slabs: roles, free lists and page accounts agree. Raises LedgerViolation."""
+        """Roles, free lists and page accounts of the slabs agree (W5: the sums are the capacity).
+
+        Raises LedgerViolation.
+        """
         roles = self._role.count(_FREE)
         if roles != len(self._free_slabs) or len(set(self._free_slabs)) != len(self._free_slabs):
             raise LedgerViolation(f"W5: {roles} free slabs, {len(self._free_slabs)} on the free list")

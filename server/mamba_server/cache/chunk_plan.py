@@ -1,7 +1,7 @@
 """Chunk boundaries of a prefill piece: absolute multiples of the chunk size, plus every checkpoint depth.
 
-Boundaries never depend on how the prompt was split or on the rest of the batch (P3), so a state at a depth
-is one and the same however it was reached.
+Boundaries never depend on how the prompt was split or on the rest of the batch, so a state at a depth
+is one and the same however it was reached (P3: any split, any batch, one state).
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def chunk_ends(start: int, stop: int, chunk: int, forced: Iterable[int] = ()) ->
 
 def aligned_piece(start: int, remaining: int, budget: int, grain: int) -> int:
     """How many of `remaining` tokens to take within `budget`, so that a piece ends on a multiple of `grain`
-    unless it ends the prompt. 0 if not even one grain fits (P3: splits never make a boundary of their own).
+    unless it ends the prompt. 0 if not even one grain fits: splits never make a boundary of their own (P3).
     """
     if remaining <= budget:
         return remaining

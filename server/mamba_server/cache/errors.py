@@ -9,7 +9,7 @@ is refused before it gets here.
 
 
 class CacheError(Exception):
-    """Base."""
+    """Anything below; nobody raises it itself."""
 
 
 class LedgerViolation(CacheError):

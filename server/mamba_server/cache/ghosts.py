@@ -142,10 +142,10 @@ class GhostTree:
         """The rate of a checkpoint whose ghost was forgotten: that of the oldest."""
         return self._everything.rate(BINS // 2)
 
-    def hashes(self, tokens: Tokens, salt: str) -> bytes:
-        """One hash for each whole page of `tokens`; those of another salt differ from the first page on."""
-        pages = len(tokens) // self.page_size
-        shaped = tokens[: pages * self.page_size].reshape(pages, self.page_size).astype(np.uint64)
+    def hashes(self, token_ids: Tokens, salt: str) -> bytes:
+        """One hash per whole page of `token_ids`; those of another salt differ from the first page on."""
+        pages = len(token_ids) // self.page_size
+        shaped = token_ids[: pages * self.page_size].reshape(pages, self.page_size).astype(np.uint64)
         mixed: npt.NDArray[np.uint64] = (shaped * self._weights).sum(axis=1, dtype=np.uint64)
         mixed ^= mixed >> np.uint64(29)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -155,11 +155,11 @@ class GhostTree:
 
     # --- what comes by -------------------------------------------------------------------------------
 
-    def seen(self, tokens: Tokens, salt: str) -> tuple[Sighting, list[Ghost]]:
-        """A request for `tokens` came; also the places whose age has changed its bin since the last one."""
+    def seen(self, token_ids: Tokens, salt: str) -> tuple[Sighting, list[Ghost]]:
+        """A request for `token_ids` came; also the places whose age has changed its bin since the last."""
         self.now += 1
         aged = list(self._age())
-        raw = self.hashes(tokens[: len(tokens) - 1], salt)
+        raw = self.hashes(token_ids[:-1], salt)
         node, shared, used = self._root, 0, self._root
         size = len(raw) // HASH_BYTES
         while shared < size:
@@ -194,14 +194,14 @@ class GhostTree:
             return at
         return self._split(at, depth - at.parent.depth, place, turn)
 
-    def answered(self, sighting: Sighting, tokens: Tokens, salt: str) -> Ghost | None:
-        """The sequence of `sighting` ended with `tokens` (whole pages) and leaves a checkpoint there."""
+    def answered(self, sighting: Sighting, token_ids: Tokens, salt: str) -> Ghost | None:
+        """The sequence of `sighting` ended with `token_ids` (whole pages) and leaves a checkpoint there."""
         tip = sighting.tip
-        if len(tokens) // self.page_size <= tip.depth:
-            return self.mark(sighting, len(tokens) // self.page_size, Place.END)
+        if len(token_ids) // self.page_size <= tip.depth:
+            return self.mark(sighting, len(token_ids) // self.page_size, Place.END)
         if tip.parent is None:
             return None
-        raw = self.hashes(tokens, salt)[tip.depth * HASH_BYTES :]
+        raw = self.hashes(token_ids, salt)[tip.depth * HASH_BYTES :]
         turn = tip.turn
         while raw and (child := tip.children.get(raw[:HASH_BYTES])) is not None:
             same = _common(child.raw, raw, 0)

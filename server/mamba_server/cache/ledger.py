@@ -56,7 +56,7 @@ def account(cache: StateCache) -> Account:
 
 
 def check(cache: StateCache) -> None:
-    """Recount. Raises LedgerViolation naming the invariant (W1-W5, P1, P5)."""
+    """Recount. Raises LedgerViolation: owners (W1, W8), locks (W4), sums (W5), depths (P1, P5)."""
     cache.arena.check_slabs()
     _check_slots(cache)
     if cache.arena.pages_per_slab:
@@ -67,9 +67,9 @@ def check(cache: StateCache) -> None:
 def _check_slots(cache: StateCache) -> None:
     arena = cache.arena
     held: list[int] = []
-    for holding in cache.holdings.values():
-        held.append(holding.live)
-        held.extend(holding.tracking_slots)
+    for allocation in cache.allocations.values():
+        held.append(allocation.live)
+        held.extend(allocation.tracking_slots)
     cached = [node.slot for node in cache.tree.walk() if node.slot]
     states = (SlotState.LIVE, SlotState.TRACK_PENDING, SlotState.TRACK_READY)
     _same("W1 slots of sequences", sorted(held), arena.slots_in(states))
@@ -84,11 +84,11 @@ def _check_pages(cache: StateCache) -> None:
         "W1 pages of the tree", of_tree.tolist(), np.flatnonzero(arena.page_owner == PageOwner.TREE).tolist()
     )
     own = []
-    for holding in cache.holdings.values():
-        pages = holding.pages[: holding.page_count]
+    for allocation in cache.allocations.values():
+        pages = allocation.pages
         own.append(pages[arena.page_owner[pages] == PageOwner.SEQUENCE])
         shared = pages[arena.page_owner[pages] == PageOwner.TREE]
-        locked = np.concatenate([n.pages for n in holding.node.path()]) if holding.node else shared[:0]
+        locked = np.concatenate([n.pages for n in allocation.node.path()]) if allocation.node else shared[:0]
         if len(np.setdiff1d(shared, locked)):
             raise LedgerViolation("W8: a sequence uses a page of the tree that it has not locked")
     of_sequences = np.sort(np.concatenate(own)) if own else np.empty(0, np.int32)
@@ -104,17 +104,17 @@ def _check_tree(cache: StateCache) -> None:
     checkpoints = pages = locked_pages = locked_states = nodes = 0
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
-    for holding in cache.holdings.values():
-        for node in holding.node.path() if holding.node else []:
+    for allocation in cache.allocations.values():
+        for node in allocation.node.path() if allocation.node else []:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
-        if holding.match_node is not None:
-            state_locks[id(holding.match_node)] = state_locks.get(id(holding.match_node), 0) + 1
+        if allocation.match_node is not None:
+            state_locks[id(allocation.match_node)] = state_locks.get(id(allocation.match_node), 0) + 1
     for node in tree.walk():
         nodes += 1
         assert node.parent is not None
-        if node.depth != node.parent.depth + len(node.tokens) or len(node.tokens) % tree.page_size:
+        if node.depth != node.parent.depth + len(node.token_ids) or len(node.token_ids) % tree.page_size:
             raise LedgerViolation(f"P1: node depth {node.depth} is not its key length")
-        if len(node.pages) * tree.page_size != len(node.tokens):
+        if len(node.pages) * tree.page_size != len(node.token_ids):
             raise LedgerViolation(f"P5: node at depth {node.depth} has {len(node.pages)} pages")
         if (node.kv_lock, node.state_lock) != (kv_locks.get(id(node), 0), state_locks.get(id(node), 0)):
             raise LedgerViolation(f"W4: locks of node at depth {node.depth} do not match its users")

@@ -10,14 +10,11 @@ if TYPE_CHECKING:
 
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
-
-
-TOKEN_BYTES = 4
-"""int32."""
+NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 class Node:
-    """`tokens` and `pages` of the edge from the parent; `slot` != 0 is a checkpoint of depth `depth`."""
+    """`token_ids` and `pages` of the edge from the parent; `slot` != 0 is a checkpoint of depth `depth`."""
 
     __slots__ = (
         "children",
@@ -28,24 +25,24 @@ class Node:
         "parent",
         "priority",
         "produced_step",
-        "raw",
         "salt",
         "slot",
         "stamp",
         "state_lock",
+        "token_ids",
         "used_at",
     )
 
-    def __init__(self, parent: Optional["Node"], tokens: Tokens, pages: Pages, salt: str) -> None:
+    def __init__(self, parent: Optional["Node"], token_ids: Tokens, pages: Pages, salt: str) -> None:
         self.parent = parent
-        self.raw = tokens.tobytes()
-        """The tokens as bytes: long prompts are compared at the speed of memory."""
+        self.token_ids = token_ids
+        """Those of the edge, int32[pages * page size]; nobody else writes them."""
         self.pages = pages
-        self.depth: int = (parent.depth if parent else 0) + len(tokens)
+        self.depth: int = (parent.depth if parent else 0) + len(token_ids)
         self.children: dict[bytes, Node] = {}
         self.slot = 0
         self.produced_step = 0
-        """The step that wrote the checkpoint; it can be matched by later steps only (O7)."""
+        """The step that wrote the checkpoint: only later ones can match it (O7)."""
         self.kv_lock = 0
         self.state_lock = 0
         self.ghost: Ghost | None = None
@@ -57,17 +54,9 @@ class Node:
         """Changes whenever an entry of the eviction heap for this node is out of date."""
         self.salt = salt
 
-    @property
-    def tokens(self) -> Tokens:
-        """Those of the edge, int32[pages * page size]."""
-        return np.frombuffer(self.raw, np.int32)
-
-    def shared_pages(self, raw: bytes, at: int) -> int:
-        """How many of this node's pages the text `raw` has at byte `at`."""
-        if raw.startswith(self.raw, at):
-            return len(self.pages)
-        page_size = len(self.raw) // TOKEN_BYTES // len(self.pages)
-        return common_pages(self.tokens, np.frombuffer(raw, np.int32, offset=at), page_size)
+    def shared_pages(self, token_ids: Tokens) -> int:
+        """How many of this node's pages a text begins with that goes on with `token_ids` after the parent."""
+        return common_pages(self.token_ids, token_ids, len(self.token_ids) // len(self.pages))
 
     def path(self) -> list["Node"]:
         """From just below the root down to this node."""

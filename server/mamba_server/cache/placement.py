@@ -1,4 +1,4 @@
-"""Where checkpoints are placed, in a prompt and while decoding: pure arithmetic over depths.
+"""Where checkpoints are placed in a prompt: pure arithmetic over depths.
 
 In a prompt ends and branches come first, then track-interval multiples as far as the cap per path allows.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Depths at which a prefill leaves checkpoints, ascending, each a page multiple (P5)."""
+    """Depths at which a prefill leaves checkpoints, ascending, each a multiple of the page size."""
 
     required: tuple[int, ...]
     """Branch point, turn boundary, last page before the end: worth evicting another checkpoint for."""
@@ -18,7 +18,7 @@ class Placement:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """All of them."""
+        """Required and optional ones together."""
         return self.required + self.optional
 
 
@@ -67,13 +67,3 @@ def _from_the_end(grid: list[int], room: int) -> list[int]:
         index = min(index - 1, len(grid) - round(ratio**i))
         chosen.append(grid[index])
     return chosen[::-1]
-
-
-def decode_spacing(outputs: int, page_size: int, track_interval: int) -> int:
-    """Tokens between the checkpoints of a sequence that has generated `outputs` tokens.
-
-    A page at first, doubled whenever the output has, at most `track_interval`: of a short answer too, most
-    is resumed by the next turn (at most a quarter is lost), for four more writes of the state a doubling.
-    """
-    doublings = max(0, (outputs // (4 * page_size)).bit_length() - 1)
-    return min(page_size << doublings, track_interval)

@@ -10,26 +10,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mamba_planner.checkpoint_spacing import decode_spacing
+from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.ghosts import GhostTree, Place, Sighting
-from mamba_server.cache.holding import Checkpoint, Holding, PendingCheckpoint
-from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.placement import Placement, decode_spacing, place
-from mamba_server.cache.room import Room
+from mamba_server.cache.node import NO_TOKENS, Node, Tokens
+from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.placement import Placement, place
+from mamba_server.cache.reclaimer import Reclaimer
+from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_life import SlotState
-from mamba_server.cache.strategy import Reservation
 from mamba_server.cache.tree import Match, RadixTree
-
-NO_TOKENS: Tokens = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Retiring:
     fence: int
-    holding: Holding
-    tokens: Callable[[], Tokens]
+    allocation: SequenceAllocation
+    token_ids: Callable[[], Tokens]
 
 
 class StateCache:
@@ -39,6 +39,7 @@ class StateCache:
         self,
         arena: Arena,
         tree: RadixTree,
+        batch: PersistentBatch,
         strategy: Reservation,
         *,
         track_interval: int,
@@ -47,14 +48,15 @@ class StateCache:
     ) -> None:
         self.arena = arena
         self.tree = tree
+        self.batch = batch
         self.strategy = strategy
         self.page_size = tree.page_size
         self.track_interval = track_interval
         self.cap = cap
         self.prefix_caching = prefix_caching
         self.counters = CacheCounters()
-        self.room = Room(arena, tree, self.counters)
-        self.holdings: dict[int, Holding] = {}
+        self.reclaimer = Reclaimer(arena, tree, self.counters)
+        self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_Retiring] = []
         self.ghosts: GhostTree | None = None
         if prefix_caching and tree.eviction.policy == "RecomputeCost":
@@ -73,12 +75,12 @@ class StateCache:
         per_slab = self.arena.pages_per_slab
         return slabs < 0 or (per_slab > 0 and self.pages_for(tokens) > slabs * per_slab)
 
-    def match(self, tokens: Tokens, salt: str, step: int) -> Match:
-        """What the tree has of `tokens`; changes nothing."""
+    def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
+        """What the tree has of `token_ids`; changes nothing."""
         if not self.prefix_caching:
             return Match(0, 0, 0, None, NO_PAGES, "")
-        found = self.tree.match(tokens, salt, step)
-        if found.cause == "new" and self._prefilling[salt, tokens[: self.page_size].tobytes()]:
+        found = self.tree.match(token_ids, salt, step)
+        if found.cause == "new" and self._prefilling[salt, token_ids[: self.page_size].tobytes()]:
             return Match(
                 found.kv_depth, found.state_depth, found.resumable, found.node, found.pages, "in_flight"
             )
@@ -92,21 +94,24 @@ class StateCache:
 
     def admit(
         self,
-        tokens: Tokens,
+        token_ids: Tokens,
         salt: str,
         match: Match,
         context: int,
         turn_boundary: int,
         branches: Sequence[int] = (),
-    ) -> Holding | None:
+    ) -> SequenceAllocation | None:
         """Slots and the pages of the first `context` tokens, resumed at `match`; None (no change) if short.
 
         `branches`: depths at which prompts that wait part from this one. The matched checkpoint is locked
-        before anything is evicted (W8) and read in place (O4).
+        before anything is evicted (W8: eviction never takes what was matched) and read in place,
+        under lock until that forward's fence (O4).
         """
+        if not self.batch.free:
+            return None
         if match.node is not None:
             self.tree.lock(match.node, state=True)
-        grant = self.room.allocate(
+        grant = self.reclaimer.allocate(
             AllocationSite.ADMIT,
             live=1,
             tracking=self.strategy.tracking_slots,
@@ -118,10 +123,10 @@ class StateCache:
                 self.tree.unlock(match.node)
             return None
         placement = Placement((), ())
-        sighting = self._sight(tokens, salt) if self.ghosts is not None else None
+        sighting = self._sight(token_ids, salt) if self.ghosts is not None else None
         if self.prefix_caching:
             placement = place(
-                len(tokens),
+                len(token_ids),
                 match.resumable,
                 self._parting(match, branches, sighting),
                 turn_boundary,
@@ -130,26 +135,25 @@ class StateCache:
                 self.cap,
             )
         live, *spare = grant.slots
-        holding = Holding(salt, live, spare, placement)
-        holding.sighting = sighting
+        row = self.batch.take(live, match.resumable)
+        self.batch.append_pages(row, match.pages)
+        self.batch.append_pages(row, grant.pages)
+        allocation = SequenceAllocation(self.batch, row, salt, spare, placement)
+        allocation.sighting = sighting
         if sighting is not None:
-            self._choose(holding, match, branches)
-        holding.append_pages(match.pages)
-        holding.append_pages(grant.pages)
-        holding.resumed = holding.depth = match.resumable
+            self._choose(allocation, match, branches)
         if match.node is not None:
-            holding.node = holding.match_node = match.node
-            holding.slot_in = match.node.slot
+            allocation.node = allocation.match_node = match.node
             self.tree.touch(match.node)
-        self.holdings[id(holding)] = holding
+        self.allocations[row] = allocation
         if self.prefix_caching:
-            holding.first_page = tokens[: self.page_size].tobytes()
-            self._prefilling[salt, holding.first_page] += 1
-        return holding
+            allocation.first_page = token_ids[: self.page_size].tobytes()
+            self._prefilling[salt, allocation.first_page] += 1
+        return allocation
 
-    def _sight(self, tokens: Tokens, salt: str) -> Sighting:
+    def _sight(self, token_ids: Tokens, salt: str) -> Sighting:
         assert self.ghosts is not None
-        sighting, aged = self.ghosts.seen(tokens, salt)
+        sighting, aged = self.ghosts.seen(token_ids, salt)
         for ghost in aged:
             if ghost.node is not None:
                 self.tree.eviction.offer(ghost.node)
@@ -171,12 +175,12 @@ class StateCache:
         )
         return (*branches, shared, *(depth for _, depth in known))
 
-    def _choose(self, holding: Holding, match: Match, sure: Sequence[int]) -> None:
+    def _choose(self, allocation: SequenceAllocation, match: Match, sure: Sequence[int]) -> None:
         """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
-        ghosts, sighting, eviction = self.ghosts, holding.sighting, self.tree.eviction
+        ghosts, sighting, eviction = self.ghosts, allocation.sighting, self.tree.eviction
         assert ghosts is not None
         assert sighting is not None
-        required, optional = holding.placement.required, holding.placement.optional
+        required, optional = allocation.placement.required, allocation.placement.optional
         places = [(depth, Place.END, 0) for depth in required]
         places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
         marked = {
@@ -206,26 +210,26 @@ class StateCache:
                 eviction.inherit(match.node, ghost)
         forgotten = [depth for depth in required if marked[depth] is None]
         kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
-        holding.placement = Placement(kept, optional)
-        holding.worthwhile = frozenset(depth for depth in optional if depth in chosen)
+        allocation.placement = Placement(kept, optional)
+        allocation.worthwhile = frozenset(depth for depth in optional if depth in chosen)
 
-    def prefill_done(self, holding: Holding) -> None:
+    def prefill_done(self, allocation: SequenceAllocation) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
         if self.prefix_caching:
-            key = (holding.salt, holding.first_page)
+            key = (allocation.salt, allocation.first_page)
             self._prefilling[key] -= 1
             if self._prefilling[key] <= 0:
                 del self._prefilling[key]
 
-    def extend(self, holding: Holding, context: int) -> bool:
-        """Pages so that `holding` covers `context` tokens; False (no change) if short."""
-        needed = self.pages_for(context) - holding.page_count
+    def extend(self, allocation: SequenceAllocation, context: int) -> bool:
+        """Pages so that `allocation` covers `context` tokens; False (no change) if short."""
+        needed = self.pages_for(context) - allocation.page_count
         if needed <= 0:
             return True
-        grant = self.room.allocate(AllocationSite.EXTEND, pages=needed)
+        grant = self.reclaimer.allocate(AllocationSite.EXTEND, pages=needed)
         if grant is None:
             return False
-        holding.append_pages(grant.pages)
+        self.batch.append_pages(allocation.row, grant.pages)
         return True
 
     # --- checkpoints ---------------------------------------------------------------------------------
@@ -235,24 +239,24 @@ class StateCache:
         """A prefill that starts now will get the slots for its checkpoints, as far as can be foreseen."""
         return self.prefix_caching and (self.strategy.evicts_for_checkpoints or self.arena.free_slots > 0)
 
-    def add_branch(self, holding: Holding, depth: int) -> None:
+    def add_branch(self, allocation: SequenceAllocation, depth: int) -> None:
         """Another prompt parts from this one at `depth`, which its prefill has not reached: leave a state."""
-        if depth not in holding.placement.required:
-            placement = holding.placement
+        if depth not in allocation.placement.required:
+            placement = allocation.placement
             optional = tuple(each for each in placement.optional if each != depth)
-            holding.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
+            allocation.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
 
-    def plan_prefill(self, holding: Holding, stop: int, step: int) -> list[Checkpoint]:
-        """Checkpoints that the piece [holding.depth, stop) of `step` will write, each with its slot."""
+    def plan_prefill(self, allocation: SequenceAllocation, stop: int, step: int) -> list[Checkpoint]:
+        """Checkpoints that the piece [allocation.depth, stop) of `step` will write, each with its slot."""
         planned = []
-        for depth in holding.placement.required:
-            if holding.depth < depth <= stop:
-                slot = self._checkpoint_slot(holding, evict=self.strategy.evicts_for_checkpoints)
+        for depth in allocation.placement.required:
+            if allocation.depth < depth <= stop:
+                slot = self._checkpoint_slot(allocation, evict=self.strategy.evicts_for_checkpoints)
                 planned.append((depth, slot))
         planned.extend(
-            (depth, self._optional_slot(holding, depth))
-            for depth in holding.placement.optional
-            if holding.depth < depth <= stop
+            (depth, self._optional_slot(allocation, depth))
+            for depth in allocation.placement.optional
+            if allocation.depth < depth <= stop
         )
         out = []
         for depth, slot in sorted(planned):
@@ -260,7 +264,7 @@ class StateCache:
                 self.counters.skipped += 1
                 continue
             checkpoint = Checkpoint(depth, slot)
-            holding.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
+            allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=False))
             self.arena.name_in_step(slot, step)
             out.append(checkpoint)
         return out
@@ -270,16 +274,16 @@ class StateCache:
         """Never the last free slab: that one belongs to whoever is admitted next."""
         return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
 
-    def _optional_slot(self, holding: Holding, depth: int) -> int:
+    def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
         """A slot for a track-interval checkpoint: a free one, or that of a state worth less than this."""
         if self._slots_to_spare:
-            return self._checkpoint_slot(holding, evict=False)
+            return self._checkpoint_slot(allocation, evict=False)
         if not self.strategy.evicts_for_checkpoints:
             return 0
-        return self._checkpoint_slot(holding, evict=True) if depth in holding.worthwhile else 0
+        return self._checkpoint_slot(allocation, evict=True) if depth in allocation.worthwhile else 0
 
-    def _checkpoint_slot(self, holding: Holding, *, evict: bool) -> int:
-        grant = self.room.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
+    def _checkpoint_slot(self, allocation: SequenceAllocation, *, evict: bool) -> int:
+        grant = self.reclaimer.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
         return grant.slots[0] if grant is not None else 0
 
     def tracks_decode(self, depth: int, outputs: int) -> bool:
@@ -291,37 +295,35 @@ class StateCache:
         spacing = decode_spacing(outputs, self.page_size, self.track_interval)
         return not depth % spacing or not depth % self.track_interval
 
-    def plan_decode(self, holding: Holding, step: int) -> int:
-        """The slot that the decode step to depth `holding.depth + 1` also writes; 0 = none.
+    def plan_decode(self, allocation: SequenceAllocation, step: int) -> int:
+        """The slot that the decode step to depth `allocation.depth + 1` also writes; 0 = none.
 
         Called only where `tracks_decode` says so.
         """
         slot = 0
-        if holding.spare:
-            slot = holding.spare.pop()
+        if allocation.spare:
+            slot = allocation.spare.pop()
         elif self.strategy.borrows:
             # L2: outside the boundary window a lazy sequence holds one tracking slot.
-            grant = self.room.allocate(AllocationSite.BORROW, tracking=1)
+            grant = self.reclaimer.allocate(AllocationSite.BORROW, tracking=1)
             slot = grant.slots[0] if grant is not None else 0
         elif not self.strategy.tracks_decode:
             # Without a buffer: a free slot, the tree's (so anybody's) as soon as it is written.
-            slot = self._checkpoint_slot(holding, evict=False)
-        elif holding.ready:
-            slot = holding.ready.pop(0).slot
+            slot = self._checkpoint_slot(allocation, evict=False)
+        elif allocation.ready:
+            slot = allocation.ready.pop(0).slot
             self.arena.move(slot, SlotState.TRACK_PENDING)
         if not slot:
             self.counters.skipped += 1
             return 0
-        checkpoint = Checkpoint(holding.depth + 1, slot)
-        holding.pending.append(PendingCheckpoint(checkpoint, step, decode=self.strategy.tracks_decode))
+        checkpoint = Checkpoint(allocation.depth + 1, slot)
+        allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=self.strategy.tracks_decode))
         self.arena.name_in_step(slot, step)
         return slot
 
-    def launched(self, holding: Holding, depth: int, step: int) -> None:
-        """`step` takes the live slot of `holding` to `depth`; the next forward reads it there."""
-        holding.depth = depth
-        holding.last_step = step
-        holding.slot_in = holding.live
+    def launched(self, allocation: SequenceAllocation, depth: int, step: int) -> None:
+        """`step` takes the live slot of `allocation` to `depth`; the next forward reads it there."""
+        self.batch.launch(allocation.row, depth, step)
 
     # --- commit --------------------------------------------------------------------------------------
 
@@ -329,38 +331,40 @@ class StateCache:
         """`step` is complete: fences up to it have passed. Called before the commits of its sequences."""
         self.arena.advance(step)
 
-    def commit(self, holding: Holding, tokens: Tokens, step: int) -> None:
-        """What `step` wrote for `holding` is complete. `tokens`: all known tokens of the sequence."""
-        if holding.match_node is not None:
-            self.tree.unlock_state(holding.match_node)
-            holding.match_node = None
-        if not holding.pending:
+    def commit(self, allocation: SequenceAllocation, token_ids: Tokens, step: int) -> None:
+        """What `step` wrote for `allocation` is complete. `token_ids`: all known tokens of the sequence."""
+        if allocation.match_node is not None:
+            self.tree.unlock_state(allocation.match_node)
+            allocation.match_node = None
+        if not allocation.pending:
             return
         still = []
-        for pending in holding.pending:
+        for pending in allocation.pending:
             if pending.step > step:
                 still.append(pending)
                 continue
             checkpoint = pending.checkpoint
             self.arena.move(checkpoint.slot, SlotState.TRACK_READY)
             if pending.decode:
-                self._keep_ready(holding, checkpoint)
+                self._keep_ready(allocation, checkpoint)
             else:
-                self._donate(holding, tokens, checkpoint, step)
-        holding.pending = still
+                self._donate(allocation, token_ids, checkpoint, step)
+        allocation.pending = still
 
-    def _keep_ready(self, holding: Holding, checkpoint: Checkpoint) -> None:
-        holding.ready.append(checkpoint)
-        if self.strategy.borrows or len(holding.ready) > max(1, self.strategy.tracking_slots):
-            while len(holding.ready) > 1:
-                self.arena.free_slot(holding.ready.pop(0).slot)
+    def _keep_ready(self, allocation: SequenceAllocation, checkpoint: Checkpoint) -> None:
+        allocation.ready.append(checkpoint)
+        if self.strategy.borrows or len(allocation.ready) > max(1, self.strategy.tracking_slots):
+            while len(allocation.ready) > 1:
+                self.arena.free_slot(allocation.ready.pop(0).slot)
 
-    def _donate(self, holding: Holding, tokens: Tokens, checkpoint: Checkpoint, step: int) -> None:
-        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree (P1, W2)."""
+    def _donate(
+        self, allocation: SequenceAllocation, token_ids: Tokens, checkpoint: Checkpoint, step: int
+    ) -> None:
+        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their owner now."""
         count = checkpoint.depth // self.page_size
-        if checkpoint.depth % self.page_size or count > holding.page_count:
+        if checkpoint.depth % self.page_size or count > allocation.page_count:
             raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
-        node, taken = self._insert(holding, tokens[: checkpoint.depth], checkpoint.slot, step)
+        node, taken = self._insert(allocation, token_ids[: checkpoint.depth], checkpoint.slot, step)
         if taken:
             self.arena.move(checkpoint.slot, SlotState.CACHED)
             self.counters.made += 1
@@ -369,41 +373,42 @@ class StateCache:
             self.arena.free_slot(checkpoint.slot)
             self.counters.duplicates += 1
 
-    def _insert(self, holding: Holding, tokens: Tokens, slot: int, step: int) -> tuple[Node, bool]:
-        count = len(tokens) // self.page_size
-        pages = holding.pages[:count]
-        guess = len(tokens) in holding.placement.optional
-        ghost = None
-        if self.ghosts is not None and slot and holding.sighting is not None:
-            if count <= holding.sighting.tip.depth:
-                ghost = self.ghosts.mark(holding.sighting, count, Place.GRID if guess else Place.END)
+    def _insert(
+        self, allocation: SequenceAllocation, token_ids: Tokens, slot: int, step: int
+    ) -> tuple[Node, bool]:
+        count = len(token_ids) // self.page_size
+        pages = allocation.pages[:count]
+        guess = len(token_ids) in allocation.placement.optional
+        ghost, sighting = None, allocation.sighting
+        if self.ghosts is not None and slot and sighting is not None:
+            if count <= sighting.tip.depth:
+                ghost = self.ghosts.mark(sighting, count, Place.GRID if guess else Place.END)
             else:
-                ghost = self.ghosts.answered(holding.sighting, tokens, holding.salt)
-        node, had, taken = self.tree.insert(tokens, pages, slot, step, holding.salt, ghost=ghost)
-        if holding.node is None or node.depth > holding.node.depth:
+                ghost = self.ghosts.answered(sighting, token_ids, allocation.salt)
+        node, had, taken = self.tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)
+        if allocation.node is None or node.depth > allocation.node.depth:
             self.tree.lock(node, state=False)
-            if holding.node is not None:
-                self.tree.unlock(holding.node)
-            holding.node = node
+            if allocation.node is not None:
+                self.tree.unlock(allocation.node)
+            allocation.node = node
         if self.arena.pages_per_slab:
-            self._give_pages(holding, node, count, had // self.page_size)
+            self._give_pages(allocation, node, count, had // self.page_size)
         return node, taken
 
-    def _give_pages(self, holding: Holding, node: Node, count: int, had: int) -> None:
+    def _give_pages(self, allocation: SequenceAllocation, node: Node, count: int, had: int) -> None:
         """Pages past the first `had` become the tree's; of the others the sequence takes the tree's copy."""
         if count > had:
-            self.arena.give_pages_to_tree(holding.pages[had:count])
+            self.arena.give_pages_to_tree(allocation.pages[had:count])
         if not had:
             return
         of_tree = np.concatenate([each.pages for each in node.path()])[:had]
-        own = holding.pages[:had]
+        own = allocation.pages[:had]
         twice = own != of_tree
         if twice.any():
-            # Launched steps still read the copies: they go when the last of those is complete (O3).
+            # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
             spare = own[twice].copy()
-            holding.pages[:had] = of_tree
-            holding.pages_changed = True
-            self.arena.free_pages_of(spare, holding.last_step, PageOwner.SEQUENCE)
+            allocation.pages[:had] = of_tree
+            self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
     def _cap_path(self, node: Node) -> None:
         """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes."""
@@ -424,15 +429,16 @@ class StateCache:
 
     # --- retire --------------------------------------------------------------------------------------
 
-    def retire(self, holding: Holding, tokens: Callable[[], Tokens]) -> None:
+    def retire(self, allocation: SequenceAllocation, token_ids: Callable[[], Tokens]) -> None:
         """The sequence ended or was preempted: give back all, once its last launched step is complete.
 
-        `tokens()` is asked then for the tokens that count; what lies deeper is not donated (L3, L4).
+        `token_ids()` is asked then for the tokens that count; what lies deeper (past a stop
+        string, or written by a step whose token was dropped) is not donated (L3, L4).
         """
-        if holding.last_step > self.arena.completed:
-            self._retiring.append(_Retiring(holding.last_step, holding, tokens))
+        if allocation.last_step > self.arena.completed:
+            self._retiring.append(_Retiring(allocation.last_step, allocation, token_ids))
         else:
-            self._retire_now(holding, tokens())
+            self._retire_now(allocation, token_ids())
 
     def settle(self) -> None:
         """Retire what was waiting for a fence that has passed. Called after the commits of a step."""
@@ -440,74 +446,82 @@ class StateCache:
             due = [each for each in self._retiring if each.fence <= self.arena.completed]
             self._retiring = [each for each in self._retiring if each.fence > self.arena.completed]
             for each in due:
-                self._retire_now(each.holding, each.tokens())
+                self._retire_now(each.allocation, each.token_ids())
 
     def distrust(self, step: int) -> None:
         """The device work of `step` failed: who left the batch before that was known donates nothing."""
         self._retiring = [
-            replace(each, tokens=lambda: NO_TOKENS) if each.fence >= step else each for each in self._retiring
+            replace(each, token_ids=lambda: NO_TOKENS) if each.fence >= step else each
+            for each in self._retiring
         ]
+
+    @property
+    def admitted(self) -> int:
+        """Sequences that were admitted and have not ended or been preempted."""
+        return len(self.allocations) - len(self._retiring)
 
     @property
     def retiring(self) -> int:
         """Sequences whose memory comes back with the next fence."""
         return len(self._retiring)
 
-    def _retire_now(self, holding: Holding, tokens: Tokens) -> None:
-        step = holding.last_step
-        if holding.match_node is not None:
-            self.tree.unlock_state(holding.match_node)
-            holding.match_node = None
-        usable = min(len(tokens), holding.depth)
+    def _retire_now(self, allocation: SequenceAllocation, token_ids: Tokens) -> None:
+        step = allocation.last_step
+        if allocation.match_node is not None:
+            self.tree.unlock_state(allocation.match_node)
+            allocation.match_node = None
+        usable = min(len(token_ids), allocation.depth)
         if self.prefix_caching and usable:
-            self._settle_pending(holding, tokens, usable)
-        for pending in holding.pending:
+            self._settle_pending(allocation, token_ids, usable)
+        for pending in allocation.pending:
             self.arena.free_slot(pending.checkpoint.slot)
-        holding.pending = []
+        allocation.pending = []
         if self.prefix_caching and step:
-            self._donate_end(holding, tokens, usable)
-        if holding.live:
-            self.arena.free_slot(holding.live)
-        for checkpoint in holding.ready:
+            self._donate_end(allocation, token_ids, usable)
+        if allocation.live:
+            self.arena.free_slot(allocation.live)
+        for checkpoint in allocation.ready:
             self.arena.free_slot(checkpoint.slot)
-        for slot in holding.spare:
+        for slot in allocation.spare:
             self.arena.free_slot(slot)
-        pages = holding.pages[: holding.page_count]
         if self.arena.pages_per_slab:
+            pages = allocation.pages
             own = pages[self.arena.page_owner[pages] == PageOwner.SEQUENCE]
             self.arena.free_pages_of(own, 0, PageOwner.SEQUENCE)
-        if holding.node is not None:
-            self.tree.unlock(holding.node)
-        del self.holdings[id(holding)]
+        if allocation.node is not None:
+            self.tree.unlock(allocation.node)
+        del self.allocations[allocation.row]
+        self.batch.give_back(allocation.row)
 
-    def _settle_pending(self, holding: Holding, tokens: Tokens, usable: int) -> None:
+    def _settle_pending(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """Checkpoints of the last steps of a sequence that left the batch before those steps committed."""
         left = []
-        for pending in holding.pending:
+        for pending in allocation.pending:
             checkpoint = pending.checkpoint
             if pending.step > self.arena.completed or checkpoint.depth > usable:
                 left.append(pending)
                 continue
             self.arena.move(checkpoint.slot, SlotState.TRACK_READY)
             if pending.decode:
-                self._keep_ready(holding, checkpoint)
+                self._keep_ready(allocation, checkpoint)
             else:
-                self._donate(holding, tokens, checkpoint, pending.step)
-        holding.pending = left
+                self._donate(allocation, token_ids, checkpoint, pending.step)
+        allocation.pending = left
 
-    def _donate_end(self, holding: Holding, tokens: Tokens, usable: int) -> None:
+    def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """The deepest state on the page grid goes to the tree, then the pages up to the end."""
-        if holding.depth == usable and usable and usable % self.page_size == 0:
-            live, holding.live = holding.live, 0
-            self._donate(holding, tokens, Checkpoint(usable, live), holding.last_step)
+        if allocation.depth == usable and usable and usable % self.page_size == 0:
+            live = allocation.live
+            self.batch.live[allocation.row] = 0
+            self._donate(allocation, token_ids, Checkpoint(usable, live), allocation.last_step)
         else:
-            fitting = [each for each in holding.ready if each.depth <= usable]
+            fitting = [each for each in allocation.ready if each.depth <= usable]
             if fitting:
-                holding.ready.remove(fitting[-1])
-                self._donate(holding, tokens, fitting[-1], holding.last_step)
+                allocation.ready.remove(fitting[-1])
+                self._donate(allocation, token_ids, fitting[-1], allocation.last_step)
         whole = usable // self.page_size * self.page_size
         if whole and self.ghosts is None:
-            self._insert(holding, tokens[:whole], 0, holding.last_step)
+            self._insert(allocation, token_ids[:whole], 0, allocation.last_step)
 
     # --- change of strategy --------------------------------------------------------------------------
 
@@ -518,28 +532,29 @@ class StateCache:
         settled by its commit.
         """
         wanting = []
-        for holding in self.holdings.values():
-            missing = strategy.tracking_slots - holding.reserved
-            wanting.extend([holding] * max(0, missing))
-        grant = self.room.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
+        for allocation in self.allocations.values():
+            missing = strategy.tracking_slots - allocation.reserved
+            wanting.extend([allocation] * max(0, missing))
+        grant = self.reclaimer.allocate(AllocationSite.STRATEGY, tracking=len(wanting))
         if grant is None:
             return (
-                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.holdings)} running "
-                f"sequences; {self.arena.free_slots} are free and {self.tree.evictable_slots} evictable"
+                f"{strategy.name} needs {len(wanting)} more tracking slots for {len(self.allocations)} "
+                f"running sequences; {self.arena.free_slots} are free and "
+                f"{self.tree.evictable_slots} evictable"
             )
-        for holding, slot in zip(wanting, grant.slots, strict=True):
-            holding.spare.append(slot)
+        for allocation, slot in zip(wanting, grant.slots, strict=True):
+            allocation.spare.append(slot)
         self.strategy = strategy
-        for holding in self.holdings.values():
-            self._trim_tracking(holding)
+        for allocation in self.allocations.values():
+            self._trim_tracking(allocation)
         return ""
 
-    def _trim_tracking(self, holding: Holding) -> None:
+    def _trim_tracking(self, allocation: SequenceAllocation) -> None:
         """Give back what the strategy does not reserve: empty slots first, then the older checkpoints."""
-        extra = holding.reserved - self.strategy.tracking_slots
-        while extra > 0 and holding.spare:
-            self.arena.free_slot(holding.spare.pop())
+        extra = allocation.reserved - self.strategy.tracking_slots
+        while extra > 0 and allocation.spare:
+            self.arena.free_slot(allocation.spare.pop())
             extra -= 1
-        while extra > 0 and len(holding.ready) > 1:
-            self.arena.free_slot(holding.ready.pop(0).slot)
+        while extra > 0 and len(allocation.ready) > 1:
+            self.arena.free_slot(allocation.ready.pop(0).slot)
             extra -= 1

@@ -13,7 +13,7 @@ import numpy as np
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.ghosts import Ghost
-from mamba_server.cache.node import TOKEN_BYTES, Node, Pages, Tokens
+from mamba_server.cache.node import Node, Pages, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class TreeEvent:
 
     gained: bool
     salt: str
-    tokens: Tokens
+    token_ids: Tokens
     depth: int
 
 
@@ -63,7 +63,6 @@ class RadixTree:
 
     def __init__(self, page_size: int, eviction: Eviction, fingerprint: str = "") -> None:
         self.page_size = page_size
-        self._page_bytes = page_size * TOKEN_BYTES
         self.fingerprint = fingerprint
         self.eviction = eviction
         self.roots: dict[str, Node] = {}
@@ -77,22 +76,21 @@ class RadixTree:
 
     # --- match ---------------------------------------------------------------------------------------
 
-    def match(self, tokens: Tokens, salt: str, step: int) -> Match:
-        """The longest useful prefix of `tokens` for a forward launched in `step`; changes nothing."""
-        limit = len(tokens) - 1
+    def match(self, token_ids: Tokens, salt: str, step: int) -> Match:
+        """The longest useful prefix of `token_ids` for a forward launched in `step`; changes nothing."""
+        limit = len(token_ids) - 1
         root = self.roots.get(salt)
-        node, raw, at, path = root, tokens.tobytes(), 0, []
-        while node is not None and at < len(raw):
-            child = node.children.get(raw[at : at + self._page_bytes])
+        node, at, path = root, 0, []
+        while node is not None and at < len(token_ids):
+            child = node.children.get(self._key(token_ids[at:]))
             if child is None:
                 break
-            shared = child.shared_pages(raw, at)
+            shared = child.shared_pages(token_ids[at:])
             path.append((child, shared))
-            at += shared * self._page_bytes
+            at += shared * self.page_size
             if shared < len(child.pages):
                 break
             node = child
-        offset = at // TOKEN_BYTES
         deepest, best = 0, None
         in_flight = too_deep = False
         for child, shared in path:
@@ -109,17 +107,17 @@ class RadixTree:
         resumable = best.depth if best is not None else 0
         pages = [child.pages for child, _ in path if child.depth <= resumable]
         cause = ""
-        reachable = min(offset, limit // self.page_size * self.page_size)
+        reachable = min(at, limit // self.page_size * self.page_size)
         if resumable < reachable:
             cause = self._cause(path, resumable, deepest, in_flight=in_flight, too_deep=too_deep)
-        elif not offset and len(tokens) > self.page_size:
-            cause = "salt_differs" if self._under_other_salt(tokens, salt) else "new"
+        elif not at and len(token_ids) > self.page_size:
+            cause = "salt_differs" if self._under_other_salt(token_ids, salt) else "new"
         elif resumable < limit // self.page_size * self.page_size:
             cause = "new"
         elif resumable < limit and limit - resumable >= self.page_size:
             cause = "off_grid"
         return Match(
-            offset, deepest, resumable, best, np.concatenate(pages) if pages else np.empty(0, np.int32), cause
+            at, deepest, resumable, best, np.concatenate(pages) if pages else np.empty(0, np.int32), cause
         )
 
     def _cause(
@@ -131,14 +129,14 @@ class RadixTree:
             return "evicted"
         return "too_deep" if too_deep else "no_state"
 
-    def _under_other_salt(self, tokens: Tokens, salt: str) -> bool:
-        first = tokens[: self.page_size].tobytes()
+    def _under_other_salt(self, token_ids: Tokens, salt: str) -> bool:
+        first = self._key(token_ids)
         return any(first in root.children for other, root in self.roots.items() if other != salt)
 
     # --- locks ---------------------------------------------------------------------------------------
 
     def lock(self, node: Node, *, state: bool) -> None:
-        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv)."""
+        """Pin the pages of the path to `node`, and its checkpoint if `state` (W4: 0 <= state <= kv locks)."""
         at: Node | None = node
         while at is not None:
             if not at.kv_lock:
@@ -183,7 +181,7 @@ class RadixTree:
 
     def insert(
         self,
-        tokens: Tokens,
+        token_ids: Tokens,
         pages: Pages,
         slot: int,
         step: int,
@@ -191,33 +189,35 @@ class RadixTree:
         *,
         ghost: Ghost | None = None,
     ) -> tuple[Node, int, bool]:
-        """Give the pages (and the checkpoint) of `tokens` to the tree.
+        """Give the pages (and the checkpoint) of `token_ids` to the tree.
 
-        Returns (node that ends at len(tokens), tokens whose pages the tree had already, slot taken?). The
-        caller keeps the pages of those first tokens and, if not taken, the slot (W2). `ghost`: what is
-        known of returns to the checkpoint.
+        Returns (node that ends at len(token_ids), tokens whose pages the tree had already, slot taken?). The
+        caller keeps the pages of those first tokens and, if not taken, the slot: one owner each (W2).
+        `ghost`: what is known of returns to the checkpoint.
         """
-        if len(tokens) % self.page_size or len(tokens) != len(pages) * self.page_size or not len(tokens):
-            raise LedgerViolation(f"P5: a node of {len(tokens)} tokens on pages of {self.page_size}")
-        node = self.roots.setdefault(salt, Node(None, tokens[:0], pages[:0], salt))
-        raw, at = tokens.tobytes(), 0
-        while at < len(raw):
-            child = node.children.get(raw[at : at + self._page_bytes])
+        if (
+            len(token_ids) % self.page_size
+            or len(token_ids) != len(pages) * self.page_size
+            or not len(token_ids)
+        ):
+            raise LedgerViolation(f"P5: a node of {len(token_ids)} tokens on pages of {self.page_size}")
+        node = self.roots.setdefault(salt, Node(None, token_ids[:0], pages[:0], salt))
+        at = 0
+        while at < len(token_ids):
+            child = node.children.get(self._key(token_ids[at:]))
             if child is None:
-                first = at // self._page_bytes
-                child = Node(node, tokens[first * self.page_size :], pages[first:].copy(), salt)
-                node.children[self._key(child)] = child
+                child = Node(node, token_ids[at:].copy(), pages[at // self.page_size :].copy(), salt)
+                node.children[self._key(child.token_ids)] = child
                 self.nodes += 1
                 self.pages += len(child.pages)
                 self.eviction.used(child)
                 node = child
                 break
-            shared = child.shared_pages(raw, at)
+            shared = child.shared_pages(token_ids[at:])
             if shared < len(child.pages):
                 child = self._split(child, shared)
-            at += shared * self._page_bytes
+            at += shared * self.page_size
             node = child
-        had = at // TOKEN_BYTES
         taken = False
         if slot and not node.slot:
             node.slot = slot
@@ -236,28 +236,29 @@ class RadixTree:
                     above.ghost.heir = None
                 self.eviction.offer(above)
             self._emit(node, gained=True)
-        return node, had, taken
+        return node, at, taken
 
     def _split(self, child: Node, keep: int) -> Node:
-        """Cut `child` after `keep` pages; the new upper node has no state (W3) and the same page locks."""
+        """Cut `child` after `keep` pages; the new upper node has the same locks and no state (W3)."""
         parent = child.parent
         assert parent is not None
         cut = keep * self.page_size
-        upper = Node(parent, child.tokens[:cut], child.pages[:keep], child.salt)
-        parent.children[self._key(child)] = upper
+        # Copies: what is left of an evicted tail would keep all of it.
+        upper = Node(parent, child.token_ids[:cut].copy(), child.pages[:keep].copy(), child.salt)
+        parent.children[self._key(upper.token_ids)] = upper
         upper.kv_lock = child.kv_lock
         upper.priority = child.priority
         upper.used_at = child.used_at
-        child.raw = child.raw[keep * self._page_bytes :]
-        child.pages = child.pages[keep:]
+        child.token_ids = child.token_ids[cut:].copy()
+        child.pages = child.pages[keep:].copy()
         child.parent = upper
-        upper.children[self._key(child)] = child
+        upper.children[self._key(child.token_ids)] = child
         self.nodes += 1
         return upper
 
-    def _key(self, node: Node) -> bytes:
-        """Under which its parent has it: the first page."""
-        return node.raw[: self._page_bytes]
+    def _key(self, token_ids: Tokens) -> bytes:
+        """Under which a parent has the child that goes on with `token_ids`: their first page."""
+        return token_ids[: self.page_size].tobytes()
 
     # --- evict ---------------------------------------------------------------------------------------
 
@@ -282,7 +283,7 @@ class RadixTree:
         if node.children or node.kv_lock or node.slot or node.parent is None:
             raise LedgerViolation(f"W4: node at depth {node.depth} removed while it is in use")
         parent = node.parent
-        del parent.children[self._key(node)]
+        del parent.children[self._key(node.token_ids)]
         self._evicted.pop(id(node), None)
         node.stamp += 1
         node.parent = None
@@ -332,7 +333,7 @@ class RadixTree:
 
     def key_of(self, node: Node) -> Tokens:
         """All tokens from the root to the end of `node`."""
-        return np.concatenate([each.tokens for each in node.path()])
+        return np.concatenate([each.token_ids for each in node.path()])
 
     def _emit(self, node: Node, *, gained: bool) -> None:
         if self.on_event is not None:

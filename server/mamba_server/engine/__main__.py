@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.process import EngineProcess, Port, Report, report_progress, say_fatal
-from mamba_server.settings import EngineSettings
 from mamba_server.wire import Ready
 
 PR_SET_PDEATHSIG = 1

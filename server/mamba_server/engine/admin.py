@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import ledger
 from mamba_server.engine.core import EngineCore
 from mamba_server.wire import AdminCall, AdminReply
-
-STRATEGIES = ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
 
 
 class Admin:
@@ -35,7 +34,7 @@ class Admin:
         return AdminReply(call.call_id, status, body)
 
     def _flush(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        lost = self._core.cache.room.flush()
+        lost = self._core.cache.reclaimer.flush()
         self.epoch += 1
         return 200, {"checkpointsDropped": lost, "epoch": self.epoch}
 

@@ -11,31 +11,30 @@ from typing import Any, Literal
 
 import torch
 
-from mamba_server.budget.arithmetic import DTYPE_BYTES
-from mamba_server.budget.constraints import Constraints
-from mamba_server.budget.engine_plan import Plan
-from mamba_server.budget.memory import Device
-from mamba_server.budget.planner import plan
+from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.families.registry import load_model_config
+from mamba_planner.memory import Device
+from mamba_planner.memory_plan import MemoryPlan
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.planner import plan_engine
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
-from mamba_server.cache.layout import CacheLayout
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Limits, Scheduler
 from mamba_server.host_memory import available_bytes
-from mamba_server.model.config import ModelConfig
 from mamba_server.model.device_arena import DTYPES, DeviceArena
-from mamba_server.model.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
 from mamba_server.model.weights import weights_bytes
-from mamba_server.settings import EngineSettings
 
 CHUNK = 64
 """Tokens per prefill chunk: ours to choose. Small for a GPU, right for matrix sizes on a CPU."""
@@ -59,10 +58,10 @@ NO_TRIAL = Trial()
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What boot made."""
+    """A booted engine: the core, what it was made from, and the stream to close at its end."""
 
     core: EngineCore
-    plan: Plan
+    plan: MemoryPlan
     model: ModelConfig
     directory: Path
     stream: ForwardStream
@@ -77,12 +76,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     config = load_model_config(directory)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    made = plan(
-        config,
-        Constraints.of(settings),
-        _memory(settings, device),
-        weights_bytes=_weights(directory, config, dtype),
-    )
+    made = plan_engine(config, settings, _memory(settings, device), _weights(directory, config, dtype))
     model = HybridModel.load(
         config,
         directory,
@@ -96,15 +90,16 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
     cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
-    rows = Rows(made.max_running_requests, cache.pages_for(made.max_model_len))
-    limits = Limits(settings.chunked_prefill_tokens, trial.chunk, rows.capacity, made.max_model_len)
+    limits = Limits(
+        settings.chunked_prefill_tokens, trial.chunk, made.max_running_requests, made.max_model_len
+    )
     stream = make_stream(device, overlap=settings.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
     runner = ModelRunner(
         model,
         memory.views(config, made.state_dtype, DTYPES[dtype]),
-        rows,
+        cache.batch,
         chunk=trial.chunk,
         page_size=made.page_size,
         vocab_size=config.vocab_size,
@@ -112,7 +107,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         device=device,
     )
     core = EngineCore(
-        Scheduler(cache, limits, rows),
+        Scheduler(cache, limits),
         stream,
         runner,
         overlap=settings.overlap,
@@ -158,7 +153,7 @@ def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
 
 def _cache(
     settings: EngineSettings,
-    made: Plan,
+    made: MemoryPlan,
     layout: CacheLayout,
     fingerprint: str,
     fail: Callable[[AllocationSite], bool] | None,
@@ -166,6 +161,7 @@ def _cache(
     return StateCache(
         Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
+        PersistentBatch(made.max_running_requests, -(-made.max_model_len // made.page_size)),
         reservation(made.strategy, overlap=settings.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.strategy import reservation
+from mamba_planner.strategy import reservation
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
@@ -67,7 +67,7 @@ class _Launched:
 
 
 class EngineCore:
-    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0; O6)."""
+    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6)."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class EngineCore:
                 request.request_id, 409, "invalid_request_error", "duplicate_request_id",
                 f"request {request.request_id} is running already: choose another id",
             )  # fmt: skip
-        prompt = np.array(request.prompt, np.int32)
+        token_ids = np.asarray(request.token_ids, np.int32)
         limit = self.scheduler.limits.max_model_len
-        total = len(prompt) + request.params.max_tokens
+        total = len(token_ids) + request.params.max_tokens
         if total > limit:
             return RequestRejected(
                 request.request_id, 400, "invalid_request_error", "context_length_exceeded",
-                f"prompt ({len(prompt)}) and max_tokens ({request.params.max_tokens}) exceed the model's "
+                f"prompt ({len(token_ids)}) and max_tokens ({request.params.max_tokens}) exceed the model's "
                 f"{limit} tokens: shorten the prompt or lower max_tokens",
             )  # fmt: skip
         if self.cache.never_fits(total):
@@ -137,7 +137,7 @@ class EngineCore:
         group: list[Sequence] = []
         for index in range(request.n):
             sequence = Sequence(
-                request.request_id, index, prompt, params, order=self._order, priority=request.priority,
+                request.request_id, index, token_ids, params, order=self._order, priority=request.priority,
                 salt=request.cache_salt, turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
             )  # fmt: skip
@@ -165,7 +165,7 @@ class EngineCore:
         """Run under strategy `name` from the next step on. Returns why not (with numbers), or ""."""
         wanted = reservation(name, overlap=self.overlap)
         for group in self.sequences.values():
-            longest = len(group[0].tokens)
+            longest = len(group[0].token_ids)
             if self.cache.never_fits(longest, wanted):
                 return (
                     f"request {group[0].request_id} may grow to {longest} tokens, which with "
@@ -237,7 +237,7 @@ class EngineCore:
         if sequence.phase is Phase.FINISHED:
             # Seen one step late: the extra token is discarded.
             return
-        sequence.tokens[sequence.known] = token
+        sequence.token_ids[sequence.known] = token
         sequence.known += 1
         self.generated_tokens += 1
         self._commit_cache(sequence, step)
@@ -252,16 +252,9 @@ class EngineCore:
             self._finish(sequence, reason)
 
     def _commit_cache(self, sequence: Sequence, step: int) -> None:
-        holding = sequence.holding
-        if holding is not None and (holding.pending or holding.match_node is not None):
-            if sequence.phase is Phase.DECODE:
-                # Under overlap a later step is launched: pages freed by this commit wait for it too (O3).
-                self.scheduler.rows.store(sequence)
-            self.cache.commit(holding, sequence.known_tokens(), step)
-            if holding.pages_changed:
-                holding.pages_changed = False
-                if sequence.phase is Phase.DECODE:
-                    self.scheduler.rows.load_pages(sequence)
+        allocation = sequence.allocation
+        if allocation is not None and (allocation.pending or allocation.match_node is not None):
+            self.cache.commit(allocation, sequence.known_token_ids(), step)
 
     def _emit(
         self,

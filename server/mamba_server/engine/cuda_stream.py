@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class CudaStream:
-    """One CUDA stream on `device`; every state write of the engine happens on it (O1)."""
+    """One CUDA stream on `device`; every state write of the engine happens on it, in order (O1)."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)

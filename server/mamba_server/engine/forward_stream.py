@@ -1,4 +1,4 @@
-"""The forward stream: the one queue on which device work happens, in order (O1, O2).
+"""The forward stream: the one queue on which device work happens, and that in order (O1, O2).
 
 The loop launches the work of a step and goes on planning; it asks for the result when it commits. Three
 implementations: a worker thread for the CPU, a CUDA stream (`cuda_stream`), a simulated one for tests.
@@ -91,7 +91,7 @@ class InlineStream:
         return ticket.get()
 
     def close(self) -> None:
-        """Nothing is queued."""
+        """There is nothing to wait for: what was launched is done."""
 
 
 class SimulatedStream:

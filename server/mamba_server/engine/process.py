@@ -7,9 +7,9 @@ parent is gone, or with `Fatal` when it cannot start.
 import time
 from collections.abc import Callable
 
-import msgspec
 import zmq
 
+from mamba_server import wire
 from mamba_server.cache import ledger
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
@@ -44,8 +44,8 @@ class Port:
         self._push.set_hwm(0)
         self._push.setsockopt(zmq.LINGER, 2000)
         self._push.connect(from_engine)
-        self._decode = msgspec.msgpack.Decoder(ToEngine).decode
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode: Callable[[bytes], ToEngine] = wire.decoder(ToEngine).decode
+        self._encode = wire.encoder().encode
 
     def send(self, message: FromEngine) -> None:
         self._push.send(self._encode(message))
@@ -81,7 +81,7 @@ class EngineProcess:
         self._checked = True
 
     def run(self, ready: Ready) -> None:
-        """Serve until `Shutdown`."""
+        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong."""
         self._port.send(ready)
         stalled = False
         while True:

@@ -1,8 +1,8 @@
 """The device side of a step: moves its integers over, runs the model, samples, keeps the sampled tokens.
 
-`prepare` runs on the loop's side and copies everything out of rows and holdings; the work it returns runs on
-the forward stream, where alone sampler and model are touched; what that returns reads the results after the
-step's fence.
+`prepare` runs on the loop's side and copies everything out of the persistent batch; the work it returns runs
+on the forward stream, where alone sampler and model are touched; what that returns reads the results after
+the step's fence.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from mamba_server.cache.node import NO_TOKENS
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, score_tokens
-from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow
+from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.cache_views import CacheViews
@@ -32,8 +33,9 @@ class _Newcomer:
     row: int
     params: SamplingParams
     seed: int
-    prompt: list[int]
-    output: list[int]
+    prompt_len: int
+    token_ids: Ints
+    """Prompt and output so far; empty unless a penalty asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class ModelRunner:
         self,
         model: HybridModel,
         cache: CacheViews,
-        rows: Rows,
+        persistent: PersistentBatch,
         *,
         chunk: int,
         page_size: int,
@@ -62,11 +64,11 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._cache = cache
-        self._rows = rows
+        self._persistent = persistent
         self._chunk = chunk
         self._page_size = page_size
         self._device = device
-        self._last_token = torch.zeros(rows.capacity, dtype=torch.int32, device=device)
+        self._last_token = torch.zeros(persistent.rows, dtype=torch.int32, device=device)
         self._sampler = Sampler(vocab_size, device, eos_token_ids)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
@@ -74,14 +76,14 @@ class ModelRunner:
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Everything the step needs, taken now; the work to launch."""
-        arrays = build(schedule, self._rows, self._chunk, self._page_size)
+        arrays = build(schedule, self._persistent, self._chunk, self._page_size)
         newcomers = [
             _Newcomer(
                 sequence.row,
                 sequence.params,
                 sequence.seed,
-                sequence.tokens[: sequence.prompt_len].tolist(),
-                sequence.tokens[sequence.prompt_len : sequence.known].tolist(),
+                sequence.prompt_len,
+                sequence.known_token_ids().copy() if penalized(sequence.params) else NO_TOKENS,
             )
             for sequence in (piece.sequence for piece in schedule.pieces if piece.final)
         ]
@@ -98,14 +100,14 @@ class ModelRunner:
             sampling_rows = arrays.rows[arrays.sampling]
             batch = ForwardBatch.from_host(
                 HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
-                input_ids=arrays.input_ids,
+                token_ids=arrays.token_ids,
                 chunk_size=self._chunk,
                 page_size=self._page_size,
                 device=self._device,
             )
             rows = _to(sampling_rows.astype(np.int64), self._device)
             if decodes:
-                batch.input_ids[:decodes] = self._last_token[rows[:decodes]]
+                batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
             logits = self._model.forward(batch, self._cache)
             scores = [self._score(logits, span) for span in spans]
             wanted = len(arrays.sampling)
@@ -125,7 +127,9 @@ class ModelRunner:
             before = self._sampling.pop(each.row, None)
             if before is not None:
                 self._sampler.release(before)
-            self._sampling[each.row] = self._sampler.admit(each.params, each.seed, each.prompt, each.output)
+            self._sampling[each.row] = self._sampler.admit(
+                each.params, each.seed, each.prompt_len, each.token_ids
+            )
         key = rows.tobytes()
         if newcomers or key != self._batch_key or self._batch is None:
             self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])

@@ -9,10 +9,19 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from mamba_server.cache.node import NO_TOKENS, Tokens
 from mamba_server.engine.noise import gumbel, scatter_tokens
-from mamba_server.engine.sampling_batch import Filter, Penalties, SamplingBatch, SamplingRow, TokenEntries
+from mamba_server.engine.sampling_batch import (
+    Filter,
+    Penalties,
+    SamplingBatch,
+    SamplingRow,
+    TokenEntries,
+    penalized,
+)
 from mamba_server.wire import SamplingParams
 
 Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -72,21 +81,19 @@ class Sampler:
         """Serial of the sequence whose counts are in each row."""
 
     def admit(
-        self, params: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int] = ()
+        self, params: SamplingParams, seed: int, prompt_len: int, token_ids: Tokens = NO_TOKENS
     ) -> SamplingRow:
-        """Row of a sequence; `output` is what it has generated already (it was preempted and comes back)."""
-        penalized = (
-            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
-        )
+        """Row of a sequence. `token_ids`: its prompt and what it has generated already (if it was preempted
+        and comes back); looked at with penalties alone, and must not change afterwards.
+        """
         eos = () if params.ignore_eos else self._eos
         return SamplingRow(
             params=params,
             seed=seed,
-            prompt_len=len(prompt),
+            prompt_len=prompt_len,
             serial=next(self._serial),
-            counts_row=self._take_row() if penalized else -1,
-            prompt=tuple(prompt) if penalized else (),
-            output=tuple(output) if penalized else (),
+            counts_row=self._take_row() if penalized(params) else -1,
+            token_ids=token_ids,
             blocked=tuple(sorted({t for t in (*eos, *params.stop_token_ids) if 0 <= t < self.vocab_size})),
         )
 
@@ -149,10 +156,10 @@ class Sampler:
         part -= penalties.presence * seen
         logits[penalties.rows] = part
 
-    def _histogram(self, tokens: Sequence[int]) -> torch.Tensor:
-        kept = [token for token in tokens if 0 <= token < self.vocab_size]
-        counts = torch.bincount(torch.tensor(kept, dtype=torch.int64), minlength=self.vocab_size)
-        return counts.to(torch.int32).to(self.device)
+    def _histogram(self, token_ids: Tokens) -> torch.Tensor:
+        kept = token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
+        counts = np.bincount(kept, minlength=self.vocab_size).astype(np.int32)
+        return torch.from_numpy(counts).to(self.device)
 
     def _take_row(self) -> int:
         if self._free:
@@ -171,8 +178,8 @@ class Sampler:
                 self._owners += [-1] * missing
             if self._owners[row.counts_row] != row.serial:
                 self._owners[row.counts_row] = row.serial
-                self._in_prompt[row.counts_row] = self._histogram(row.prompt) > 0
-                self._output_counts[row.counts_row] = self._histogram(row.output)
+                self._in_prompt[row.counts_row] = self._histogram(row.token_ids[: row.prompt_len]) > 0
+                self._output_counts[row.counts_row] = self._histogram(row.token_ids[row.prompt_len :])
 
 
 def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> TokenScores:

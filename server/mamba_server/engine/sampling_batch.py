@@ -9,11 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
+from mamba_server.cache.node import Tokens
 from mamba_server.engine.noise import seed_words
 from mamba_server.wire import SamplingParams
 
 Rows = torch.Tensor
 """[r] int64 indices into the rows of the logits."""
+
+
+def penalized(params: SamplingParams) -> bool:
+    """Whether the tokens seen so far change what comes next: then they have to be counted."""
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +33,8 @@ class SamplingRow:
     """Tells apart the sequences that use one row of the count tables after each other."""
     counts_row: int
     """Row of the sampler's count tables; -1 when no penalty is asked for."""
-    prompt: tuple[int, ...]
-    """Only kept for penalties."""
-    output: tuple[int, ...]
-    """Tokens generated before it was admitted (again); only kept for penalties."""
+    token_ids: Tokens
+    """Prompt and what was generated before it was admitted (again); empty unless there are penalties."""
     blocked: tuple[int, ...]
     """Token ids that may not come before `min_tokens` outputs."""
 
@@ -71,7 +75,7 @@ class SamplingBatch:
     """Parameters of L rows on the device, grouped by feature; None = no row uses it."""
 
     size: int
-    """L"""
+    """L: rows that sample in the step."""
     bias: TokenEntries | None
     minimum: TokenEntries | None
     """Blocked tokens; `values` = first absolute position at which the token may come."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mamba_server.cache.holding import Checkpoint
-from mamba_server.engine.rows import Ints
+from mamba_server.cache.persistent_batch import Ints
+from mamba_server.cache.sequence_allocation import Checkpoint
 from mamba_server.engine.sequence import Sequence
 
 

@@ -1,19 +1,20 @@
 """The scheduler: which sequences take part in the next step, and with how many tokens.
 
-Pure: sequences, rows and the state cache in, a `Schedule` out; no clock, no device, no I/O. Decodes come
-first, then prefill pieces under the token budget, then admission. A shortage makes a sequence wait or
+Pure: sequences and the state cache with its batch in, a `Schedule` out; no clock, no device, no I/O. Decodes
+come first, then prefill pieces under the token budget, then admission. A shortage makes a sequence wait or
 preempts the one that came last; nothing raises.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
+from mamba_server.cache.persistent_batch import Ints
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import Match
 from mamba_server.engine.queue_policy import WaitingQueue
-from mamba_server.engine.rows import Ints, Rows
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
@@ -37,9 +38,48 @@ class Limits:
     max_model_len: int
 
 
+def rows_of(sequences: list[Sequence]) -> Ints:
+    """Their rows of the persistent batch."""
+    return np.array([each.row for each in sequences], np.int32)
+
+
+class DecodeSet:
+    """The sequences that decode, oldest member first, and their rows, looked up once for each set of them.
+
+    A step keeps the list it was given: a change makes a new one.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self._rows: Ints | None = None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.sequences)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def rows(self) -> Ints:
+        """Row i is that of `sequences[i]`."""
+        if self._rows is None:
+            self._rows = rows_of(self.sequences)
+        return self._rows
+
+    def add(self, sequence: Sequence) -> None:
+        """It decodes from the next step on."""
+        self._change([*self.sequences, sequence])
+
+    def remove(self, sequence: Sequence) -> None:
+        """It has launched its last step, ended or was preempted; nothing happens if it is not here."""
+        self._change([each for each in self.sequences if each is not sequence])
+
+    def _change(self, sequences: list[Sequence]) -> None:
+        self.sequences, self._rows = sequences, None
+
+
 MOST_HELD = 64
 """Waiting sequences that one step may put off for the prefix of another."""
-_NONE: Ints = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -48,15 +88,12 @@ class Scheduler:
 
     cache: StateCache
     limits: Limits
-    rows: Rows
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     prefilling: list[Sequence] = field(default_factory=list)
-    decoding: list[Sequence] = field(default_factory=list)
+    decoding: DecodeSet = field(default_factory=DecodeSet)
     leading: list[Sequence] = field(default_factory=list)
     """Sequences whose prefill may still leave checkpoints."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
-    _decode_rows: Ints = field(default_factory=lambda: _NONE)
-    _dirty: bool = False
     _short: tuple[int, ...] | None = None
     """Memory at the last refused admission."""
 
@@ -92,55 +129,44 @@ class Scheduler:
         return Schedule(step, rows, track, decodes, pieces)
 
     def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
-        if self._dirty:
-            self._decode_rows = np.array([each.row for each in self.decoding], np.int32)
-            self._dirty = False
-        rows, state = self._decode_rows, self.rows
-        if not len(rows):
-            return [], _NONE, _NONE
-        depth = state.depth[rows]
-        page_size = self.cache.page_size
-        needs_page = (depth % page_size == 0) & (depth // page_size >= state.page_count[rows])
-        stalled: set[int] = set()
-        for row in rows[needs_page].tolist():
-            if not self._extend_decode(row):
-                stalled.add(row)
-        decodes = self.decoding
-        if self._dirty or stalled:
-            # Someone was preempted or has to sit this step out.
-            decodes = [each for each in self.decoding if each.row not in stalled]
-            rows = np.array([each.row for each in decodes], np.int32)
-            if not len(rows):
-                return [], _NONE, _NONE
-            depth = state.depth[rows]
+        decodes, batch, page_size = self.decoding.sequences, self.cache.batch, self.cache.page_size
+        rows = self.decoding.rows
+        depth = batch.depth[rows]
+        needs_page = (depth % page_size == 0) & (depth // page_size >= batch.page_count[rows])
+        stalled = {
+            id(decodes[index])
+            for index in np.flatnonzero(needs_page).tolist()
+            if not self._extend_decode(decodes[index])
+        }
+        if stalled or self.decoding.sequences is not decodes:
+            # Someone has to sit this step out, or was preempted.
+            decodes = [each for each in self.decoding if id(each) not in stalled]
+            rows = rows_of(decodes)
+            depth = batch.depth[rows]
+        if not decodes:
+            return [], rows, rows
         track = np.zeros(len(rows), np.int32)
         for index in np.flatnonzero((depth + 1) % page_size == 0).tolist():
             sequence = decodes[index]
             reached = int(depth[index]) + 1
             if self.cache.tracks_decode(reached, reached - sequence.prompt_len):
-                state.store(sequence)
-                assert sequence.holding is not None
-                track[index] = self.cache.plan_decode(sequence.holding, step)
-        state.depth[rows] = depth + 1
-        state.last_step[rows] = step
-        state.left[rows] -= 1
+                assert sequence.allocation is not None
+                track[index] = self.cache.plan_decode(sequence.allocation, step)
+        batch.launch(rows, depth + 1, step)
         for sequence in decodes:
-            sequence.sampled += 1
             sequence.in_flight += 1
-        exhausted = rows[state.left[rows] <= 0]
-        if len(exhausted):
-            done = set(exhausted.tolist())
+        exhausted = depth + 1 >= batch.last_depth[rows]
+        if exhausted.any():
             # Its last token is in this step: no further launch, the commit will finish it.
-            self.decoding = [each for each in self.decoding if each.row not in done]
-            self._dirty = True
-        # A copy: the queue changes in place while this step is on its way.
-        return list(decodes), rows, track
+            for index in np.flatnonzero(exhausted):
+                self.decoding.remove(decodes[index])
+        return decodes, rows, track
 
-    def _extend_decode(self, row: int) -> bool:
-        sequence = self.rows.sequences[row]
-        if sequence is None or sequence.phase is not Phase.DECODE or sequence.holding is None:
+    def _extend_decode(self, sequence: Sequence) -> bool:
+        """A page for the next token of `sequence`; others may be preempted for it."""
+        if sequence.phase is not Phase.DECODE or sequence.allocation is None:
             return False
-        while not self.cache.extend(sequence.holding, int(self.rows.depth[row]) + 1):
+        while not self.cache.extend(sequence.allocation, sequence.allocation.depth + 1):
             if self.cache.retiring or self.cache.arena.has_fenced:
                 # Memory comes back with the step in flight; waiting is cheaper than recomputing.
                 return False
@@ -150,7 +176,6 @@ class Scheduler:
             self.preempt(victim)
             if victim is sequence:
                 return False
-        self.rows.load_pages(sequence)
         return True
 
     # --- prefill -------------------------------------------------------------------------------------
@@ -158,14 +183,14 @@ class Scheduler:
     def _piece(
         self, sequence: Sequence, budget: int, step: int, launched: list[Sequence], *, decoding: bool
     ) -> PrefillPiece | None:
-        holding = sequence.holding
-        assert holding is not None
-        start = holding.depth
+        allocation = sequence.allocation
+        assert allocation is not None
+        start = allocation.depth
         take = aligned_piece(start, sequence.target - start, budget, self.limits.chunk)
         if take <= 0:
             return None
         stop = start + take
-        while not self.cache.extend(holding, stop):
+        while not self.cache.extend(allocation, stop):
             # What this step already launches cannot be taken back; while others decode, memory will come.
             if decoding or self.cache.retiring or self.cache.arena.has_fenced:
                 return None
@@ -176,22 +201,19 @@ class Scheduler:
         return self._launch_piece(sequence, start, stop, step)
 
     def _launch_piece(self, sequence: Sequence, start: int, stop: int, step: int) -> PrefillPiece:
-        holding = sequence.holding
-        assert holding is not None
+        allocation = sequence.allocation
+        assert allocation is not None
         final = stop == sequence.target
-        checkpoints = self.cache.plan_prefill(holding, stop, step)
-        piece = PrefillPiece(sequence, start, stop, holding.slot_in, holding.live, checkpoints, final)
-        self.cache.launched(holding, stop, step)
+        checkpoints = self.cache.plan_prefill(allocation, stop, step)
+        piece = PrefillPiece(sequence, start, stop, allocation.slot_in, allocation.live, checkpoints, final)
+        self.cache.launched(allocation, stop, step)
         sequence.in_flight += 1
         if final:
-            sequence.sampled += 1
             self.prefilling.remove(sequence)
             sequence.phase = Phase.DECODE
-            self.rows.load(sequence)
-            self.cache.prefill_done(holding)
-            if self.rows.left[sequence.row] > 0:
-                self.decoding.append(sequence)
-                self._dirty = True
+            self.cache.prefill_done(allocation)
+            if stop < self.cache.batch.last_depth[allocation.row]:
+                self.decoding.add(sequence)
         return piece
 
     # --- admission -----------------------------------------------------------------------------------
@@ -209,7 +231,8 @@ class Scheduler:
             matches[sequence.key] = self._match(sequence, step)
             return matches[sequence.key].resumable
 
-        while self.rows.free and self.running < self.limits.max_running:
+        # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
+        while self.cache.admitted < self.limits.max_running:
             # An admission changes the tree: what was found before it no longer counts.
             matches.clear()
             sequence = self.waiting.pick(resumable)
@@ -242,15 +265,15 @@ class Scheduler:
         if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
         self.leading = [
-            each for each in self.leading if each.holding is not None and coming_depths(each.holding)
+            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
         ]
         awaited = deepest(
             sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
         )
         if awaited is None or awaited.depth - match.resumable < self.limits.chunk:
             return False
-        if awaited.depth > awaited.holding.depth:
-            self.cache.add_branch(awaited.holding, awaited.depth)
+        if awaited.depth > awaited.allocation.depth:
+            self.cache.add_branch(awaited.allocation, awaited.depth)
         self.waiting.hold(sequence, awaited)
         return True
 
@@ -277,7 +300,7 @@ class Scheduler:
         )
 
     def _match(self, sequence: Sequence, step: int) -> Match:
-        match = self.cache.match(sequence.known_tokens(), sequence.salt, step)
+        match = self.cache.match(sequence.known_token_ids(), sequence.salt, step)
         if self._needs_whole_prompt(sequence):
             return self.cache.without(match, "prompt_logprobs")
         return match
@@ -290,23 +313,23 @@ class Scheduler:
     def _try_admit(
         self, sequence: Sequence, match: Match, take: int, budget: int, step: int
     ) -> PrefillPiece | None:
-        tokens, start = sequence.known_tokens(), match.resumable
+        token_ids, start = sequence.known_token_ids(), match.resumable
         branches = self._branches(sequence, match)
         boundary = sequence.turn_boundary
-        holding = self.cache.admit(tokens, sequence.salt, match, start + take, boundary, branches)
-        if holding is None and match.node is not None and not self.running and not self.cache.retiring:
+        allocation = self.cache.admit(token_ids, sequence.salt, match, start + take, boundary, branches)
+        if allocation is None and match.node is not None and not self.running and not self.cache.retiring:
             # The checkpoint itself is in the way: alone, the sequence must run without it.
             match = self.cache.without(match, "no_memory")
             start = 0
             take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
-            holding = self.cache.admit(tokens, sequence.salt, match, take, boundary, branches)
-        if holding is None:
+            allocation = self.cache.admit(token_ids, sequence.salt, match, take, boundary, branches)
+        if allocation is None:
             return None
         self.waiting.remove(sequence)
-        sequence.holding = holding
+        sequence.allocation = allocation
         sequence.target = sequence.known
         sequence.phase = Phase.PREFILL
-        self.rows.take(sequence)
+        self.cache.batch.last_depth[allocation.row] = len(sequence.token_ids) - 1
         self.prefilling.append(sequence)
         if self.cache.prefix_caching:
             self.leading.append(sequence)
@@ -347,20 +370,16 @@ class Scheduler:
         sequence.prompt_done = True
 
     def _release(self, sequence: Sequence, keep: int | None = None) -> None:
-        holding = sequence.holding
-        assert holding is not None
+        allocation = sequence.allocation
+        assert allocation is not None
         if sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
-            self.cache.prefill_done(holding)
+            self.cache.prefill_done(allocation)
         else:
-            self.rows.store(sequence)
-            if sequence in self.decoding:
-                self.decoding.remove(sequence)
-                self._dirty = True
-        self.rows.give_back(sequence)
-        sequence.holding = None
+            self.decoding.remove(sequence)
+        sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
-            return sequence.tokens[: sequence.known if keep is None else min(keep, sequence.known)]
+            return sequence.token_ids[: sequence.known if keep is None else min(keep, sequence.known)]
 
-        self.cache.retire(holding, usable)
+        self.cache.retire(allocation, usable)

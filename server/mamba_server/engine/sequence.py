@@ -4,12 +4,10 @@ from enum import Enum
 from typing import Optional
 
 import numpy as np
-import numpy.typing as npt
 
-from mamba_server.cache.holding import Holding
+from mamba_server.cache.node import Tokens
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
-
-Tokens = npt.NDArray[np.int32]
 
 
 class Phase(Enum):
@@ -24,15 +22,16 @@ class Phase(Enum):
 class Sequence:
     """Prompt and output of one sequence.
 
-    `known` tokens are on the host. Under overlap one more may have been sampled by a launched step; `sampled`
-    counts those too, so `known <= prompt_len + sampled <= known + 1` between steps.
+    `known` tokens are on the host. Under overlap a launched step may have sampled one more: of a decoding
+    sequence at depth d there are d + 1 tokens, and `known <= d + 1 <= known + 1` between steps. Its depth
+    is told by its allocation.
     """
 
     __slots__ = (
+        "allocation",
         "arrival",
         "cached_tokens",
         "finish_reason",
-        "holding",
         "in_flight",
         "index",
         "known",
@@ -50,13 +49,11 @@ class Sequence:
         "recomputed_tokens",
         "reported",
         "request_id",
-        "row",
         "salt",
-        "sampled",
         "seed",
         "stop_token_ids",
         "target",
-        "tokens",
+        "token_ids",
         "turn_boundary",
     )
 
@@ -64,7 +61,7 @@ class Sequence:
         self,
         request_id: str,
         index: int,
-        prompt: Tokens,
+        token_ids: Tokens,
         params: SamplingParams,
         *,
         order: int,
@@ -91,16 +88,15 @@ class Sequence:
         """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
         self.put_off = False
         """It waited for the checkpoint of another prompt, or still does: once is enough."""
-        self.prompt_len = len(prompt)
-        self.tokens: Tokens = np.empty(len(prompt) + params.max_tokens, np.int32)
-        self.tokens[: len(prompt)] = prompt
-        self.known = len(prompt)
-        self.sampled = 0
-        self.target = len(prompt)
+        self.prompt_len = len(token_ids)
+        self.token_ids: Tokens = np.empty(self.prompt_len + params.max_tokens, np.int32)
+        """The prompt, then the output: one piece of memory, so that a prefix of both needs no copy."""
+        self.token_ids[: self.prompt_len] = token_ids
+        self.known = self.prompt_len
+        self.target = self.prompt_len
         """Tokens to prefill before it decodes: the prompt, and after a preemption the output so far."""
         self.phase = Phase.WAITING
-        self.row = -1
-        self.holding: Holding | None = None
+        self.allocation: SequenceAllocation | None = None
         self.in_flight = 0
         """Launched steps that name this sequence and have not committed."""
         self.finish_reason: FinishReason | None = None
@@ -120,13 +116,18 @@ class Sequence:
         return self.request_id, self.index
 
     @property
+    def row(self) -> int:
+        """Its row of the persistent batch; -1 while it is not admitted."""
+        return self.allocation.row if self.allocation is not None else -1
+
+    @property
     def outputs(self) -> int:
         """Output tokens on the host."""
         return self.known - self.prompt_len
 
-    def known_tokens(self) -> Tokens:
+    def known_token_ids(self) -> Tokens:
         """Prompt and committed output."""
-        return self.tokens[: self.known]
+        return self.token_ids[: self.known]
 
     def rank(self) -> tuple[int, int]:
         """Who goes first; the last one is preempted first."""

@@ -9,43 +9,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mamba_server.cache.holding import Holding
 from mamba_server.cache.node import common_pages
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The checkpoint at `depth` of the prefill of `leader`, as long as that runs on `holding`."""
+    """The checkpoint at `depth` of the prefill of `leader`, as long as that runs on `allocation`."""
 
     leader: Sequence
-    holding: Holding
+    allocation: SequenceAllocation
     depth: int
 
     @property
     def coming(self) -> bool:
         """It is not there yet, and will be. False also if the leader ended, or was preempted."""
-        if self.leader.holding is not self.holding:
+        if self.leader.allocation is not self.allocation:
             return False
-        return self.holding.depth < self.depth or self.depth in pending_depths(self.holding)
+        return self.allocation.depth < self.depth or self.depth in pending_depths(self.allocation)
 
 
-def pending_depths(holding: Holding) -> list[int]:
+def pending_depths(allocation: SequenceAllocation) -> list[int]:
     """Depths of the prefill checkpoints that launched steps are writing."""
-    return [each.checkpoint.depth for each in holding.pending if not each.decode]
+    return [each.checkpoint.depth for each in allocation.pending if not each.decode]
 
 
-def coming_depths(holding: Holding) -> list[int]:
+def coming_depths(allocation: SequenceAllocation) -> list[int]:
     """Depths of the prefill checkpoints that are planned or being written."""
-    planned = [depth for depth in holding.placement.depths if depth > holding.depth]
-    return planned + pending_depths(holding)
+    planned = [depth for depth in allocation.placement.depths if depth > allocation.depth]
+    return planned + pending_depths(allocation)
 
 
 def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
     """Tokens of whole pages that both prompts begin with, at most one short of the length of `one`."""
     if one.salt != other.salt:
         return 0
-    left, right = one.known_tokens(), other.known_tokens()
+    left, right = one.known_token_ids(), other.known_token_ids()
     if not np.array_equal(left[:page_size], right[:page_size]):
         return 0
     return common_pages(left[:-1], right, page_size) * page_size
@@ -60,14 +60,14 @@ def deepest(
     """
     best: Awaited | None = None
     for leader in leaders:
-        holding = leader.holding
-        if holding is None:
+        allocation = leader.allocation
+        if allocation is None:
             continue
         common = common_depth(sequence, leader, page_size)
-        depths = [depth for depth in coming_depths(holding) if depth <= common]
-        if new_checkpoints and holding.depth < common <= leader.target:
+        depths = [depth for depth in coming_depths(allocation) if depth <= common]
+        if new_checkpoints and allocation.depth < common <= leader.target:
             depths.append(common)
         depth = max(depths, default=0)
         if depth > (best.depth if best is not None else 0):
-            best = Awaited(leader, holding, depth)
+            best = Awaited(leader, allocation, depth)
     return best

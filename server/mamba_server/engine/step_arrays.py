@@ -1,6 +1,7 @@
 """From a schedule to the integers of a step: everything the device needs, made on the host in one go.
 
-Reads rows and holdings at launch; the device work later reads only what is in here (O5). numpy alone.
+Reads the batch at launch; the device work later reads only what is in here, so what a commit
+releases is what its launch named (O5). numpy alone.
 """
 
 from dataclasses import dataclass
@@ -9,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_server.cache.chunk_plan import chunk_ends
-from mamba_server.engine.rows import Ints, Rows
+from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """Shapes as in `ForwardBatch`; `input_ids` of decodes are placeholders, the device has the true ones."""
+    """Shapes as in `ForwardBatch`; `token_ids` of decodes are placeholders, the device has the true ones."""
 
-    input_ids: Ints
+    token_ids: Ints
     positions: Ints
     token_sequence: Ints
     query_start: Ints
@@ -41,7 +42,7 @@ class StepArrays:
     """Piece -> (first and last+1 index into `logits_rows`, the tokens that follow)."""
 
 
-def build(schedule: Schedule, rows: Rows, chunk: int, page_size: int) -> StepArrays:
+def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int) -> StepArrays:
     """The arrays of `schedule`. Decodes first, then pieces, in schedule order."""
     decodes, pieces = len(schedule.decodes), schedule.pieces
     lengths = np.ones(decodes + len(pieces), np.int32)
@@ -50,28 +51,32 @@ def build(schedule: Schedule, rows: Rows, chunk: int, page_size: int) -> StepArr
     np.cumsum(lengths, out=query_start[1:])
     row = schedule.decode_rows
     piece_rows = np.array([piece.sequence.row for piece in pieces], np.int32)
-    context = np.concatenate([rows.depth[row], np.array([piece.stop for piece in pieces], np.int32)])
+    context = np.concatenate([batch.depth[row], np.array([piece.stop for piece in pieces], np.int32)])
     positions = np.concatenate(
-        [rows.depth[row] - 1, *(np.arange(piece.start, piece.stop, dtype=np.int32) for piece in pieces)]
+        [batch.depth[row] - 1, *(np.arange(piece.start, piece.stop, dtype=np.int32) for piece in pieces)]
     )
     token_sequence = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    page_table = _page_table(schedule, rows, context, page_size)
+    rows = np.concatenate([row, piece_rows])
+    page_table = _page_table(batch, rows, context, page_size)
     kv_row = page_table[token_sequence, positions // page_size] * page_size + positions % page_size
-    input_ids = np.concatenate(
-        [np.zeros(decodes, np.int32), *(piece.sequence.tokens[piece.start : piece.stop] for piece in pieces)]
+    token_ids = np.concatenate(
+        [
+            np.zeros(decodes, np.int32),
+            *(piece.sequence.token_ids[piece.start : piece.stop] for piece in pieces),
+        ]
     )
     chunks = _chunks(schedule, query_start, chunk)
     last = query_start[1:] - 1
     sampling = [*range(decodes), *(decodes + i for i, piece in enumerate(pieces) if piece.final)]
     logits_rows, spans = _logits_rows(schedule, query_start, last[sampling])
     return StepArrays(
-        input_ids=input_ids,
+        token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
         token_sequence=token_sequence,
         query_start=query_start,
         context_len=context,
-        slot_in=_join(rows.live[row], [piece.slot_in for piece in pieces]),
-        slot_out=_join(rows.live[row], [piece.slot_out for piece in pieces]),
+        slot_in=_join(batch.live[row], [piece.slot_in for piece in pieces]),
+        slot_out=_join(batch.live[row], [piece.slot_out for piece in pieces]),
         decode_track=np.where(schedule.decode_track > 0, schedule.decode_track, -1).astype(np.int32),
         page_table=page_table,
         kv_row=kv_row.astype(np.int32, copy=False),
@@ -81,7 +86,7 @@ def build(schedule: Schedule, rows: Rows, chunk: int, page_size: int) -> StepArr
         chunk_rank=chunks[3],
         chunk_track=chunks[4],
         logits_rows=logits_rows,
-        rows=np.concatenate([row, piece_rows]),
+        rows=rows,
         sampling=sampling,
         prompt_spans=spans,
     )
@@ -91,20 +96,12 @@ def _join(left: Ints, right: list[int]) -> Ints:
     return np.concatenate([left, np.array(right, np.int32)])
 
 
-def _page_table(schedule: Schedule, rows: Rows, context: Ints, page_size: int) -> Ints:
+def _page_table(batch: PersistentBatch, rows: Ints, context: Ints, page_size: int) -> Ints:
     width = -(-int(context.max()) // page_size)
-    decodes = len(schedule.decodes)
-    table = np.full((len(context), width), -1, np.int32)
-    if decodes:
-        counts = rows.page_count[schedule.decode_rows]
-        columns = min(width, rows.pages.shape[1])
-        table[:decodes, :columns] = rows.pages[schedule.decode_rows, :columns]
-        table[:decodes][np.arange(width)[None, :] >= counts[:, None]] = -1
-    for index, piece in enumerate(schedule.pieces, decodes):
-        holding = piece.sequence.holding
-        assert holding is not None
-        count = min(width, holding.page_count)
-        table[index, :count] = holding.pages[:count]
+    table = np.full((len(rows), width), -1, np.int32)
+    columns = min(width, batch.pages.shape[1])
+    table[:, :columns] = batch.pages[rows, :columns]
+    table[np.arange(width) >= batch.page_count[rows, None]] = -1
     return table
 
 
@@ -136,7 +133,7 @@ def _logits_rows(
             continue
         first = int(query_start[len(schedule.decodes) + number])
         parts.append(np.arange(first, first + stop - piece.start, dtype=np.int32))
-        follow = sequence.tokens[piece.start + 1 : stop + 1].copy()
+        follow = sequence.token_ids[piece.start + 1 : stop + 1].copy()
         spans[number] = (at, at + stop - piece.start, follow)
         at += stop - piece.start
     return np.concatenate(parts), spans

@@ -5,10 +5,10 @@ Made once by the engine process from the layout; nothing else allocates cache me
 
 import torch
 
-from mamba_server.cache.layout import CacheLayout
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.config import ModelConfig
 from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.layout import CacheLayout
 
 DTYPES = {
     "float64": torch.float64,

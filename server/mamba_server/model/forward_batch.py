@@ -85,20 +85,20 @@ class ForwardBatch:
     """One step. Tensors are int32 on the model's device, with the shapes of `HostBatch`."""
 
     tokens: int
-    """T"""
+    """T: new tokens of the step."""
     decodes: int
-    """D"""
+    """D: sequences that decode, the first ones."""
     sequences: int
-    """S"""
+    """S: all sequences of the step."""
     chunks: int
-    """Cn"""
+    """Cn: chunks of the prefill pieces."""
     ranks: int
     """Most chunks in one piece."""
     chunk_size: int
-    """C"""
+    """C: tokens per chunk."""
     max_context: int
     page_size: int
-    input_ids: torch.Tensor
+    token_ids: torch.Tensor
     positions: torch.Tensor
     token_sequence: torch.Tensor
     query_start: torch.Tensor
@@ -121,21 +121,21 @@ class ForwardBatch:
         cls,
         host: HostBatch,
         *,
-        input_ids: torch.Tensor | IntArray,
+        token_ids: torch.Tensor | IntArray,
         chunk_size: int,
         page_size: int,
         device: torch.device,
     ) -> "ForwardBatch":
         """Move the step's integers to the device in one buffer and one copy.
 
-        `input_ids` [T]: host integers travel in the same buffer; a tensor on the device (the engine runs one
+        `token_ids` [T]: host integers travel in the same buffer; a tensor on the device (the engine runs one
         step ahead of the sampled tokens) is taken as it is.
         """
         names = [field.name for field in fields(HostBatch)]
         arrays = [getattr(host, name) for name in names]
-        if isinstance(input_ids, np.ndarray):
-            names.append("input_ids")
-            arrays.append(input_ids)
+        if isinstance(token_ids, np.ndarray):
+            names.append("token_ids")
+            arrays.append(token_ids)
         flat = torch.from_numpy(
             np.concatenate([array.ravel() for array in arrays]).astype(np.int32, copy=False)
         )
@@ -145,8 +145,8 @@ class ForwardBatch:
             name: part.view(array.shape)
             for name, part, array in zip(names, flat.split([a.size for a in arrays]), arrays, strict=True)
         }
-        if isinstance(input_ids, torch.Tensor):
-            views["input_ids"] = input_ids
+        if isinstance(token_ids, torch.Tensor):
+            views["token_ids"] = token_ids
         return cls(
             tokens=len(host.positions),
             decodes=len(host.decode_track),

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels.rms_norm import rms_norm
+from mamba_planner.families.served import why_not_served
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.config import ModelConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
@@ -46,8 +47,8 @@ class HybridModel:
         batch_invariant: bool = False,
     ) -> None:
         """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError."""
-        if config.family != "nemotron_h":
-            raise UnsupportedModel(f"models of family {config.family} can be planned for but not yet served")
+        if (why := why_not_served(config)) is not None:
+            raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
         loader = Loader(weights, device, dtype, batch_invariant=batch_invariant)
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
@@ -85,7 +86,7 @@ class HybridModel:
         """
         with torch.inference_mode():
             plans = StepPlans.build(batch, recurrent=bool(cache.ssm), attention=bool(cache.kv))
-            x = F.embedding(batch.input_ids, self.embedding).to(self.residual_dtype)
+            x = F.embedding(batch.token_ids, self.embedding).to(self.residual_dtype)
             for block in self.blocks:
                 normed = rms_norm(x, block.norm, self.config.norm_eps)
                 x = x + self._mix(block, normed, cache, plans)

@@ -28,7 +28,7 @@ class StepPlans:
 
     @classmethod
     def build(cls, batch: ForwardBatch, *, recurrent: bool, attention: bool) -> "StepPlans":
-        host, device, D = batch.host, batch.input_ids.device, batch.decodes
+        host, device, D = batch.host, batch.positions.device, batch.decodes
         return cls(
             tokens=batch.tokens,
             decodes=D,

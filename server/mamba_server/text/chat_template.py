@@ -135,16 +135,16 @@ class ChatTemplate:
         """
         text = self.render(messages, tools=tools, variables=variables)
         encoding = tokenizer.encoding(text)
-        ids: list[int] = encoding.ids
+        token_ids: list[int] = encoding.ids
         try:
             closed = self.render(messages, tools=tools, generation_prompt=False, variables=variables)
         except TemplateRefused:
-            return ChatPrompt(ids, 0)
+            return ChatPrompt(token_ids, 0)
         if not text.startswith(closed) or len(closed) == len(text):
-            return ChatPrompt(ids, 0)
+            return ChatPrompt(token_ids, 0)
         boundary = 0
         for begin, end in encoding.offsets:
             if end > len(closed) or begin >= len(closed):
                 break
             boundary += 1
-        return ChatPrompt(ids, boundary)
+        return ChatPrompt(token_ids, boundary)

@@ -107,12 +107,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; with `special`, after the model's rule for the beginning-of-sequence token."""
-        ids: list[int] = self.rust.encode(
+        token_ids: list[int] = self.rust.encode(
             text, add_special_tokens=special and self._bos_rule is not False
         ).ids
-        if special and self._bos_rule is True and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
-        return ids
+        if special and self._bos_rule is True and self.bos_id is not None and token_ids[:1] != [self.bos_id]:
+            token_ids.insert(0, self.bos_id)
+        return token_ids
 
     async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """As `encode`, in a thread when the texts are long: the event loop keeps streaming meanwhile."""
@@ -124,9 +124,9 @@ class Tokenizer:
         """Token ids with character offsets, without special tokens of the tokenizer's own."""
         return self.rust.encode(text, add_special_tokens=False)
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, token_ids: list[int]) -> str:
         """Text of token ids, special tokens left out."""
-        return self.rust.decode(ids, skip_special_tokens=True)
+        return self.rust.decode(token_ids, skip_special_tokens=True)
 
     def _piece(self, token_id: int) -> Piece:
         token = self.rust.id_to_token(token_id)

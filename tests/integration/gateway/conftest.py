@@ -1,4 +1,4 @@
-"""Fake engines (real HTTP servers with a script) and gateways in front of them, all in one event loop."""
+"""Fake engines (real HTTP servers with a script) and gateways in local of them, all in one event loop."""
 
 import asyncio
 import json
@@ -13,8 +13,14 @@ from aiohttp import web
 
 from mamba_gateway.server import serve
 from mamba_gateway.settings import GatewaySettings
+from virtual_loop import loop_factories
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
+    """Engines, gateway and client share one process: all but the tests of commands run on virtual time."""
+    return loop_factories(item)
 
 
 def event(text: str, finish: str | None = None, **more: Any) -> bytes:

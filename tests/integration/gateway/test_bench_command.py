@@ -12,6 +12,7 @@ from aiohttp import web
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.prompts import Prompt
 
+REAL_TIME = True
 PROMPT = Prompt((9, 10, 11), 3)
 
 

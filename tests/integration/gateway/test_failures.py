@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from typing import Any
 
 import aiohttp
@@ -176,7 +175,8 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(engine, gateway
     through = await gateway(one, two)
     async with client.post(f"{through.url}/v1/completions", json=STREAM) as response:
         got = await response.read()
-    events = [json.loads(part.removeprefix(b"data: ")) for part in got.split(b"\n\n")[:-1]]
+    events = [json.loads(part.removeprefix(b"data: ")) for part in got.split(b"\n\n")[:-2]]
+    assert got.endswith(b"data: [DONE]\n\n")
     assert events[:2] == [{"n": 1}, {"n": 2}]
     assert events[2]["error"]["code"] == "upstream_died"
     assert len(events) == 3
@@ -219,19 +219,19 @@ async def test_a_killed_engine_ends_its_streams_and_spares_the_others(
     async with asyncio.timeout(10):
         got = await asyncio.gather(*readers)
     assert sum(b'"upstream_died"' in text for text in got) == 5
-    assert sum(text.endswith(b"[DONE]\n\n") for text in got) == 5
+    assert all(text.endswith(b"[DONE]\n\n") for text in got)
 
 
 async def test_all_engines_down_is_503_with_retry_after_and_the_reason(engine, gateway, client) -> None:
     one, two = await engine("a"), await engine("b", ready=False)
     through = await gateway(one, two, hold_timeout=0.2)
     await one.kill()
-    begin = time.monotonic()
+    begin = asyncio.get_running_loop().time()
     async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
         assert response.status == 503
         assert int(response.headers["Retry-After"]) >= 1
         error = (await response.json())["error"]
-    assert time.monotonic() - begin < 2
+    assert asyncio.get_running_loop().time() - begin < 2
     assert error["code"] == "no_ready_endpoint"
     assert "loading" in error["message"]
     assert two.seen == []
@@ -317,7 +317,7 @@ async def test_a_request_that_outlives_its_time_ends_in_504_or_in_an_error_event
     async with client.post(f"{through.url}/v1/completions", json=endless) as response:
         got = await response.read()
     assert got.startswith(b"data: ")
-    assert b'"request_timeout"' in got.split(b"\n\n")[-2]
+    assert b'"request_timeout"' in got.split(b"\n\n")[-3]
     await eventually(lambda: fake.active == 0)
 
 
@@ -360,7 +360,7 @@ async def test_a_full_house_is_429_with_retry_after(engine, gateway, client, eve
     async with client.post(f"{through.url}/v1/completions", json=BODY) as response:
         assert response.status == 429
         assert int(response.headers["Retry-After"]) >= 1
-        assert (await response.json())["error"]["code"] == "overloaded"
+        assert (await response.json())["error"]["code"] == "rate_limit_exceeded"
     seen = await through.metrics(client)
     assert seen["mambaserve_gateway_in_flight"] == 2
     assert seen["mambaserve_gateway_queued"] == 1
@@ -417,4 +417,4 @@ async def test_a_gateway_without_an_engine_is_ready_and_says_503_to_requests(gat
         assert (await response.json())["endpoints"] == {"known": 1, "ready": 0}
     assert await _status(client, through.url) == 503
     async with client.get(f"{through.url}/openapi.json") as response:
-        assert response.status == 503
+        assert response.status == 200

@@ -7,9 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
+REAL_TIME = True
+PATIENCE = 30.0
+"""Longest wait for a real process, in seconds."""
 COMMAND = (sys.executable, "-m", "mamba_cli", "gateway")
 Spawn = Callable[..., Awaitable[tuple[asyncio.subprocess.Process, str]]]
 
@@ -30,7 +35,7 @@ async def spawn() -> AsyncIterator[Spawn]:
         )
         processes.append(process)
         assert process.stderr is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while line := (await process.stderr.readline()).decode():
                 if found := re.search(r"mambaserve gateway ready at (http://\S+)", line):
                     return process, found[1]
@@ -76,28 +81,46 @@ async def test_the_openai_client_sees_the_error_of_a_broken_stream(engine, spawn
 async def test_a_signal_lets_streams_finish_and_the_process_ends_with_0(
     number, engine, spawn, client, eventually
 ) -> None:
-    fake = await engine()
+    finish = asyncio.Event()
+
+    async def held(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        await finish.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    fake = await engine(handler=held)
     process, url = await spawn("--backend", fake.url)
 
     async def read() -> bytes:
-        body = {"model": "m", "stream": True, "max_tokens": 30, "gap": 0.03}
-        async with client.post(f"{url}/v1/completions", json=body) as response:
+        async with client.post(f"{url}/v1/completions", json={"model": "m", "stream": True}) as response:
             return await response.read()
 
     running = asyncio.create_task(read())
-    await eventually(lambda: fake.active == 1)
+    await eventually(lambda: fake.active == 1, PATIENCE)
     process.send_signal(number)
-    await asyncio.sleep(0.1)
-    async with client.get(f"{url}/readyz") as response:
-        assert response.status == 503
-        assert (await response.json())["error"]["code"] == "draining"
+    await draining(client, url)
     async with client.post(f"{url}/v1/completions", json={"model": "m"}) as refused:
         assert refused.status == 503
         assert "Retry-After" in refused.headers
+    finish.set()
     assert (await running).endswith(b"[DONE]\n\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await process.wait() == 0
     assert len(fake.seen) == 1
+
+
+async def draining(client: aiohttp.ClientSession, url: str) -> None:
+    """Return when /readyz says so."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with client.get(f"{url}/readyz") as response:
+                if response.status == 503:
+                    assert (await response.json())["status"] == "draining"
+                    return
+            await asyncio.sleep(0.01)
 
 
 async def test_the_end_of_the_drain_time_cuts_streams_with_an_error_event_and_ends_with_1(
@@ -112,15 +135,15 @@ async def test_the_end_of_the_drain_time_cuts_streams_with_an_error_event_and_en
             return await response.read()
 
     running = asyncio.create_task(read())
-    await eventually(lambda: fake.active == 1)
+    await eventually(lambda: fake.active == 1, PATIENCE)
     await asyncio.sleep(0.1)
     process.terminate()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         got = await running
         assert await process.wait() == 1
     assert got.startswith(b"data: ")
-    assert b'"code":"draining"' in got.split(b"\n\n")[-2]
-    await eventually(lambda: fake.active == 0)
+    assert b'"code":"draining"' in got.split(b"\n\n")[-3]
+    await eventually(lambda: fake.active == 0, PATIENCE)
 
 
 async def test_a_second_signal_hurries(engine, spawn, client, eventually) -> None:
@@ -128,11 +151,11 @@ async def test_a_second_signal_hurries(engine, spawn, client, eventually) -> Non
     process, url = await spawn("--backend", fake.url)
     body = {"model": "m", "max_tokens": 1000, "gap": 1}
     running = asyncio.create_task(_answered(client, url, body))
-    await eventually(lambda: fake.active == 1)
+    await eventually(lambda: fake.active == 1, PATIENCE)
     process.terminate()
-    await asyncio.sleep(0.1)
+    await draining(client, url)
     process.terminate()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await process.wait() == 1
         assert await running == 503
 
@@ -149,7 +172,12 @@ async def _answered(client, url, body) -> int:
         (("--backend", "http://127.0.0.1:1", "--deployment", "x"), 2, "not both"),
         (("--backend", "127.0.0.1:1"), 2, "is not an http:// or https:// URL"),
         (("--backend", "http://127.0.0.1:1", "--max-in-flight", "0"), 2, "--max-in-flight"),
-        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 1, "/nonexistent/keys"),
+        (
+            ("--backend", "http://127.0.0.1:1", "--redis-url", "redis://r"),
+            2,
+            "--redis-url: the shared prefix",
+        ),
+        (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 2, "/nonexistent/keys"),
         (("--deployment", "x", "--kubeconfig", "/nonexistent/config"), 2, "Kubernetes configuration"),
         (("--backend", "http://127.0.0.1:1", "--host", "203.0.113.1"), 1, "203.0.113.1"),
     ],
@@ -172,7 +200,7 @@ async def test_options_come_from_the_environment(engine) -> None:
         env={"MAMBASERVE_BACKEND": fake.url, "MAMBASERVE_PORT": "0", "PATH": ""},
     )
     assert process.stderr is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while b"ready at" not in (line := await process.stderr.readline()):
             assert line
     process.terminate()

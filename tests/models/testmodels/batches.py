@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from mamba_kernels.no_sync import no_sync
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.config import ModelConfig
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
 from mamba_server.model.hybrid import HybridModel
 
@@ -92,7 +92,7 @@ class Driver:
         host, ids = self._host(runs)
         host.check(self.chunk_size, self.page_size)
         batch = ForwardBatch.from_host(
-            host, input_ids=ids, chunk_size=self.chunk_size, page_size=self.page_size, device=CPU
+            host, token_ids=ids, chunk_size=self.chunk_size, page_size=self.page_size, device=CPU
         )
         if self.guard:
             with no_sync():

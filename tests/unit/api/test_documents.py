@@ -54,7 +54,7 @@ def test_all_problems_of_all_documents_are_told_at_once() -> None:
     found = problems(
         document("  engine: {pageSize: 0}\n  memory: {arena: 2GB}", "a")
         + "---\n"
-        + document("  scaling: {minReplicas: 2}", "b")
+        + document("  scaling: {minReplicas: 2, maxReplicas: 1}", "b")
     )
     assert len(found) == 3
     assert "spec.engine.pageSize: 0 should be greater than or equal to 1" in found[0]

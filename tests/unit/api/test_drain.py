@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from mamba_edge.errors import NotReady
 from mamba_server.api.drain import Drain
-from mamba_server.api.errors import NotReady
 
 
 async def test_an_idle_drain_is_over_at_once() -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from mamba_edge.errors import NotReady
 from mamba_server import wire
 from mamba_server.api.engine_client import EngineClient
-from mamba_server.api.errors import EngineLost, EngineRefused, NotReady
+from mamba_server.api.errors import EngineLost, EngineRefused
 from mamba_server.api.inbox import Inbox
 
 READY = wire.Ready(100, 64, (2,), {})

@@ -5,21 +5,22 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from eventually import until
+from mamba_edge.errors import NotReady
 from mamba_server import wire
 from mamba_server.api import engine_client
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.engine_process import EngineProcess
 from mamba_server.api.engine_state import STARTS_BEFORE_GIVING_UP
-from mamba_server.api.errors import EngineLost, EngineStartFailed, NotReady
+from mamba_server.api.errors import EngineLost, EngineStartFailed
 from mamba_server.api.inbox import Inbox
 
 SPEAKER = """
@@ -135,10 +136,10 @@ async def test_a_ready_engine_that_dies_is_started_again_and_who_waited_is_told(
     client = one.client
     await until(lambda: client.state.phase == "ready")
     inbox = Inbox()
-    request = wire.AddRequest("a", [1], wire.SamplingParams(max_tokens=1))
+    request = wire.AddRequest("a", wire.TokenIds([1]), wire.SamplingParams(max_tokens=1))
     client.submit([request], inbox)
     with pytest.raises(EngineLost, match="exit code 5"):
-        await asyncio.wait_for(inbox.take(), 5)
+        await asyncio.wait_for(inbox.take(), 60)
     with pytest.raises(NotReady, match="exit code 5"):
         client.submit([request], inbox)
     assert client.open == 0
@@ -151,7 +152,7 @@ async def test_a_foreign_message_ends_that_engine(life: Any) -> None:
     await until(lambda: one.client.state.phase == "ready")
     call = asyncio.create_task(one.client.admin("plan", {}))
     with pytest.raises(EngineLost):
-        await asyncio.wait_for(call, 5)
+        await asyncio.wait_for(call, 60)
     await until(lambda: one.client.restarts == 1)
 
 
@@ -160,7 +161,7 @@ async def test_an_engine_that_falls_silent_is_replaced_and_called_hung(life: Any
     await until(lambda: one.client.state.phase == "ready")
     call = asyncio.create_task(one.client.admin("plan", {}))
     with pytest.raises(EngineLost, match="hung"):
-        await asyncio.wait_for(call, 5)
+        await asyncio.wait_for(call, 60)
     await until(lambda: one.client.restarts == 1)
 
 
@@ -178,10 +179,10 @@ async def test_what_it_said_just_before_its_end_still_counts(life: Any) -> None:
     one = life(speaker(script))
     await until(lambda: one.client.state.phase == "ready")
     inbox = Inbox()
-    one.client.submit([wire.AddRequest("a", [1], wire.SamplingParams(max_tokens=1))], inbox)
-    assert [delta.token_ids for delta in await asyncio.wait_for(inbox.take(), 5)] == [[5]]
+    one.client.submit([wire.AddRequest("a", wire.TokenIds([1]), wire.SamplingParams(max_tokens=1))], inbox)
+    assert [delta.token_ids for delta in await asyncio.wait_for(inbox.take(), 60)] == [[5]]
     with pytest.raises(EngineLost, match="exit code 4"):
-        await asyncio.wait_for(inbox.take(), 5)
+        await asyncio.wait_for(inbox.take(), 60)
 
 
 async def test_stopping_while_it_pauses_between_starts_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +191,7 @@ async def test_stopping_while_it_pauses_between_starts_ends_at_once(monkeypatch:
     run = asyncio.create_task(client.run("{}"))
     await until(lambda: client.restarts == 1)
     await client.stop()
-    await asyncio.wait_for(run, 1)
+    await asyncio.wait_for(run, 60)
 
 
 async def test_stopping_while_the_process_is_being_started_ends_it(
@@ -211,7 +212,7 @@ async def test_stopping_while_the_process_is_being_started_ends_it(
     await client.stop()
     go.set()
     try:
-        await asyncio.wait_for(asyncio.shield(run), 2)
+        await asyncio.wait_for(asyncio.shield(run), 30)
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
@@ -222,10 +223,10 @@ async def test_an_engine_that_does_not_hear_the_end_is_killed(life: Any, folders
     one = life(shell("trap '' TERM INT; sleep 60 & wait; sleep 60"))
     await until(lambda: names_in(folders))
     await asyncio.sleep(0.05)
-    begin = time.monotonic()
-    await one.client.stop(grace=0.05)
-    await asyncio.wait_for(one.run, 2)
-    assert time.monotonic() - begin < 1
+    with capture_logs() as lines:
+        await one.client.stop(grace=0.05)
+        await asyncio.wait_for(one.run, 60)
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["engine_killed"]
     assert names_in(folders) == []
 
 

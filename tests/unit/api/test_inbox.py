@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.api.errors import EngineLost, InternalError
+from mamba_edge.errors import InternalError
+from mamba_server.api.errors import EngineLost
 from mamba_server.api.inbox import Inbox, join
 from mamba_server.wire import SequenceDelta, TokenLogprobs
 

@@ -7,8 +7,8 @@ import pytest
 
 from asgi import ask
 from eventually import until
+from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
-from mamba_server.api.api_keys import KeyFile
 from mamba_server.api.engine_state import EngineState
 from mamba_server.api.errors import AdminTimeout, EngineLost
 from scripted_engine import READY, Api, Engine

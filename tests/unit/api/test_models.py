@@ -29,7 +29,7 @@ def all_models(root: type[BaseModel] = ApiModel) -> list[type[BaseModel]]:
 
 def test_a_model_uri_is_all_that_a_deployment_needs() -> None:
     parsed = MambaDeployment.model_validate(deployment())
-    assert parsed.spec.scaling.min_replicas == 1
+    assert parsed.spec.replicas == 1
     assert parsed.spec.state_cache.track_interval == 256
     assert parsed.spec.workload is None
     assert parsed.served_name == "nano"
@@ -129,12 +129,13 @@ def test_all_broken_rules_of_a_model_are_told_at_once() -> None:
         Spec.model_validate(
             {
                 "model": {"uri": "builtin://tiny-recall"},
-                "engine": {"tensorParallel": 2},
+                "replicas": 3,
+                "scaling": {"maxReplicas": 2},
                 "stateCache": {"trackInterval": 3},
             }
         )
     assert "trackInterval must be" in str(caught.value)
-    assert "tensorParallel is above" in str(caught.value)
+    assert "spec.replicas is above" in str(caught.value)
 
 
 def test_serving_on_the_cpu_is_allowed() -> None:

@@ -16,7 +16,19 @@ from mamba_api.errors import ContractError
 from mamba_api.model_uri import parse_model_uri
 from mamba_api.quantity import MAX_LENGTH, Duration, Quantity
 from mamba_api.schema import custom_resource_definition
-from mamba_api.v1alpha1 import EnvVar, Limits, Redis, Rollout, Scaling, Spec
+from mamba_api.v1alpha1 import (
+    Engine,
+    EnvVar,
+    Limits,
+    Model,
+    PrefixIndex,
+    Redis,
+    Resources,
+    Rollout,
+    Routing,
+    Scaling,
+    Spec,
+)
 from mamba_api.v1alpha1.base import ApiModel
 
 SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
@@ -136,6 +148,14 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         ttftTarget=DURATIONS, tpotTarget=DURATIONS,
     ),
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
+    Engine: some({}, tensorParallel=SMALL),
+    Resources: some({}, gpus=COUNT),
+    Routing: some({}, prefixWeight=st.floats(0, 100), loadWeight=st.floats(0, 100)),
+    PrefixIndex: some({}, redis=some({"url": st.just("redis://r:6379")})),
+    Model: some(
+        {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
+        cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),
+    ),
     Rollout: some({}, maxSurge=COUNT, maxUnavailable=COUNT),
     Redis: some({}, url=st.just("redis://r:6379"), secretRef=st.just({"name": "r"})),
     EnvVar: some(
@@ -143,10 +163,10 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     ),
     Spec: some(
         {"model": st.just({"uri": "builtin://tiny-recall"})},
-        engine=some({}, pageSize=SMALL, tensorParallel=SMALL),
+        replicas=COUNT,
+        engine=some({}, pageSize=SMALL),
         stateCache=some({}, trackInterval=st.integers(1, 64)),
-        resources=some({}, gpus=COUNT),
-        scaling=some({}, mode=st.sampled_from(["Internal", "External"]), maxReplicas=SMALL),
+        scaling=some({}, minReplicas=st.integers(0, 1), maxReplicas=SMALL),
         disaggregation=some({}, prefillReplicas=SMALL),
     ),
 }  # fmt: skip

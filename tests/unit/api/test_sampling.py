@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
-from mamba_server.api.errors import ContextTooLong, InvalidRequest
-from mamba_server.api.sampling import ModelLimits, output_tokens, prompt_ids, sampling_params
+from mamba_edge.errors import InvalidRequest
+from mamba_server.api.errors import ContextTooLong
+from mamba_server.api.sampling import ModelLimits, check_token_ids, output_tokens, sampling_params
 from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.wire import SamplingParams
 
@@ -127,9 +128,9 @@ def test_what_does_not_fit_the_context_says_the_numbers(request_: Any, prompt: i
 @pytest.mark.parametrize("ids", [[], [100], [5, 2**31 - 1]])
 def test_a_prompt_must_have_tokens_of_the_model(ids: list[int]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        prompt_ids(ids, LIMITS, "prompt")
+        check_token_ids(ids, LIMITS, "prompt")
     assert caught.value.param == "prompt"
 
 
 def test_a_prompt_of_the_highest_id_is_fine() -> None:
-    assert prompt_ids([0, 99], LIMITS, "prompt") == [0, 99]
+    check_token_ids([0, 99], LIMITS, "prompt")

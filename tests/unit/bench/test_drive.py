@@ -1,14 +1,25 @@
 """Open and closed loops."""
 
 import asyncio
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mamba_cli.bench import drive
 from mamba_cli.bench.drive import closed_loop, open_loop
 from mamba_cli.bench.prompts import Prompt
 from mamba_cli.bench.samples import Sample
+from virtual_time import in_virtual_time
+
+
+@pytest.fixture(autouse=True)
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "time", SimpleNamespace(monotonic=now))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class Server:
@@ -19,33 +30,30 @@ class Server:
         self.sent: list[float] = []
 
     async def __call__(self, prompt: Prompt, start: float, late: float = 0.0) -> Sample:
-        begin = time.monotonic() - start
+        begin = now() - start
         self.sent.append(begin)
         self.out += 1
         self.most = max(self.most, self.out)
         try:
-            await asyncio.sleep(UNIT * self.seconds)
+            await asyncio.sleep(self.seconds)
         finally:
             self.out -= 1
-        return Sample(sent=begin, end=time.monotonic() - start, late=late)
+        return Sample(sent=begin, end=now() - start, late=late)
 
 
-UNIT = 0.2
-"""Seconds that stand for one: short, and long against the noise of a busy machine."""
-
-
-def near(*units: float) -> Any:
-    return pytest.approx([UNIT * unit for unit in units], abs=0.6 * UNIT)
+def near(*seconds: float) -> Any:
+    return pytest.approx(list(seconds), abs=1e-3)
 
 
 def prompts(*times: float) -> list[Prompt]:
-    return [Prompt((9,), 1, UNIT * at) for at in times]
+    return [Prompt((9,), 1, at) for at in times]
 
 
 def ignore(_sample: Sample) -> None:
     pass
 
 
+@in_virtual_time
 async def test_a_closed_loop_keeps_its_number_out_and_sends_the_next_when_one_ends() -> None:
     server, told = Server(3), list[Sample]()
     samples = await closed_loop(prompts(*[0] * 12), server, 4, asyncio.Event(), told.append)
@@ -55,6 +63,7 @@ async def test_a_closed_loop_keeps_its_number_out_and_sends_the_next_when_one_en
     assert server.sent == near(*[0] * 4, *[3] * 4, *[6] * 4)
 
 
+@in_virtual_time
 async def test_an_open_loop_sends_on_time_however_slow_the_server_is() -> None:
     server = Server(10)
     samples = await open_loop(prompts(0, 1, 2.5, 2.5, 7), server, asyncio.Event(), ignore)
@@ -63,6 +72,7 @@ async def test_an_open_loop_sends_on_time_however_slow_the_server_is() -> None:
     assert [s.late for s in samples] == near(*[0] * 5)
 
 
+@in_virtual_time
 async def test_a_limit_holds_requests_back_and_their_lateness_is_told() -> None:
     server = Server(10)
     samples = await open_loop(prompts(0, 1, 2, 3), server, asyncio.Event(), ignore, limit=2)
@@ -72,10 +82,11 @@ async def test_a_limit_holds_requests_back_and_their_lateness_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["open", "closed"])
+@in_virtual_time
 async def test_a_stop_ends_the_run_with_what_there_is(kind) -> None:
     server, stop = Server(3), asyncio.Event()
-    begin = time.monotonic()
-    asyncio.get_running_loop().call_later(10 * UNIT, stop.set)
+    begin = now()
+    asyncio.get_running_loop().call_later(10, stop.set)
     many = prompts(*range(0, 100, 2))
     if kind == "open":
         samples = await open_loop(many, server, stop, ignore)
@@ -84,9 +95,10 @@ async def test_a_stop_ends_the_run_with_what_there_is(kind) -> None:
         samples = await closed_loop(many, server, 2, stop, ignore)
         assert len(samples) == 6
     assert server.out == 0
-    assert [time.monotonic() - begin] == near(10)
+    assert [now() - begin] == near(10)
 
 
+@in_virtual_time
 async def test_a_failure_of_the_client_itself_is_not_swallowed() -> None:
     async def broken(prompt: Prompt, start: float, late: float = 0.0) -> Sample:
         raise RuntimeError("bug")
@@ -97,6 +109,7 @@ async def test_a_failure_of_the_client_itself_is_not_swallowed() -> None:
         await open_loop(prompts(0), broken, asyncio.Event(), ignore)
 
 
+@in_virtual_time
 async def test_no_prompts_are_no_samples() -> None:
     unused: Any = Server(1)
     assert await closed_loop([], unused, 3, asyncio.Event(), ignore) == []

@@ -17,9 +17,9 @@ def test_shares_say_who_has_the_bytes() -> None:
     bench = CacheBench.make(slabs=11, per_slab=4, strategy="NoBuffer", interval=100)
     assert shares(bench.cache) == Shares(0, 0, 0, 0, 1)
     # A live slot and one page of four; the prompt's checkpoint and its four pages are the tree's already.
-    holding = bench.prefill(ids(range(17)))
+    allocation = bench.prefill(ids(range(17)))
     assert astuple(shares(bench.cache)) == pytest.approx((0.125, 0.2, 0, 0.075, 0.6))
-    bench.cache.retire(holding, lambda: ids(range(17)))
+    bench.cache.retire(allocation, lambda: ids(range(17)))
     assert shares(bench.cache) == Shares(0, 0.2, 0, 0, 0.8)
 
 
@@ -27,14 +27,14 @@ def test_shares_add_up_at_any_moment() -> None:
     bench = CacheBench.make(slabs=40, per_slab=3, strategy="ExtraBuffer")
     rng = np.random.default_rng(0)
     for _ in range(30):
-        holding = bench.admit(ids(*rng.integers(0, 3, int(rng.integers(2, 60))).tolist()))
-        if holding is None:
+        allocation = bench.admit(ids(*rng.integers(0, 3, int(rng.integers(2, 60))).tolist()))
+        if allocation is None:
             break
         now = shares(bench.cache)
         assert sum(astuple(now)) == pytest.approx(1)
         assert all(part >= 0 for part in astuple(now))
-        bench.launch(holding, holding.page_count * 4)
-        bench.cache.prefill_done(holding)
+        bench.launch(allocation, allocation.page_count * 4)
+        bench.cache.prefill_done(allocation)
         bench.cache.advance(bench.step)
 
 

@@ -84,7 +84,7 @@ def optimum(history: History, slots: int) -> int:
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3), min_size=2, max_size=7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PROMPTS, st.integers(1, 2), st.sampled_from(["RecomputeCost", "LRU", "oracle"]))
 def test_no_policy_saves_more_than_the_best_possible_and_that_not_more_than_the_bound(
     prompts: list[list[int]], slots: int, policy: str
@@ -101,7 +101,7 @@ def test_no_policy_saves_more_than_the_best_possible_and_that_not_more_than_the_
     assert saved <= best <= space_time_bound(history, 2 + slots, 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=4, max_size=40),
     st.integers(5, 12), st.integers(1, 4), st.integers(0, 3),
@@ -119,7 +119,7 @@ def test_evictions_keep_the_ledger_and_spare_what_is_locked(
         nodes = [node for node in cache.tree.walk() if node.slot and not node.state_lock]
         if number == 3 and nodes and held:
             node = nodes[held % len(nodes)]
-            # As a transfer or another sequence would: counted by no holding, so the ledger is asked no more.
+            # As a transfer would: no allocation counts it, so the ledger is no longer asked.
             locked.append((node, node.slot))
             cache.tree.lock(node, state=True)
 

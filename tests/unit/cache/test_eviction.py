@@ -74,4 +74,4 @@ def test_a_hit_refreshes_the_checkpoint_it_used_and_no_other() -> None:
     bench.serve(ids(range(17), 99))
     first = bench.cache.tree.eviction.checkpoint()
     assert first is not None
-    assert (first.depth, first.tokens[0]) == (8, 0)
+    assert (first.depth, first.token_ids[0]) == (8, 0)

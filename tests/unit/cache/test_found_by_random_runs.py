@@ -4,7 +4,7 @@ import random
 
 from cache_bench import CacheBench, ids
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.cache.strategy import reservation
+from mamba_planner.strategy import reservation
 
 
 def test_a_prompt_shorter_than_a_page_is_forgotten_once_it_is_computed() -> None:
@@ -33,14 +33,14 @@ def test_a_page_replaced_by_the_trees_copy_waits_for_the_step_that_still_reads_i
 def test_a_change_of_strategy_reserves_slots_beside_those_of_prefill_checkpoints() -> None:
     bench = CacheBench.make(strategy="NoBuffer")
     tokens = ids(range(17))
-    holding = bench.admit(tokens)
-    assert holding is not None
-    bench.launch(holding, 17)
-    assert holding.pending
+    allocation = bench.admit(tokens)
+    assert allocation is not None
+    bench.launch(allocation, 17)
+    assert allocation.pending
     assert bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True)) == ""
-    assert len(holding.spare) == 2
+    assert len(allocation.spare) == 2
     assert bench.cache.change_strategy(reservation("ExtraBuffer", overlap=True)) == ""
-    assert len(holding.spare) == 2
+    assert len(allocation.spare) == 2
     bench.check()
 
 

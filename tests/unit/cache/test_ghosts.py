@@ -143,12 +143,12 @@ def test_a_prompt_whose_pages_are_gone_still_shows_where_the_next_one_parts() ->
     bench = CacheBench.make(slabs=16, policy="RecomputeCost", interval=1000)
     stem = range(24)
     bench.serve(ids(stem, range(100, 110)))
-    bench.cache.room.flush()
+    bench.cache.reclaimer.flush()
     assert bench.cache.tree.nodes == 0
     bench.serve(ids(stem, range(200, 210)))
-    holding = bench.admit(ids(stem, range(300, 310)))
-    assert holding is not None
-    assert holding.resumed == 24
+    allocation = bench.admit(ids(stem, range(300, 310)))
+    assert allocation is not None
+    assert allocation.resumed == 24
 
 
 def test_forgotten_and_evicted_checkpoints_leave_no_ghost_that_names_them() -> None:

@@ -8,83 +8,83 @@ from cache_bench import CacheBench, ids
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import PageOwner
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.holding import Holding
 from mamba_server.cache.node import Node
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_life import SlotState
 
 
-def busy() -> tuple[CacheBench, Holding, Node]:
+def busy() -> tuple[CacheBench, SequenceAllocation, Node]:
     """One sequence that resumed from a checkpoint of another, and that checkpoint."""
     bench = CacheBench.make()
     bench.serve(ids(range(17)))
-    holding = bench.admit(ids(range(30)))
-    assert holding is not None
-    bench.launch(holding, 30)
-    assert holding.match_node is not None
+    allocation = bench.admit(ids(range(30)))
+    assert allocation is not None
+    bench.launch(allocation, 30)
+    assert allocation.match_node is not None
     bench.check()
-    return bench, holding, holding.match_node
+    return bench, allocation, allocation.match_node
 
 
-def forget_a_slot(bench: CacheBench, holding: Holding, _: Node) -> None:
-    holding.spare.pop()
+def forget_a_slot(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
+    allocation.spare.pop()
 
 
-def own_a_slot_twice(bench: CacheBench, holding: Holding, _: Node) -> None:
-    holding.spare.append(holding.live)
+def own_a_slot_twice(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
+    allocation.spare.append(allocation.live)
 
 
-def share_a_slot_with_the_tree(bench: CacheBench, holding: Holding, node: Node) -> None:
-    holding.spare.append(node.slot)
+def share_a_slot_with_the_tree(bench: CacheBench, allocation: SequenceAllocation, node: Node) -> None:
+    allocation.spare.append(node.slot)
 
 
-def lose_a_checkpoint(bench: CacheBench, _: Holding, node: Node) -> None:
+def lose_a_checkpoint(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     node.slot = 0
 
 
-def forget_a_page(bench: CacheBench, holding: Holding, _: Node) -> None:
-    holding.page_count -= 1
+def forget_a_page(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
+    bench.cache.batch.page_count[allocation.row] -= 1
 
 
-def give_a_page_twice(bench: CacheBench, holding: Holding, _: Node) -> None:
-    holding.pages[holding.page_count - 1] = holding.pages[holding.page_count - 2]
+def give_a_page_twice(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
+    allocation.pages[-1] = allocation.pages[-2]
 
 
-def use_a_page_without_a_lock(bench: CacheBench, holding: Holding, node: Node) -> None:
+def use_a_page_without_a_lock(bench: CacheBench, allocation: SequenceAllocation, node: Node) -> None:
     bench.cache.tree.unlock_state(node)
     bench.cache.tree.unlock(node)
-    holding.match_node = holding.node = None
+    allocation.match_node = allocation.node = None
 
 
-def account_a_tree_page_to_a_sequence(bench: CacheBench, _: Holding, node: Node) -> None:
+def account_a_tree_page_to_a_sequence(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.arena.page_owner[node.pages[:1]] = PageOwner.SEQUENCE
 
 
-def shift_a_depth(bench: CacheBench, _: Holding, node: Node) -> None:
+def shift_a_depth(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     node.depth += 1
 
 
-def leave_a_lock(bench: CacheBench, _: Holding, node: Node) -> None:
+def leave_a_lock(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.cache.tree.lock(node, state=False)
 
 
-def drop_a_lock(bench: CacheBench, _: Holding, node: Node) -> None:
+def drop_a_lock(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.cache.tree.unlock_state(node)
 
 
-def miscount_the_tree(bench: CacheBench, _: Holding, node: Node) -> None:
+def miscount_the_tree(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.cache.tree.checkpoints += 1
 
 
-def leak_a_slab(bench: CacheBench, _: Holding, node: Node) -> None:
+def leak_a_slab(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.arena._free_slabs.pop()
 
 
-def list_a_free_slab_twice(bench: CacheBench, _: Holding, node: Node) -> None:
+def list_a_free_slab_twice(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.arena._free_slabs[0] = bench.arena._free_slabs[1]
 
 
-def free_a_slot_that_is_held(bench: CacheBench, holding: Holding, _: Node) -> None:
-    bench.arena._slot_state[holding.live] = SlotState.FREE
+def free_a_slot_that_is_held(bench: CacheBench, allocation: SequenceAllocation, _: Node) -> None:
+    bench.arena._slot_state[allocation.live] = SlotState.FREE
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def free_a_slot_that_is_held(bench: CacheBench, holding: Holding, _: Node) -> No
     ],
 )  # fmt: skip
 def test_the_ledger_names_what_is_wrong(
-    damage: Callable[[CacheBench, Holding, Node], None], invariant: str
+    damage: Callable[[CacheBench, SequenceAllocation, Node], None], invariant: str
 ) -> None:
-    bench, holding, node = busy()
-    damage(bench, holding, node)
+    bench, allocation, node = busy()
+    damage(bench, allocation, node)
     with pytest.raises(LedgerViolation, match=invariant):
         bench.check()
 
 
 def test_the_account_adds_up_while_sequences_run() -> None:
-    bench, holding, _ = busy()
+    bench, allocation, _ = busy()
     account = ledger.account(bench.cache)
     slots = (
         account.slots_free + account.slots_live + account.slots_tracking + account.slots_cached
@@ -116,11 +116,11 @@ def test_the_account_adds_up_while_sequences_run() -> None:
     )  # fmt: skip
     assert slots == account.slots_total == 15
     assert account.slots_live == 1
-    assert account.slots_tracking == len(holding.tracking_slots)
+    assert account.slots_tracking == len(allocation.tracking_slots)
     assert account.as_dict()["pages_tree"] == account.pages_tree == bench.cache.tree.pages
 
 
 def test_what_waits_for_a_fence_is_counted_apart() -> None:
     bench, _, _ = busy()
-    bench.arena.free_slot(bench.cache.holdings.popitem()[1].spare.pop(), fence=9)
+    bench.arena.free_slot(bench.cache.allocations.popitem()[1].spare.pop(), fence=9)
     assert ledger.account(bench.cache).slots_fenced == 1

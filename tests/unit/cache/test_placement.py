@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.cache.placement import decode_spacing, place
+from mamba_planner.checkpoint_spacing import decode_spacing
+from mamba_server.cache.placement import place
 
 
 def test_the_second_identical_prompt_finds_a_checkpoint_one_page_before_its_end() -> None:

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
+from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.ghosts import GhostTree
 from mamba_server.cache.node import Node
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 
 PAGE = 4
@@ -152,7 +153,14 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
     strategy: str, evicts: bool
 ) -> None:
     arena = Arena(6, 0)
-    cache = StateCache(arena, tree(), reservation(strategy, overlap=False), track_interval=1000, cap=4)
+    cache = StateCache(
+        arena,
+        tree(),
+        PersistentBatch(1, 1024),
+        reservation(strategy, overlap=False),
+        track_interval=1000,
+        cap=4,
+    )
     for number in range(3):
         # States of one page each: the cheapest there can be.
         grant = arena.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1)
@@ -161,16 +169,23 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
             arena.move(grant.slots[0], state)
         add(cache.tree, tokens(50_000 + 100 * number, PAGE), grant.slots[0])
     prompt = tokens(0, 4000)
-    holding = cache.admit(prompt, "", cache.match(prompt, "", 1), len(prompt), 0)
-    assert holding is not None
-    assert holding.placement == Placement((3996,), (1000, 2000, 3000))
-    planned = [each.depth for each in cache.plan_prefill(holding, len(prompt), 1)]
+    allocation = cache.admit(prompt, "", cache.match(prompt, "", 1), len(prompt), 0)
+    assert allocation is not None
+    assert allocation.placement == Placement((3996,), (1000, 2000, 3000))
+    planned = [each.depth for each in cache.plan_prefill(allocation, len(prompt), 1)]
     assert (cache.counters.evicted > 0) is evicts
-    assert any(depth in planned for depth in holding.placement.optional) is evicts
+    assert any(depth in planned for depth in allocation.placement.optional) is evicts
 
 
 def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
-    cache = StateCache(Arena(13, 4), tree(), reservation("NoBuffer", overlap=False), track_interval=64, cap=4)
+    cache = StateCache(
+        Arena(13, 4),
+        tree(),
+        PersistentBatch(1, 1024),
+        reservation("NoBuffer", overlap=False),
+        track_interval=64,
+        cap=4,
+    )
     for number in range(8):
         # Four prompts with a checkpoint and four of which only the pages are left.
         tracking = int(number < 4)

@@ -177,8 +177,8 @@ def test_replaying_the_events_gives_the_checkpoints_that_there_are() -> None:
     tree, known = make(), set()
 
     def follow(event: TreeEvent) -> None:
-        key = (event.salt, event.tokens.tobytes())
-        assert event.depth == len(event.tokens)
+        key = (event.salt, event.token_ids.tobytes())
+        assert event.depth == len(event.token_ids)
         known.add(key) if event.gained else known.remove(key)
 
     tree.on_event = follow

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from fake_cluster import FakeCluster
@@ -155,11 +154,8 @@ async def test_the_lease_is_taken_renewed_and_given_back_with_what_the_chart_gra
     assert cluster.used <= granted()
 
 
-@pytest.mark.parametrize("spec", [{}, {"prefixIndex": {"redis": {"url": "redis://r"}}}], ids=str)
-def test_a_role_the_operator_makes_holds_nothing_that_the_operator_does_not_hold(
-    spec: dict[str, Any],
-) -> None:
-    roles = [one.manifest for one in planned(fitting_owner(**spec)).applies if one.manifest["kind"] == "Role"]
+def test_a_role_the_operator_makes_holds_nothing_that_the_operator_does_not_hold() -> None:
+    roles = [one.manifest for one in planned(fitting_owner()).applies if one.manifest["kind"] == "Role"]
 
     assert len(roles) == 1
     assert rights(roles[0]["rules"]) <= granted()

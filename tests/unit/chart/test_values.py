@@ -2,6 +2,8 @@
 
 import ast
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +67,35 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
         found = set()
         for name, value in values.items():
             found.add(prefix + name)
-            if isinstance(value, dict) and prefix + name in sections:
+            if isinstance(value, dict) and prefix + name in SECTIONS:
                 found |= given(value, f"{prefix}{name}.")
         return found
 
-    sections = {"crds", "image", "serviceAccount", "rbac", "operator", "test"}
     free = {"global", "operator.resources.requests", "operator.resources.limits", "operator.resources.claims"}
     assert keys(SCHEMA) - free - given(VALUES) == set()
     assert given(VALUES) - keys(SCHEMA) == set()
+
+
+SECTIONS = {"crds", "image", "serviceAccount", "rbac", "operator", "test"}
+
+
+def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and path + name in SECTIONS:
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+@pytest.mark.parametrize("value", list(leaves(VALUES)))
+def test_a_value_is_read_by_a_template(value: str) -> None:
+    section, _, name = value.rpartition(".")
+    read = rf"\.Values\.{re.escape(value)}\b"
+    if section:
+        # Templates bind a section to a variable before they read several values of it.
+        read += rf"|\$(?:\w+)\.{name}\b|\.{name}\b"
+
+    assert any(re.search(read, template.read_text()) for template in (CHART / "templates").rglob("*.*"))
 
 
 def test_the_defaults_agree_with_the_names_that_all_processes_share() -> None:

@@ -1,6 +1,7 @@
 """`mambaserve config`: which value holds, and who set it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def one(settings: list[Setting], option: str) -> Setting:
 
 
 def settings_of(app: typer.Typer, *arguments: str, **environment: str) -> list[Setting]:
-    return effective_settings(app, "serve", list(arguments), environment, {"page_size": 16, "port": 8000})
+    return effective_settings(app, "serve", list(arguments), environment)
 
 
 def test_a_flag_is_shown_as_a_flag(app: typer.Typer) -> None:
@@ -43,6 +44,22 @@ def test_defaults_of_the_settings_model_fill_what_nobody_set(app: typer.Typer) -
     assert (found.value, found.source) == (16, "default")
 
 
+def test_a_file_is_shown_below_flag_and_environment_and_above_defaults(
+    app: typer.Typer, tmp_path: Path
+) -> None:
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps({"page_size": 32, "port": 9, "seed": 5, "overlap": False}))
+    found = settings_of(app, "--config", str(file), "--seed", "6", MAMBASERVE_PORT="9000")
+    assert [(one(found, each).value, one(found, each).source) for each in (
+        "--page-size", "--overlap", "--seed", "--port", "--track-interval"
+    )] == [(32, "file"), (False, "file"), (6, "flag"), ("9000", "environment"), (256, "default")]  # fmt: skip
+
+
+def test_a_model_without_its_option_s_name_is_shown_as_a_flag(app: typer.Typer) -> None:
+    found = one(settings_of(app, "builtin://x"), "--model")
+    assert (found.value, found.source) == ("builtin://x", "flag")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"), [(["--pge", "1"], "--pge"), (["--page-size", "many"], "--page-size")]
 )
@@ -53,20 +70,20 @@ def test_a_wrong_option_is_refused(app: typer.Typer, arguments: list[str], words
 
 def test_an_unknown_command_is_refused_with_the_known_ones(app: typer.Typer) -> None:
     with pytest.raises(InvalidInput, match=r"'nope' is no command; there are: .*plan"):
-        effective_settings(app, "nope", [], {}, {})
+        effective_settings(app, "nope", [], {})
 
 
 def test_a_command_that_needs_a_file_is_shown_without_one(app: typer.Typer) -> None:
-    found = effective_settings(app, "up", ["--port", "81"], {}, {})
+    found = effective_settings(app, "up", ["--port", "81"], {})
     assert one(found, "--port").source == "flag"
     assert one(found, "--once").value is False
 
 
 def test_a_command_of_a_command_is_named_by_both(app: typer.Typer) -> None:
-    found = effective_settings(app, "bench", ["serve", "--requests", "7"], {}, {})
+    found = effective_settings(app, "bench", ["serve", "--requests", "7"], {})
     assert (one(found, "--requests").value, one(found, "--requests").source) == (7, "flag")
     assert one(found, "--concurrency").variable == "MAMBASERVE_BENCH_CONCURRENCY"
-    assert one(effective_settings(app, "bench", ["trace"], {}, {}), "--time-scale").value == 1.0
+    assert one(effective_settings(app, "bench", ["trace"], {}), "--time-scale").value == 1.0
 
 
 @pytest.mark.parametrize("arguments", [[], ["nope"], ["--requests", "7"]])
@@ -74,7 +91,7 @@ def test_a_group_alone_is_answered_with_how_to_name_its_command(
     app: typer.Typer, arguments: list[str]
 ) -> None:
     with pytest.raises(InvalidInput, match="bench needs one of its commands, as in: config bench serve"):
-        effective_settings(app, "bench", arguments, {}, {})
+        effective_settings(app, "bench", arguments, {})
 
 
 @pytest.mark.parametrize("given", ["flag", "environment"])
@@ -86,17 +103,17 @@ def test_an_api_key_is_never_shown(app: typer.Typer, monkeypatch: pytest.MonkeyP
         done = CliRunner().invoke(app, ["config", "bench", "serve", *arguments, "-o", output])
         assert done.exit_code == 0, done.output
         assert "s3cret" not in done.output
-    found = one(effective_settings(app, "bench", ["serve", *arguments], {}, {}), "--api-key")
+    found = one(effective_settings(app, "bench", ["serve", *arguments], {}), "--api-key")
     assert (found.value, found.source) == ("***", given)
 
 
 def test_an_api_key_that_nobody_gave_is_shown_as_unset(app: typer.Typer) -> None:
-    assert one(effective_settings(app, "bench", ["serve"], {}, {}), "--api-key").value is None
+    assert one(effective_settings(app, "bench", ["serve"], {}), "--api-key").value is None
 
 
 def test_repeated_options_and_switches_are_shown_with_all_their_values(app: typer.Typer) -> None:
     urls = ["--backend", "http://a:1", "--backend", "http://u:p@b:2"]
-    found = effective_settings(app, "gateway", urls, {}, {})
+    found = effective_settings(app, "gateway", urls, {})
     assert one(found, "--backend").value == ["http://a:1", "http://u:***@b:2"]
     off = one(settings_of(app, "--no-overlap"), "--overlap")
     assert (off.value, off.source) == (False, "flag")
@@ -116,7 +133,7 @@ def test_a_wrong_value_in_the_environment_is_refused_by_its_option(
 ) -> None:
     monkeypatch.setenv("MAMBASERVE_PORT", "many")
     with pytest.raises(InvalidInput, match="--port"):
-        effective_settings(app, "gateway", [], {}, {})
+        effective_settings(app, "gateway", [], {})
 
 
 @pytest.mark.parametrize(

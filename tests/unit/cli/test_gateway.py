@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from mamba_cli import main
+from mamba_edge.api_keys import KeyFileError
+from mamba_edge.listener import CannotListen
 from mamba_gateway.settings import GatewaySettings
 
 Run = Callable[..., tuple[int, str]]
@@ -86,7 +88,6 @@ def test_one_backend_given_twice_is_one(gateway: Run, started: list[GatewaySetti
         (["--backend", "http://a:1", "--hold-timeout", "-1"], "--hold-timeout: "),
         (["--backend", "http://a:1", "--drain-timeout", "nan"], "--drain-timeout: "),
         (["--backend", "http://a:1", "--max-body-bytes", "many"], "--max-body-bytes: "),
-        (["--backend", "http://a:1", "--log-level", "loud"], "--log-level: "),
     ],
 )
 def test_wrong_usage_ends_with_2_and_names_the_option(
@@ -96,6 +97,15 @@ def test_wrong_usage_ends_with_2_and_names_the_option(
     assert code == 2
     assert err.startswith("error: ")
     assert said in err
+    assert started == []
+
+
+def test_a_value_that_is_none_of_the_choices_is_wrong_usage(
+    gateway: Run, started: list[GatewaySettings]
+) -> None:
+    code, err = gateway("--backend", "http://a:1", "--log-level", "loud")
+    assert code == 2
+    assert "--log-level" in err
     assert started == []
 
 
@@ -110,8 +120,8 @@ def test_all_wrong_options_are_named_at_once(gateway: Run) -> None:
     [
         (OSError(errno.EADDRINUSE, "Address already in use"), 1, "cannot serve at 127.0.0.1:8000: "),
         (ValueError("keys: no key in it"), 2, "keys: no key in it"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "keys"), 1, "--api-key-file: keys: No such file"),
-        (PermissionError(errno.EACCES, "Permission denied", "keys"), 1, "--api-key-file: keys: Permission"),
+        (KeyFileError("--api-key-file: keys: No such file"), 2, "--api-key-file: keys: No such file"),
+        (CannotListen("cannot listen on 127.0.0.1:8000: taken"), 1, "cannot listen on 127.0.0.1:8000: "),
         (FileNotFoundError(errno.ENOENT, "No such file", "other"), 1, "cannot serve at "),
     ],
 )

@@ -158,5 +158,5 @@ def test_a_path_that_the_system_cannot_look_at_is_named() -> None:
 def test_a_file_of_keys_that_is_not_there_is_named_by_the_gateway_s_option(tmp_path: Path) -> None:
     keys = str(tmp_path / "keys")
     done = mambaserve("gateway", "--backend", "http://127.0.0.1:9", "--port", "0", "--api-key-file", keys)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.decode() == f"error: --api-key-file: {keys}: No such file or directory\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mamba_api.v1alpha1 import Plan as StatusPlan
+from mamba_api.v1alpha1 import PlanStatus
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "tests" / "golden" / "configs"
@@ -63,9 +63,9 @@ def test_json_stands_alone_on_standard_output_and_follows_the_interface(nano: Pa
     assert shown["model"]["stateBytes"] == 143_548_416
     assert shown["model"]["kvBytesPerToken"] == 16_384
     assert shown["model"]["weightsBytes"] == pytest.approx(17.8e9, rel=0.01)
-    status = {field.alias or name for name, field in StatusPlan.model_fields.items()}
+    status = {field.alias or name for name, field in PlanStatus.model_fields.items()}
     assert status <= set(shown["plan"])
-    StatusPlan.model_validate({key: shown["plan"][key] for key in status})
+    PlanStatus.model_validate({key: shown["plan"][key] for key in status})
     assert sum(line["bytes"] for line in shown["plan"]["ledger"]) == int(80 * 2**30 * 0.9)
 
 

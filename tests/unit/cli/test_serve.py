@@ -1,31 +1,57 @@
 """`mambaserve serve`: its options are exactly the settings of an engine, and reach them."""
 
-import inspect
-from typing import Any, get_args
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+import typer
+import typer.main
 
+from mamba_cli import main
 from mamba_cli.commands import serve
 from mamba_cli.errors import CliError, InvalidInput
+from mamba_gateway.settings import GatewaySettings
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api import server
 from mamba_server.api.errors import EngineStartFailed
-from mamba_server.settings import EngineSettings
 
 
-def options() -> dict[str, Any]:
-    return dict(inspect.signature(serve.command).parameters)
+def options(name: str) -> dict[str, Any]:
+    main._collect()
+    group: Any = typer.main.get_command(main.app)
+    return {each.name: each for each in group.commands[name].params if each.param_type_name == "option"}
 
 
-def test_every_setting_is_an_option_and_the_other_way_round() -> None:
-    assert set(options()) == set(EngineSettings.model_fields)
+def model_of(name: str) -> Any:
+    return {"serve": EngineSettings, "gateway": GatewaySettings}[name]
 
 
-@pytest.mark.parametrize("name", sorted(EngineSettings.model_fields))
-def test_an_option_names_its_variable_in_the_help(name: str) -> None:
-    _, option = get_args(options()[name].annotation)
-    assert option.help.endswith(f"[env: MAMBASERVE_{name.upper()}]")
-    assert str(option.default).partition("/")[0] == f"--{name.replace('_', '-')}"
+BOTH = pytest.mark.parametrize("name", ["serve", "gateway"])
+
+
+@BOTH
+def test_every_setting_is_an_option_and_the_other_way_round(name: str) -> None:
+    more = {"config"} if name == "serve" else set()
+    assert set(options(name)) - {"help"} == set(model_of(name).model_fields) | more
+
+
+@BOTH
+def test_an_option_says_what_its_setting_says_and_names_its_variable(name: str) -> None:
+    for field, info in model_of(name).model_fields.items():
+        option = options(name)[field]
+        assert option.help == " ".join(info.description.split())
+        assert option.envvar == f"MAMBASERVE_{field.upper()}"
+        assert option.opts[0] == f"--{field.replace('_', '-')}"
+        shown = option.default
+        assert shown == info.default or not shown or option.metavar == "BYTES"
+
+
+@BOTH
+def test_options_are_shown_in_groups(name: str) -> None:
+    panels = [each.rich_help_panel for each in options(name).values() if each.name not in ("help", "config")]
+    assert None not in panels
+    assert 4 <= len(set(panels)) < len(panels) / 2
 
 
 @pytest.fixture
@@ -40,12 +66,23 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
     return seen
 
 
+def ended(*arguments: str) -> int:
+    """Exit code of `mambaserve serve ARGUMENTS…`. Raises CliError."""
+    main._collect()
+    group: Any = typer.main.get_command(main.app)
+    try:
+        group.commands["serve"].main(list(arguments), standalone_mode=False)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
 def test_given_values_win_over_the_environment_which_wins_over_defaults(
     served: list[EngineSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAMBASERVE_PORT", "9001")
     monkeypatch.setenv("MAMBASERVE_PAGE_SIZE", "32")
-    assert serve.run({"model": "m", "port": 9002}) == 0
+    assert ended("--model", "m", "--port", "9002") == 0
     assert (served[0].port, served[0].page_size, served[0].track_interval) == (9002, 32, 256)
 
 
@@ -53,8 +90,48 @@ def test_the_model_may_come_from_the_environment(
     served: list[EngineSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAMBASERVE_MODEL", "builtin://x")
-    assert serve.run({}) == 0
+    assert ended() == 0
     assert served[0].model == "builtin://x"
+
+
+def test_a_model_needs_no_name_of_an_option(served: list[EngineSettings]) -> None:
+    assert ended("builtin://x", "--seed", "3") == 0
+    assert (served[0].model, served[0].seed) == ("builtin://x", 3)
+    with pytest.raises(InvalidInput, match="--model: is given twice, as a and as b"):
+        ended("a", "--model", "b")
+
+
+def test_a_file_stands_below_the_environment_and_above_the_defaults(
+    served: list[EngineSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps({"model": "m", "page_size": 32, "seed": 5, "port": 1, "overlap": False}))
+    monkeypatch.setenv("MAMBASERVE_SEED", "6")
+    assert ended("--config", str(file), "--port", "2") == 0
+    made = served[0]
+    assert (made.model, made.page_size, made.seed, made.port, made.overlap) == ("m", 32, 6, 2, False)
+    assert made.track_interval == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"model": "m", "pagesize": 1}', "unknown settings pagesize"),
+        ("[]", "must hold a JSON object"),
+        ("{", "is no JSON"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_name(
+    served: list[EngineSettings], tmp_path: Path, text: str | None, words: str
+) -> None:
+    file = tmp_path / "engine.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InvalidInput, match=words) as caught:
+        ended("--config", str(file))
+    assert str(caught.value).startswith(f"--config: {file}: ")
+    assert served == []
 
 
 @pytest.mark.parametrize(
@@ -94,11 +171,9 @@ def test_a_failure_to_start_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch,
     assert caught.value.exit_code == code
 
 
-def test_switches_have_a_no_form() -> None:
-    import typer
-
-    app = typer.Typer()
-    app.command()(serve.command)
-    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
-    assert "--no-prefix-caching" in text
-    assert "--no-overlap" in text
+@BOTH
+def test_switches_have_a_no_form(name: str) -> None:
+    for field, info in model_of(name).model_fields.items():
+        if info.annotation is bool:
+            assert options(name)[field].secondary_opts == [f"--no-{field.replace('_', '-')}"]
+    assert options("serve")["prefix_caching"].secondary_opts == ["--no-prefix-caching"]

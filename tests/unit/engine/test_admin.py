@@ -70,8 +70,8 @@ def test_the_interval_may_change_alone_and_the_strategy_may_change_alone(call: C
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"strategy": "Auto"}, "strategy 'Auto' is not one of NoBuffer, ExtraBuffer, ExtraBufferLazy"),
-        ({"strategy": None}, "strategy None is not one of"),
+        ({"strategy": "Auto"}, "'Auto' is not one of NoBuffer, ExtraBuffer, ExtraBufferLazy"),
+        ({"strategy": None}, "None is not one of"),
         ({"strategy": ["NoBuffer"]}, "is not one of"),
         ({"strategy": "NoBuffer", "trackInterval": 0}, "0 must be a positive multiple of the page size 4"),
         ({"strategy": "NoBuffer", "trackInterval": -4}, "-4 must be a positive multiple"),
@@ -98,9 +98,8 @@ def test_a_change_there_is_no_memory_for_is_a_conflict_with_the_numbers() -> Non
     call = Caller(engine)
     status, body = call("strategy", strategy="ExtraBuffer", trackInterval=8)
     assert status == 409
-    assert body["message"] == (
-        "ExtraBuffer needs 6 more tracking slots for 3 running sequences; 1 are free and 0 evictable"
-    )
+    wanted = ("ExtraBuffer", "6 more", "3 running", "1 are free", "0 evictable")
+    assert [told for told in wanted if told not in body["message"]] == []
     assert (engine.cache.strategy.name, engine.cache.track_interval) == ("NoBuffer", 4)
     assert (call.admin.epoch, call("plan")[1]) == (1, PLAN)
     engine.close()
@@ -112,7 +111,8 @@ def test_a_waiting_request_too_long_for_the_wanted_strategy_is_a_conflict_too() 
     engine.add(list(range(1, 5)), 20)
     status, body = Caller(engine)("strategy", strategy="ExtraBuffer")
     assert status == 409
-    assert "request r1 may grow to 24 tokens" in body["message"]
+    assert "request r1" in body["message"]
+    assert "24 tokens" in body["message"]
     engine.close()
     assert Caller(engine)("strategy", strategy="ExtraBuffer")[0] == 200
 
@@ -194,7 +194,7 @@ def test_the_ledger_adds_up_while_a_step_is_in_flight(call: Caller) -> None:
 def test_a_ledger_that_does_not_add_up_is_not_shown_as_if_it_did(call: Caller) -> None:
     call.engine.add([1, 2, 3], 9)
     call.engine.step()
-    next(iter(call.engine.cache.holdings.values())).spare.pop()
+    next(iter(call.engine.cache.allocations.values())).spare.pop()
     with pytest.raises(LedgerViolation, match="W1 slots of sequences"):
         call("ledger")
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import mamba_server
+from mamba_planner import Device, plan_engine
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
-from mamba_server.settings import EngineSettings
 
 assert mamba_server.__file__ is not None
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
@@ -42,9 +43,7 @@ def test_the_device_is_the_wanted_one_or_the_best_there_is(
 
 def test_a_device_that_is_not_here_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        NoDevice, match="sees no CUDA device here; use --device cpu or check the driver"
-    ) as caught:
+    with pytest.raises(NoDevice, match=r"no CUDA device.*--device cpu") as caught:
         start(device="cuda")
     assert caught.value.exit_code == 2
 
@@ -73,11 +72,20 @@ def test_what_runs_is_what_the_plan_says(strategy: Any) -> None:
     assert (plan.strategy, core.cache.strategy.name) == (strategy, strategy)
     assert core.cache.strategy.slots_per_sequence == plan.slots_per_sequence
     assert (core.cache.arena.slabs, core.cache.arena.pages_per_slab) == (plan.slabs, plan.pages_per_slab)
-    assert core.scheduler.rows.capacity == core.scheduler.limits.max_running == plan.max_running_requests == 3
+    assert core.cache.batch.max_running == core.scheduler.limits.max_running == plan.max_running_requests == 3
     assert core.scheduler.limits.max_model_len == plan.max_model_len == 512
-    assert core.scheduler.rows.pages.shape == (3, 512 // 32)
+    assert core.cache.batch.pages.shape == (core.cache.batch.rows, 512 // 32)
     assert (core.cache.page_size, core.cache.track_interval) == (32, 64)
     assert plan.arena_bytes <= 8 << 20
+
+
+@pytest.mark.parametrize("eviction", ["LRU", "RecomputeCost"])
+def test_limits_and_policies_of_the_settings_are_in_force(eviction: Any) -> None:
+    core = start(chunked_prefill_tokens=96, max_checkpoints_per_path=7, eviction=eviction).core
+
+    assert core.scheduler.limits.step_tokens == 96
+    assert core.cache.cap == 7
+    assert core.cache.tree.eviction.policy == eviction
 
 
 def test_a_cache_that_is_switched_off_is_off() -> None:
@@ -89,6 +97,26 @@ def test_a_cache_that_is_switched_off_is_off() -> None:
 def test_the_memory_that_was_named_is_what_is_planned_with() -> None:
     engine = start(arena_bytes=None, device_memory="320Mi", utilization=0.5)
     assert engine.plan.budget_bytes == ready_plan(engine)["budgetBytes"] == 160 << 20
+
+
+def test_a_declared_workload_is_what_the_engine_plans_for() -> None:
+    plain = start()
+    declared = start(workload_prompt_tokens=300, workload_output_tokens=40, workload_concurrency=2)
+
+    assert not plain.plan.workload.declared
+    assert (declared.plan.workload.declared, declared.plan.workload.tokens) == (True, 340)
+    assert declared.plan.planned_running == 2 != plain.plan.planned_running
+    assert "meets the declared concurrency of 2" in declared.plan.reason
+
+
+def test_the_engine_plans_what_anyone_plans_from_its_settings() -> None:
+    engine = start(workload_concurrency=2, strategy="ExtraBufferLazy")
+    settings = EngineSettings(
+        model="elsewhere", device="cpu", arena_bytes=8 << 20, overlap=False, workload_concurrency=2,
+        strategy="ExtraBufferLazy",
+    )  # fmt: skip
+
+    assert engine.plan == plan_engine(engine.model, settings, Device("cpu", 0), engine.plan.weights_bytes)
 
 
 def test_half_as_wide_weights_are_counted_and_held_as_such() -> None:

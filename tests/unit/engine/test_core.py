@@ -25,14 +25,14 @@ def test_a_prompt_beyond_the_model_is_refused_with_the_numbers() -> None:
     assert rejected is not None
     assert (rejected.status, rejected.code) == (400, "context_length_exceeded")
     assert "1000" in rejected.message
-    assert "shorten the prompt" in rejected.message
+    assert "max_tokens" in rejected.message
 
 
 def test_a_sequence_that_never_fits_is_refused_and_not_left_waiting() -> None:
     engine = trial(slabs=6, pages_per_slab=1)
     rejected = engine.core.add(AddRequest("r", [1] * 100, SamplingParams(max_tokens=9)))
     assert rejected is not None
-    assert "does not fit this engine's arena of 5 slabs" in rejected.message
+    assert "5 slabs" in rejected.message
     assert engine.core.idle
 
 
@@ -46,7 +46,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_keeps_its_memory_and_its_
     engine.core.abort(AbortRequest("r"))
     while not engine.core.idle:
         engine.core.step()
-    assert not engine.core.cache.holdings
+    assert not engine.core.cache.allocations
 
 
 def test_a_full_queue_says_retry_later() -> None:
@@ -119,7 +119,7 @@ def test_a_request_too_long_for_the_wanted_strategy_refuses_the_change() -> None
     engine = trial(slabs=8, pages_per_slab=1, page_size=4, strategy="NoBuffer")
     engine.add(list(range(1, 5)), 20)
     refusal = engine.core.change_strategy("ExtraBuffer")
-    assert "24 tokens, which with 3 slots a sequence do not fit 7 slabs" in refusal
+    assert all(told in refusal for told in ("24 tokens", "3 slots", "7 slabs"))
     assert engine.cache.strategy.name == "NoBuffer"
     engine.close()
 

@@ -40,10 +40,7 @@ def test_a_request_of_exactly_the_models_length_runs_and_one_token_more_does_not
     assert engine.core.add(ask("fits", [1] * 1000, 24)) is None
     rejected = engine.core.add(ask("over", [1] * 1000, 25))
     assert rejected is not None
-    assert rejected.message == (
-        "prompt (1000) and max_tokens (25) exceed the model's 1024 tokens: "
-        "shorten the prompt or lower max_tokens"
-    )
+    assert all(told in rejected.message for told in ("1000", "25", "1024", "max_tokens"))
     assert run(engine)[-1].finish_reason == "length"
 
 
@@ -66,7 +63,7 @@ def test_the_last_place_in_the_queue_is_taken_and_the_next_request_is_told_to_re
     rejected = engine.core.add(ask("c", [3], 1))
     assert rejected is not None
     assert (rejected.kind, rejected.code, rejected.retry_after) == ("rate_limit_error", "overloaded", 1.0)
-    assert "3 sequences are waiting already" in rejected.message
+    assert "3 sequences" in rejected.message
     run(engine)
     assert engine.core.add(ask("c", [3], 1)) is None
 
@@ -259,7 +256,11 @@ def test_after_a_stop_string_the_kept_tokens_alone_may_be_resumed(keep: int) -> 
     engine.add([*prompt, *oracle(prompt, 60)[: min(keep, given)], 5], 2)
     (second,) = engine.core.sequences["r1"]
     engine.close()
-    assert second.cached_tokens >= 28
+    # The checkpoints of the answer's first tokens have been written over; what lies behind the stop is not
+    # resumed, and an answer that is kept whole is, to its last page.
+    whole = (len(prompt) + given) // 4 * 4
+    assert second.cached_tokens == (whole if keep > given else 28)
+    assert whole > 60
 
 
 def test_a_leader_that_is_stopped_in_its_prompt_lets_its_siblings_go_on() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mamba_server.budget import DoesNotFit, UnusableInput
+from mamba_planner import DoesNotFit, UnusableInput
+from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine import __main__ as command
-from mamba_server.settings import EngineSettings
 from mamba_server.wire import Fatal, FromEngine
 
 Serve = Callable[..., int]

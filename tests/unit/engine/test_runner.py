@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from guarded_arena import GuardedArena
+from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.strategy import reservation
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
-from mamba_server.engine.rows import Rows
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampler import Sampler
 from mamba_server.engine.sampling_batch import SamplingBatch
@@ -55,7 +55,7 @@ class TableModel:
             self.fail_next = False
             raise RuntimeError("device lost")
         at = batch.logits_rows.long()
-        return TABLE[batch.input_ids[at].long()] + PHASE[batch.positions[at].long() % 64]
+        return TABLE[batch.token_ids[at].long()] + PHASE[batch.positions[at].long() % 64]
 
 
 @dataclass
@@ -76,18 +76,17 @@ class Bench:
         self, *, overlap: bool = False, stream: ForwardStream | None = None, capacity: int = 4
     ) -> None:
         cache = StateCache(
-            GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), reservation("ExtraBuffer", overlap=overlap),
-            track_interval=8, cap=4,
+            GuardedArena(80, 2), RadixTree(4, Eviction("LRU")), PersistentBatch(capacity, 64),
+            reservation("ExtraBuffer", overlap=overlap), track_interval=8, cap=4,
         )  # fmt: skip
-        rows = Rows(capacity, 64)
         self.model = TableModel()
         self.runner = ModelRunner(
-            self.model, CacheViews([], [], []), rows, chunk=16, page_size=4, vocab_size=VOCAB,  # type: ignore[arg-type]
+            self.model, CacheViews([], [], []), cache.batch, chunk=16, page_size=4, vocab_size=VOCAB,  # type: ignore[arg-type]
             eos_token_ids=(EOS,), device=CPU,
         )  # fmt: skip
         self.stream = stream or (SimulatedStream(lambda _: 0) if overlap else InlineStream())
         self.core = EngineCore(
-            Scheduler(cache, Limits(32, 16, capacity, 256), rows), self.stream, self.runner,
+            Scheduler(cache, Limits(32, 16, capacity, 256)), self.stream, self.runner,
             overlap=overlap, eos_token_ids=frozenset({EOS}),
         )  # fmt: skip
 
@@ -365,7 +364,7 @@ def test_what_a_step_runs_on_is_what_was_there_when_it_was_launched() -> None:
     work = bench.runner.prepare(schedule)
     (piece,) = schedule.pieces
     row = piece.sequence.row
-    piece.sequence.tokens[:3] = 0
-    bench.core.scheduler.rows.depth[row] = 99
-    bench.core.scheduler.rows.live[row] = 99
+    piece.sequence.token_ids[:3] = 0
+    bench.core.cache.batch.depth[row] = 99
+    bench.core.cache.batch.live[row] = 99
     assert work()().tokens.tolist() == greedy([5, 6, 7], 1)

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mamba_kernels.no_sync import no_sync
 from mamba_server.engine.sampler import SampledTokens, Sampler, _top_p, score_tokens
+from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.wire import SamplingParams
 
 CPU = torch.device("cpu")
@@ -30,11 +32,17 @@ def params(**fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, **fields)
 
 
+def admit(
+    sampler: Sampler, wanted: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int] = ()
+) -> SamplingRow:
+    return sampler.admit(wanted, seed, len(prompt), np.array([*prompt, *output], np.int32))
+
+
 def once(
     sampler: Sampler, logits: torch.Tensor, *wanted: SamplingParams, position: int = 10, seed: int = 0
 ) -> SampledTokens:
     """One step: the same logits for each of the parameters."""
-    rows = [sampler.admit(each, seed + i, prompt=[1, 2, 3]) for i, each in enumerate(wanted)]
+    rows = [admit(sampler, each, seed + i, [1, 2, 3]) for i, each in enumerate(wanted)]
     batch = sampler.batch(rows)
     with no_sync():
         result = sampler.sample(
@@ -47,7 +55,7 @@ def once(
 
 def draws(sampler: Sampler, logits: torch.Tensor, count: int, **fields: Any) -> torch.Tensor:
     """How often each token comes in `count` draws at different positions."""
-    row = sampler.admit(params(**fields), seed=5, prompt=[1])
+    row = admit(sampler, params(**fields), 5, [1])
     rows = [row] * count
     ids = sampler.sample(
         logits.repeat(count, 1), sampler.batch(rows), torch.arange(count, dtype=torch.int32)
@@ -91,7 +99,7 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
     flat = torch.zeros(64)
 
     def stream(seed: int, start: int) -> torch.Tensor:
-        row = sampler.admit(params(), seed=seed, prompt=[])
+        row = admit(sampler, params(), seed, [])
         positions = torch.arange(start, start + 6400, dtype=torch.int32)
         return sampler.sample(flat.repeat(6400, 1), sampler.batch([row] * 6400), positions).ids
 
@@ -239,8 +247,8 @@ def test_penalties_count_the_tokens_the_sampler_itself_chose(
 ) -> None:
     wanted = params(temperature=0, **fields)
     prompt = [int(logits.argmax()), 4, 4]
-    plain = sampler.admit(params(temperature=0), 0, prompt)
-    rows = [plain, sampler.admit(wanted, 0, prompt), sampler.admit(wanted, 0, [])]
+    plain = admit(sampler, params(temperature=0), 0, prompt)
+    rows = [plain, admit(sampler, wanted, 0, prompt), admit(sampler, wanted, 0, [])]
     batch = sampler.batch(rows)
     outputs: list[list[int]] = [[], [], []]
     for step in range(30):
@@ -254,16 +262,16 @@ def test_penalties_count_the_tokens_the_sampler_itself_chose(
 
 def test_a_preempted_sequence_comes_back_with_its_counts(sampler: Sampler, logits: torch.Tensor) -> None:
     wanted = params(temperature=0, frequency_penalty=0.8)
-    row = sampler.admit(wanted, 0, [1])
+    row = admit(sampler, wanted, 0, [1])
     outputs = []
     for step in range(20):
         if step == 9:
             sampler.release(row)
-            stranger = sampler.admit(wanted, 0, [1])
+            stranger = admit(sampler, wanted, 0, [1])
             sampler.sample(
                 logits[None].clone(), sampler.batch([stranger]), torch.tensor([5], dtype=torch.int32)
             )
-            row = sampler.admit(wanted, 0, [1], output=outputs)
+            row = admit(sampler, wanted, 0, [1], outputs)
         ids = sampler.sample(
             logits[None].clone(), sampler.batch([row]), torch.tensor([1 + step], dtype=torch.int32)
         ).ids
@@ -276,11 +284,11 @@ def test_a_late_step_of_an_ended_sequence_does_not_count_for_its_successor(
 ) -> None:
     wanted = params(temperature=0, frequency_penalty=50.0)
     position = torch.tensor([3], dtype=torch.int32)
-    first = sampler.admit(wanted, 0, [1])
+    first = admit(sampler, wanted, 0, [1])
     in_flight = sampler.batch([first])
     sampler.sample(logits[None].clone(), in_flight, position)
     sampler.release(first)
-    second = sampler.admit(wanted, 0, [1])
+    second = admit(sampler, wanted, 0, [1])
     assert second.counts_row == first.counts_row
     planned = sampler.batch([second])
     sampler.sample(logits[None].clone(), in_flight, position)  # planned before the end was seen

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_server.cache.node import NO_TOKENS
 from mamba_server.engine.noise import seed_words
 from mamba_server.engine.sampling_batch import Filter, SamplingBatch, SamplingRow, TokenEntries
 from mamba_server.wire import SamplingParams
@@ -21,7 +22,7 @@ def row(
     *, counts_row: int = -1, prompt_len: int = 3, seed: int = 0, blocked: tuple[int, ...] = (), **params: Any
 ) -> SamplingRow:
     wanted = SamplingParams(max_tokens=9, **{"temperature": 0.0, **params})
-    return SamplingRow(wanted, seed, prompt_len, 0, counts_row, (), (), blocked)
+    return SamplingRow(wanted, seed, prompt_len, 0, counts_row, NO_TOKENS, blocked)
 
 
 def build(*rows: SamplingRow) -> SamplingBatch:

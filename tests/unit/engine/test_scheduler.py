@@ -40,6 +40,16 @@ def test_a_long_prompt_goes_in_pieces_that_end_on_the_chunk_grid() -> None:
     assert stops == [32, 64, 79]
 
 
+def test_decodes_are_paid_from_the_budget_of_the_step() -> None:
+    engine = trial(step_tokens=32, chunk=16, rows=6)
+    for start in (40, 50):
+        engine.add([start, 1], 30)
+    engine.step()
+    engine.add(list(range(1, 60)), 2)
+    # Thirty of the thirty-two tokens are left, and a piece ends on the chunk grid.
+    assert plan(engine) == (["r0", "r1"], [("r2", 0, 16, False)])
+
+
 def test_running_prompts_share_the_budget_before_new_ones_start() -> None:
     engine = trial(step_tokens=32, chunk=16)
     engine.add(list(range(1, 60)), 2)
@@ -55,6 +65,17 @@ def test_no_more_run_than_there_are_rows() -> None:
     engine.step()
     assert engine.core.scheduler.running == 3
     assert len(engine.core.scheduler.waiting) == 2
+    engine.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_who_takes_its_last_step_still_counts_among_those_that_run(overlap: bool) -> None:
+    engine = trial(rows=2, overlap=overlap)
+    for _ in range(6):
+        engine.add([1, 2, 3], 3)
+    while not engine.core.idle:
+        engine.step()
+        assert engine.cache.admitted <= 2
     engine.close()
 
 
@@ -90,7 +111,7 @@ def test_a_preempted_sequence_has_nothing_left_and_loses_no_token() -> None:
     sequence = sequences(engine)["r0"]
     known = sequence.known
     engine.core.scheduler.preempt(sequence)
-    assert (sequence.phase, sequence.holding, sequence.row) == (Phase.WAITING, None, -1)
+    assert (sequence.phase, sequence.allocation, sequence.row) == (Phase.WAITING, None, -1)
     assert sequence.known == known
     assert engine.core.scheduler.counters.preemptions == 1
     engine.close()
@@ -184,9 +205,9 @@ def test_without_buffer_an_answer_leaves_checkpoints_in_free_slots_and_holds_non
     made = engine.cache.counters.made
     for _ in range(35):
         engine.step()
-        (holding,) = engine.cache.holdings.values()
-        assert not any(pending.decode for pending in holding.pending)
-        assert not holding.spare + holding.ready
+        (allocation,) = engine.cache.allocations.values()
+        assert not any(pending.decode for pending in allocation.pending)
+        assert not allocation.spare + allocation.ready
     assert engine.cache.counters.made > made > 0
     engine.close()
 

@@ -23,17 +23,17 @@ def sequence(
 
 def test_it_has_room_for_its_prompt_and_all_it_may_generate_from_the_start() -> None:
     made = sequence([5, 6, 7], 4)
-    assert len(made.tokens) == 7
-    assert made.known_tokens().tolist() == [5, 6, 7]
+    assert len(made.token_ids) == 7
+    assert made.known_token_ids().tolist() == [5, 6, 7]
     assert (made.phase, made.outputs, made.target, made.row) == (Phase.WAITING, 0, 3, -1)
 
 
 def test_siblings_of_one_prompt_do_not_write_into_each_other() -> None:
     prompt = np.array([5, 6, 7], np.int32)
     one, two = (Sequence("r", index, prompt, SamplingParams(max_tokens=2), order=index) for index in range(2))
-    one.tokens[one.known] = 99
-    one.tokens[0] = 98
-    assert two.known_tokens().tolist() == prompt.tolist() == [5, 6, 7]
+    one.token_ids[one.known] = 99
+    one.token_ids[0] = 98
+    assert two.known_token_ids().tolist() == prompt.tolist() == [5, 6, 7]
     assert (one.key, two.key) == (("r", 0), ("r", 1))
 
 
@@ -52,21 +52,25 @@ def test_prompt_logprobs_are_kept_only_when_asked_for(asked: int, kept: list | N
 def test_what_is_known_and_what_is_sampled_differ_by_the_launched_step_alone(
     overlap: bool, seed: int
 ) -> None:
-    """Through prefill, decode and preemption: `known <= prompt + sampled <= known + 1` between steps."""
+    """Through prefill, decode and preemption: `known <= depth + 1 <= known + 1` of a decoding one."""
     rng = random.Random(seed)
     engine = EngineTrial(TrialSetup(slabs=40, overlap=overlap, step_tokens=16), random.Random(seed))
     prompts = [[rng.randrange(1, 90) for _ in range(length)] for length in (3, 30, 50)]
     for prompt in prompts:
         engine.add(prompt, 12)
+    decoded = 0
     while not engine.core.idle:
         if rng.random() < 0.2:
             engine.preempt()
         engine.step()
         for (each,) in engine.core.sequences.values():
-            launched = each.prompt_len + each.sampled
-            assert each.known <= launched <= each.known + int(overlap)
+            if each.phase is Phase.DECODE:
+                launched = each.allocation.depth + 1
+                assert each.known <= launched <= each.known + int(overlap)
+                decoded += 1
             alone = [*prompts[int(each.request_id[1:])], *oracle(prompts[int(each.request_id[1:])], 12)]
-            assert each.known_tokens().tolist() == alone[: each.known]
+            assert each.known_token_ids().tolist() == alone[: each.known]
+    assert decoded > 12
     engine.close()
 
 

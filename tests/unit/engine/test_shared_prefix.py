@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cache_bench import CacheBench
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
+from mamba_server.engine.scheduler import MOST_HELD
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import common_depth, deepest
 from mamba_server.wire import AbortRequest, SamplingParams
@@ -161,6 +162,20 @@ def test_only_a_strategy_that_may_evict_counts_on_a_slot_in_a_full_arena() -> No
         assert bench.cache.leaves_checkpoints
         bench.arena.allocate(AllocationSite.EXTEND, pages=bench.arena.free_pages)
         assert bench.cache.leaves_checkpoints is expected
+
+
+def test_one_step_puts_off_no_more_than_so_many_and_the_next_goes_on() -> None:
+    engine = trial(step_tokens=32, chunk=16)
+    engine.add([*STEM, *range(300, 500)], 2)
+    engine.step()
+    for index in range(MOST_HELD + 6):
+        engine.add([*STEM, 600 + index], 1)
+    held = []
+    for _ in range(2):
+        engine.step()
+        held.append(sum(each.put_off for (each,) in engine.core.sequences.values()))
+    assert held == [MOST_HELD, MOST_HELD + 6]
+    engine.close()
 
 
 def test_prompt_logprobs_wait_for_nobody() -> None:

@@ -18,8 +18,8 @@ FIELDS = tuple(HostBatch.__dataclass_fields__)
 
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
     """The same arrays by plain loops over sequences and tokens."""
-    rows, size, chunk = trial.core.scheduler.rows, trial.setup.page_size, trial.setup.chunk
-    out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "input_ids", "rows")}
+    rows, size, chunk = trial.cache.batch, trial.setup.page_size, trial.setup.chunk
+    out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "token_ids", "rows")}
     out["query_start"].append(0)
     parts = []
     for sequence, track in zip(schedule.decodes, schedule.decode_track.tolist(), strict=True):
@@ -30,12 +30,12 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
         )
         out["decode_track"].append(track or -1)
     for piece in schedule.pieces:
-        holding = piece.sequence.holding
-        assert holding is not None
+        allocation = piece.sequence.allocation
+        assert allocation is not None
         parts.append(
             (
                 piece.sequence.row, piece.start, piece.stop, piece.slot_in, piece.slot_out,
-                holding.pages, piece, piece.final,
+                allocation.pages, piece, piece.final,
             )
         )  # fmt: skip
     for index, (row, start, stop, slot_in, slot_out, pages, piece, samples) in enumerate(parts):
@@ -56,7 +56,7 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
             out["positions"].append(position)
             out["token_sequence"].append(index)
             out["kv_row"].append(int(pages[position // size]) * size + position % size)
-            out["input_ids"].append(0 if piece is None else int(piece.sequence.tokens[position]))
+            out["token_ids"].append(0 if piece is None else int(piece.sequence.token_ids[position]))
             if piece is not None:
                 out["chunk_len"][-1] += 1
                 out["chunk_track"][-1] = tracks.get(position + 1, -1)
@@ -67,7 +67,7 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
 
 
 def compare(schedule: Schedule, trial: EngineTrial) -> StepArrays:
-    arrays = build(schedule, trial.core.scheduler.rows, trial.setup.chunk, trial.setup.page_size)
+    arrays = build(schedule, trial.cache.batch, trial.setup.chunk, trial.setup.page_size)
     for name, values in slow(schedule, trial).items():
         made = getattr(arrays, name)
         assert made.dtype == np.int32, name
@@ -129,7 +129,7 @@ def test_prompt_logprobs_take_the_rows_that_predict_prompt_tokens() -> None:
     inner = trial.runner.prepare
 
     def prepare(schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
-        arrays = build(schedule, trial.core.scheduler.rows, 16, 4)
+        arrays = build(schedule, trial.cache.batch, 16, 4)
         for first, stop, follow in arrays.prompt_spans.values():
             spans.append((arrays.positions[arrays.logits_rows[first:stop]].tolist(), follow.tolist()))
         return inner(schedule)

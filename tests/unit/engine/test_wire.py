@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +52,7 @@ deltas = st.builds(
 )
 to_engine = st.one_of(
     st.builds(
-        wire.AddRequest, st.text(), TOKENS, params, n=st.integers(1, 128), priority=INT64,
+        wire.AddRequest, st.text(), TOKENS.map(wire.TokenIds), params, n=st.integers(1, 128), priority=INT64,
         cache_salt=st.text(), turn_boundary=st.integers(0, 100), arrival=FLOATS, traceparent=st.text(),
     ),
     st.builds(wire.StopSequence, st.text(), st.integers(0, 127), st.integers(0, 2**20)),
@@ -81,13 +82,13 @@ quick = settings(max_examples=60, deadline=None)
 @quick
 @given(to_engine)
 def test_what_the_api_process_says_is_what_the_engine_hears(message: wire.ToEngine) -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=wire.ToEngine) == message
+    assert wire.decoder(wire.ToEngine).decode(wire.encoder().encode(message)) == message
 
 
 @quick
 @given(from_engine)
 def test_what_the_engine_says_is_what_the_api_process_hears(message: wire.FromEngine) -> None:
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=wire.FromEngine) == message
+    assert wire.decoder(wire.FromEngine).decode(wire.encoder().encode(message)) == message
 
 
 @quick
@@ -95,7 +96,7 @@ def test_what_the_engine_says_is_what_the_api_process_hears(message: wire.FromEn
 def test_neither_side_takes_its_own_words_for_the_others(up: wire.ToEngine, down: wire.FromEngine) -> None:
     for message, other in ((up, wire.FromEngine), (down, wire.ToEngine)):
         with pytest.raises(msgspec.ValidationError):
-            msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=other)
+            wire.decoder(other).decode(wire.encoder().encode(message))
 
 
 def test_a_greedy_token_costs_few_bytes_on_the_way_out() -> None:
@@ -112,3 +113,26 @@ def test_requests_without_a_bias_do_not_share_one_that_is_added_later() -> None:
     first, second = wire.SamplingParams(1), wire.SamplingParams(1)
     first.logit_bias[3] = 1.0
     assert second.logit_bias == {}
+
+
+@pytest.mark.parametrize("token_ids", [[1, 2, 3], b"12345", "abcd", None])
+def test_token_ids_that_are_not_the_bytes_of_int32_numbers_are_refused(token_ids: object) -> None:
+    raw = {"type": "add", "request_id": "r", "token_ids": token_ids, "params": {"max_tokens": 1}}
+    with pytest.raises(msgspec.ValidationError, match="token_ids"):
+        wire.decoder(wire.ToEngine).decode(msgspec.msgpack.encode(raw))
+
+
+def test_a_prompt_costs_four_bytes_a_token_and_is_an_array_without_a_copy() -> None:
+    sent = wire.AddRequest("r", wire.TokenIds(range(150_000, 151_000)), wire.SamplingParams(1))
+    frame = wire.encoder().encode(sent)
+    assert len(frame) < 4000 + 100
+    heard = wire.decoder(wire.ToEngine).decode(frame)
+    assert isinstance(heard, wire.AddRequest)
+    token_ids = np.asarray(heard.token_ids, np.int32)
+    assert np.shares_memory(token_ids, np.frombuffer(heard.token_ids, np.int32))
+    assert token_ids.tolist() == list(range(150_000, 151_000))
+
+
+def test_an_id_beyond_32_bits_never_gets_onto_the_wire() -> None:
+    with pytest.raises(OverflowError):
+        wire.TokenIds([2**31])

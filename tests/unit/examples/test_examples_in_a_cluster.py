@@ -9,6 +9,7 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_api.documents import load_documents
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli.shipped_models import shipped_config
 from mamba_operator.builtin_config import builtin_config
 from mamba_operator.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.manifest import Key, Manifest
@@ -35,7 +36,14 @@ def stored(example: MambaDeployment) -> Manifest:
 
 async def reconciled(example: MambaDeployment) -> FakeCluster:
     cluster = FakeCluster(stored(example))
-    again = Reconciler(cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN)
+    again = Reconciler(
+        cluster,
+        OperatorMetrics(),
+        identity="test",
+        now=lambda: NOW,
+        token=lambda: TOKEN,
+        shipped=shipped_config,
+    )
     for _ in range(2):
         await again(Key("models", example.name))
     cluster.calls.clear()
@@ -106,14 +114,19 @@ def test_the_fields_a_readme_tells_to_change_exist(file: Path, example: MambaDep
 
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
-    "tensorParallel": {"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}},
+    "tensorParallel": {"engine": {"tensorParallel": 2}},
     "disaggregation": {"disaggregation": {}},
+    "ttftTarget": {"scaling": {"ttftTarget": "1s"}},
+    "prefixIndex": {"prefixIndex": {"redis": {"url": "redis://r"}}},
+    "prefixWeight": {"gateway": {"routing": {"prefixWeight": 1.0}}},
 }
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
 def test_no_readme_advises_what_this_version_refuses(field: str) -> None:
-    assert isinstance(planned(owner(**UNSUPPORTED[field])).verdict, Invalid)
+    of = owner()
+    of["spec"] |= UNSUPPORTED[field]
+    assert isinstance(planned(of).verdict, Invalid)
 
     for readme in (ROOT / "examples").glob("*/README.md"):
         assert field not in readme.read_text(), readme
@@ -122,4 +135,4 @@ def test_no_readme_advises_what_this_version_refuses(field: str) -> None:
 def test_the_quick_start_is_planned_in_a_cluster_without_any_engine() -> None:
     [example] = load_documents((ROOT / "examples/01-quick-start/mamba.yaml").read_text(), "quick start")
 
-    assert builtin_config(stored(example)) is not None
+    assert builtin_config(stored(example), shipped_config) is not None

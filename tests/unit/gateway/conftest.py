@@ -9,7 +9,13 @@ import pytest
 from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay
-from mamba_gateway.upstream import Call, make_session
+from mamba_gateway.upstream import UpstreamRequest, make_session
+from virtual_loop import loop_factories
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
+    """Every test of this folder runs on virtual time: load cannot make anything late."""
+    return loop_factories(item)
 
 
 @pytest.fixture
@@ -34,22 +40,24 @@ def endpoint() -> Callable[..., Endpoint]:
     return make
 
 
-CALL = Call("/v1/completions", "", [("content-type", "application/json")], b'{"model": "m"}', "m")
+REQUEST = UpstreamRequest(
+    "/v1/completions", "", [("content-type", "application/json")], b'{"model": "m"}', "m"
+)
 
 
-class Street:
+class RelayHarness:
     """A relay, its pool and what the client got."""
 
     def __init__(self, session: Any, **limits: Any) -> None:
         self.pool = Pool()
         self.metrics = GatewayMetrics(self.pool.snapshot)
-        self.wanted = 0
+        self.wakes = 0
         self.sent: list[dict[str, Any]] = []
-        options = {"hold_timeout": 0.2, "max_attempts": 3, "request_timeout": 5.0, **limits}
-        self.relay = Relay(session, self.pool, self.metrics, Random(3), wanted=self._want, **options)
+        options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
+        self.relay = Relay(session, self.pool, self.metrics, Random(3), wake=self._wake, **options)
 
-    def _want(self) -> None:
-        self.wanted += 1
+    def _wake(self) -> None:
+        self.wakes += 1
 
     def engines(self, *urls: str, **report: Any) -> None:
         """Make these the ready engines; the earlier ones are preferred."""
@@ -60,8 +68,8 @@ class Street:
     async def send(self, message: Any) -> None:
         self.sent.append(dict(message))
 
-    async def run(self, call: Call | None = None) -> None:
-        await self.relay.run(call or CALL, self.send)
+    async def run(self, request: UpstreamRequest | None = None) -> None:
+        await self.relay.run(request or REQUEST, self.send)
 
     @property
     def status(self) -> int:
@@ -84,7 +92,7 @@ class Street:
 
 
 @pytest.fixture
-async def street() -> AsyncIterator[Callable[..., Street]]:
-    """`street(hold_timeout=1)`."""
-    async with make_session(connect_timeout=0.5, idle_timeout=0.3) as session:
-        yield lambda **limits: Street(session, **limits)
+async def harness() -> AsyncIterator[Callable[..., RelayHarness]]:
+    """`harness(hold_timeout=1)`."""
+    async with make_session(connect_timeout=2.0, idle_timeout=30.0) as session:
+        yield lambda **limits: RelayHarness(session, **limits)

@@ -1,4 +1,4 @@
-"""Admission bounds the house and the places, first come first served."""
+"""Admission bounds the harness and the places, first come first served."""
 
 import asyncio
 import contextlib
@@ -7,45 +7,46 @@ from random import Random
 
 import pytest
 
+from mamba_edge.errors import TooManyRequests
 from mamba_gateway.admission import Admission, retry_after
-from mamba_gateway.errors import Draining, Overloaded
+from mamba_gateway.errors import Draining
 from virtual_time import in_virtual_time
 
 
-def house(places: int = 1, queue: int = 1, timeout: float = 5.0) -> Admission:
+def harness(places: int = 1, queue: int = 1, timeout: float = 5.0) -> Admission:
     return Admission(places, queue, timeout, time.monotonic)
 
 
 async def test_the_door_closes_when_the_house_is_full() -> None:
-    admission = house(places=1, queue=1)
-    with admission.door(), admission.door():
-        assert (admission.inside, admission.queued) == (2, 2)
-        with pytest.raises(Overloaded) as full, admission.door():
+    admission = harness(places=1, queue=1)
+    with admission.admit(), admission.admit():
+        assert (admission.admitted, admission.queued) == (2, 2)
+        with pytest.raises(TooManyRequests) as full, admission.admit():
             pass
         assert full.value.retry_after is not None
         assert full.value.retry_after >= 1
-    assert admission.inside == 0
+    assert admission.admitted == 0
 
 
 async def test_the_door_is_shut_while_draining_and_those_inside_go_on() -> None:
-    admission = house()
-    with admission.door():
+    admission = harness()
+    with admission.admit():
         admission.draining = True
-        with pytest.raises(Draining), admission.door():
+        with pytest.raises(Draining), admission.admit():
             pass
-        async with admission.place():
+        async with admission.permit():
             assert admission.in_flight == 1
     async with asyncio.timeout(1):
-        await admission.empty()
+        await admission.idle()
 
 
 async def test_places_go_to_who_came_first() -> None:
-    admission = house(places=1, queue=9)
+    admission = harness(places=1, queue=9)
     order: list[int] = []
 
     async def visit(number: int) -> None:
-        with admission.door():
-            async with admission.place():
+        with admission.admit():
+            async with admission.permit():
                 order.append(number)
                 await asyncio.sleep(0)
 
@@ -54,18 +55,18 @@ async def test_places_go_to_who_came_first() -> None:
 
 
 async def test_who_waits_too_long_is_told_to_come_back() -> None:
-    admission = house(timeout=0.02)
-    async with admission.place():
-        with pytest.raises(Overloaded, match="waited"):
-            async with admission.place():
+    admission = harness(timeout=0.02)
+    async with admission.permit():
+        with pytest.raises(TooManyRequests, match="waited"):
+            async with admission.permit():
                 raise AssertionError
-    async with admission.place():
+    async with admission.permit():
         assert admission.in_flight == 1
 
 
 async def test_a_visitor_that_leaves_the_queue_gives_its_turn_away() -> None:
-    admission = house(places=1, queue=9)
-    async with admission.place():
+    admission = harness(places=1, queue=9)
+    async with admission.permit():
         leaving = asyncio.create_task(_visit(admission))
         staying = asyncio.create_task(_visit(admission))
         await asyncio.sleep(0)
@@ -77,17 +78,17 @@ async def test_a_visitor_that_leaves_the_queue_gives_its_turn_away() -> None:
 
 
 async def _visit(admission: Admission) -> None:
-    async with admission.place():
+    async with admission.permit():
         await asyncio.sleep(0)
 
 
 async def test_a_failure_inside_frees_the_place() -> None:
-    admission = house()
+    admission = harness()
     with pytest.raises(RuntimeError):
-        async with admission.place():
+        async with admission.permit():
             raise RuntimeError
     assert admission.in_flight == 0
-    async with asyncio.timeout(1), admission.place():
+    async with asyncio.timeout(1), admission.permit():
         pass
 
 
@@ -112,14 +113,14 @@ def test_no_mix_of_visits_breaks_a_bound_or_leaves_anything_behind(seed: int) ->
 
         async def visit() -> None:
             try:
-                with admission.door():
+                with admission.admit():
                     await asyncio.sleep(rng.choice((0, 0, 0.5)))
-                    async with admission.place():
+                    async with admission.permit():
                         assert admission.in_flight <= places
-                        assert admission.inside <= places + queue
+                        assert admission.admitted <= places + queue
                         await asyncio.sleep(rng.choice((0.1, 1.0, 3.0)))
                         ends["served"] += 1
-            except Overloaded as error:
+            except TooManyRequests as error:
                 ends["waited" if "waited" in error.message else "full"] += 1
                 told.append(error.retry_after or 0)
 
@@ -135,11 +136,11 @@ def test_no_mix_of_visits_breaks_a_bound_or_leaves_anything_behind(seed: int) ->
             crowd.append(asyncio.create_task(rng.choice((visit, impatient))()))
             await asyncio.sleep(rng.choice((0, 0.05, 0.5)))
         await asyncio.gather(*crowd)
-        assert (admission.inside, admission.in_flight, admission.queued) == (0, 0, 0)
+        assert (admission.admitted, admission.in_flight, admission.queued) == (0, 0, 0)
         async with asyncio.timeout(0.1), contextlib.AsyncExitStack() as everywhere:
             for _ in range(places):
-                await everywhere.enter_async_context(admission.place())
-        await admission.empty()
+                await everywhere.enter_async_context(admission.permit())
+        await admission.idle()
 
     run()
     assert sum(ends.values()) == 120
@@ -148,10 +149,10 @@ def test_no_mix_of_visits_breaks_a_bound_or_leaves_anything_behind(seed: int) ->
 
 
 async def test_the_house_is_empty_only_when_the_last_one_left() -> None:
-    admission = house(places=2, queue=2)
-    with admission.door():
-        waiting = asyncio.create_task(admission.empty())
-        with admission.door():
+    admission = harness(places=2, queue=2)
+    with admission.admit():
+        waiting = asyncio.create_task(admission.idle())
+        with admission.admit():
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -162,9 +163,9 @@ async def test_the_house_is_empty_only_when_the_last_one_left() -> None:
 async def test_retry_after_follows_how_long_requests_really_take() -> None:
     admission = Admission(1, 0, 5.0, asyncio.get_running_loop().time)
     for _ in range(40):
-        with admission.door():
-            async with admission.place():
+        with admission.admit():
+            async with admission.permit():
                 await asyncio.sleep(20)
-    with admission.door(), pytest.raises(Overloaded) as full, admission.door():
+    with admission.admit(), pytest.raises(TooManyRequests) as full, admission.admit():
         pass
     assert full.value.retry_after == pytest.approx(40, abs=2)

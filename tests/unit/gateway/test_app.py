@@ -1,38 +1,35 @@
 """What the gateway answers itself: routes, models, readiness, and the envelope of everything else."""
 
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
 
 from asgi import Asked, ask
+from mamba_edge.api_keys import KeyFile
 from mamba_gateway.admission import Admission
-from mamba_gateway.app import Asgi, Surface, build
-from mamba_gateway.auth import KeyFile
+from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 
 
-async def generate(_scope: Any, _receive: Any, send: Any) -> None:
+async def relayed(_scope: Any, _receive: Any, send: Any) -> None:
     """In the place of the relayed routes."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"x-relayed", b"yes")]})
     await send({"type": "http.response.body", "body": b""})
 
 
-class Front:
+class Local:
     """The application over a pool that the test fills."""
 
-    def __init__(self, session: aiohttp.ClientSession, keys: Path | None = None) -> None:
+    def __init__(self, keys: Path | None = None) -> None:
         self.pool = Pool()
         self.admission = Admission(4, 4, 1.0, time.monotonic)
         self.metrics = GatewayMetrics(self.pool.snapshot)
-        surface = Surface(self.pool, self.admission, self.metrics, session, KeyFile(keys) if keys else None)
-        self.app: Asgi = build(surface, generate, Random(1))  # type: ignore[arg-type]
+        routes = LocalRoutes(self.pool, self.admission, self.metrics)
+        self.app = make_app(routes, relayed, KeyFile(keys, "--api-key-file") if keys else None)
 
     async def ask(self, method: str, path: str, **more: Any) -> Asked:
         return await ask(self.app, method, path, **more).done()
@@ -44,14 +41,8 @@ class Front:
 
 
 @pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as made:
-        yield made
-
-
-@pytest.fixture
-async def front(session: aiohttp.ClientSession) -> Front:
-    return Front(session)
+async def local() -> Local:
+    return Local()
 
 
 @pytest.mark.parametrize(
@@ -66,9 +57,9 @@ async def front(session: aiohttp.ClientSession) -> Front:
     ],
 )
 async def test_a_wrong_method_is_told_with_the_right_ones(
-    front: Front, method: str, path: str, allow: set[str]
+    local: Local, method: str, path: str, allow: set[str]
 ) -> None:
-    asked = await front.ask(method, path)
+    asked = await local.ask(method, path)
     assert (asked.status, asked.error["code"]) == (405, "method_not_allowed")
     assert f"{method} {path}" in asked.error["message"]
     assert set(asked.headers["allow"].split(", ")) == allow
@@ -77,133 +68,105 @@ async def test_a_wrong_method_is_told_with_the_right_ones(
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/completions/", "/readyz/", "/metrics/", "/v1/chat", "/admin/drain", "//readyz"]
 )
-async def test_any_other_path_is_unknown_and_leads_nowhere_else(front: Front, path: str) -> None:
+async def test_any_other_path_is_unknown_and_leads_nowhere_else(local: Local, path: str) -> None:
     for method in ("GET", "POST"):
-        asked = await front.ask(method, path)
+        asked = await local.ask(method, path)
         assert (asked.status, asked.error["code"]) == (404, "not_found")
         assert "location" not in asked.headers
 
 
-async def test_every_answer_carries_the_request_s_identifier(front: Front) -> None:
+async def test_every_answer_carries_the_request_s_identifier(local: Local) -> None:
     for path, status in (("/livez", 200), ("/nowhere", 404), ("/readyz", 503), ("/v1/models", 200)):
-        asked = await front.ask("GET", path, headers=[("X-Request-Id", "mine-7")])
+        asked = await local.ask("GET", path, headers=[("X-Request-Id", "mine-7")])
         assert (asked.status, asked.headers["x-request-id"]) == (status, "mine-7")
 
 
-async def test_an_identifier_is_made_for_each_request_that_brings_none(front: Front) -> None:
-    made = {(await front.ask("GET", "/livez")).headers["x-request-id"] for _ in range(5)}
+async def test_an_identifier_is_made_for_each_request_that_brings_none(local: Local) -> None:
+    made = {(await local.ask("GET", "/livez")).headers["x-request-id"] for _ in range(5)}
     assert len(made) == 5
 
 
-async def test_before_the_engines_are_known_it_is_not_ready(front: Front) -> None:
-    asked = await front.ask("GET", "/readyz")
-    assert (asked.status, asked.error["code"]) == (503, "no_ready_endpoint")
+@pytest.mark.parametrize("path", ["/readyz", "/health"])
+async def test_before_the_engines_are_known_it_is_not_ready(path: str, local: Local) -> None:
+    asked = await local.ask("GET", path)
+    assert (asked.status, asked.json["status"]) == (503, "loading")
     assert int(asked.headers["retry-after"]) >= 1
-    assert (await front.ask("GET", "/livez")).status == 200
-    assert (await front.ask("GET", "/health")).status == 200
+    assert (await local.ask("GET", "/livez")).status == 200
 
 
-async def test_readiness_counts_the_endpoints_and_says_why_the_others_are_not(front: Front) -> None:
-    front.engines(
+async def test_readiness_counts_the_endpoints_and_says_why_the_others_are_not(local: Local) -> None:
+    local.engines(
         a=Report(ready=True), b=Report(ready=False, reason="loading"), c=Report(ready=True, draining=True)
     )
-    asked = await front.ask("GET", "/readyz")
-    assert asked.status == 200
-    assert asked.json == {
-        "status": "ready", "endpoints": {"known": 3, "ready": 1}, "reasons": {"b": "loading"},
-    }  # fmt: skip
+    asked = await local.ask("GET", "/readyz")
+    assert (asked.status, asked.json["status"]) == (200, "ready")
+    assert asked.json["endpoints"] == {"known": 3, "ready": 1}
+    assert asked.json["reasons"] == {"b": "loading"}
 
 
-async def test_a_drain_comes_before_every_other_reason(front: Front) -> None:
-    front.admission.draining = True
-    asked = await front.ask("GET", "/readyz")
-    assert (asked.status, asked.error["code"]) == (503, "draining")
+@pytest.mark.parametrize("path", ["/readyz", "/health"])
+async def test_a_drain_comes_before_every_other_reason(path: str, local: Local) -> None:
+    local.admission.draining = True
+    asked = await local.ask("GET", path)
+    assert (asked.status, asked.json["status"]) == (503, "draining")
     assert asked.headers["connection"] == "close"
+    assert int(asked.headers["retry-after"]) >= 1
 
 
-async def test_models_of_engines_that_are_away_stay_listed_once(front: Front) -> None:
-    front.engines(
+async def test_models_of_engines_that_are_away_stay_listed_once(local: Local) -> None:
+    local.engines(
         a=Report(ready=False, models=({"id": "m", "owned_by": "a"}, {"no": "id"})),
         b=Report(ready=True, models=({"id": "m", "owned_by": "b"}, {"id": "org/x"})),
         c=Report(ready=True),
     )
-    listed = (await front.ask("GET", "/v1/models")).json
+    listed = (await local.ask("GET", "/v1/models")).json
     assert (listed["object"], [entry["id"] for entry in listed["data"]]) == ("list", ["m", "org/x"])
-    assert (await front.ask("GET", "/v1/models/org/x")).json == {"id": "org/x"}
-    missing = await front.ask("GET", "/v1/models/")
+    assert (await local.ask("GET", "/v1/models/org/x")).json == {"id": "org/x"}
+    missing = await local.ask("GET", "/v1/models/")
     assert (missing.status, missing.error["param"]) == (404, "model")
 
 
-async def test_with_keys_models_need_one_and_probes_do_not(
-    session: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_with_keys_models_need_one_and_probes_do_not(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("key-1\n")
-    front = Front(session, tmp_path / "keys")
-    front.engines(a=Report(ready=True, models=({"id": "m"},)))
+    local = Local(tmp_path / "keys")
+    local.engines(a=Report(ready=True, models=({"id": "m"},)))
     for path in ("/v1/models", "/v1/models/m", "/v1/models/other"):
-        asked = await front.ask("GET", path)
+        asked = await local.ask("GET", path)
         assert (asked.status, asked.error["code"]) == (401, "invalid_api_key")
-    for path in ("/livez", "/health", "/readyz", "/metrics", "/version"):
-        assert (await front.ask("GET", path)).status == 200
+    for path in ("/livez", "/health", "/readyz", "/metrics", "/version", "/openapi.json", "/docs"):
+        assert (await local.ask("GET", path)).status == 200
 
 
-async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(front: Front, monkeypatch) -> None:
+async def test_a_defect_is_an_envelope_that_tells_nothing_of_the_inside(local: Local, monkeypatch) -> None:
     def broken() -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(front.pool, "model_entries", broken)
-    asked = Asked(front.app, "GET", "/v1/models").whole(b"")
-    with pytest.raises(RuntimeError):
-        await asked.done()
+    monkeypatch.setattr(local.pool, "model_entries", broken)
+    asked = await local.ask("GET", "/v1/models")
     assert (asked.status, asked.error["code"], asked.error["type"]) == (500, "internal_error", "server_error")
     assert b"secret" not in asked.body
     assert "x-request-id" in asked.headers
 
 
-async def test_the_document_comes_from_the_first_engine_that_gives_one(front: Front) -> None:
-    async def broken(_request: web.Request) -> web.Response:
-        return web.Response(status=500)
-
-    async def document(_request: web.Request) -> web.Response:
-        return web.json_response({"openapi": "3.1.0"})
-
-    app = web.Application()
-    app.add_routes([web.get("/a/openapi.json", broken), web.get("/b/openapi.json", document)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        front.pool.set_targets([Target("http://127.0.0.1:9"), Target(f"{base}/a"), Target(f"{base}/b")])
-        none = await front.ask("GET", "/openapi.json")
-        assert (none.status, none.error["code"]) == (503, "no_ready_endpoint")
-        assert none.headers["retry-after"] == "2"
-        for endpoint in front.pool.snapshot():
-            front.pool.report(endpoint.url, Report(ready=True))
-        assert (await front.ask("GET", "/openapi.json")).json == {"openapi": "3.1.0"}
-    finally:
-        await runner.cleanup()
-
-
-async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label(front: Front) -> None:
-    front.engines(a=Report(ready=True, models=({"id": "m"},), running=3), b=Report(ready=False))
-    front.pool.begin("http://a")
-    text = (await front.ask("GET", "/metrics")).body.decode()
+async def test_series_of_an_endpoint_go_with_it_and_a_client_s_model_is_no_label(local: Local) -> None:
+    local.engines(a=Report(ready=True, models=({"id": "m"},), running=3), b=Report(ready=False))
+    local.pool.begin("http://a")
+    text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'mambaserve_gateway_endpoint_ready{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_ready{endpoint="b"} 0.0' in text
     assert 'mambaserve_gateway_endpoint_in_flight{endpoint="a"} 1.0' in text
     assert 'mambaserve_gateway_endpoint_load{endpoint="a"} 4.0' in text
-    front.engines(b=Report(ready=True, draining=True))
-    text = (await front.ask("GET", "/metrics")).body.decode()
+    local.engines(b=Report(ready=True, draining=True))
+    text = (await local.ask("GET", "/metrics")).body.decode()
     assert 'endpoint="a"' not in text
     assert 'mambaserve_gateway_endpoint_draining{endpoint="b"} 1.0' in text
-    assert front.metrics.model_label("m") == "unknown"
-    assert front.metrics.model_label(None) == "unknown"
-    front.engines(c=Report(ready=False, models=({"id": "m"},)))
-    assert front.metrics.model_label("m") == "m"
+    assert local.metrics.model_label("m") == "unknown"
+    assert local.metrics.model_label(None) == "unknown"
+    local.engines(c=Report(ready=False, models=({"id": "m"},)))
+    assert local.metrics.model_label("m") == "m"
 
 
-async def test_what_is_not_http_is_none_of_the_identifier_s_business(front: Front) -> None:
+async def test_what_is_not_http_is_none_of_the_identifier_s_business(local: Local) -> None:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -212,5 +175,5 @@ async def test_what_is_not_http_is_none_of_the_identifier_s_business(front: Fron
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await front.app({"type": "websocket", "path": "/v1/completions", "headers": []}, receive, send)
+    await local.app({"type": "websocket", "path": "/v1/completions", "headers": []}, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]

@@ -1,161 +1,103 @@
-"""Slices and pods put together, and the API server's client under them."""
+"""EndpointSlices become targets, and the watch hands them on."""
 
-from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
+import asyncio
+from collections.abc import Iterable
+from random import Random
 from typing import Any
 
-import pytest
-from aiohttp import web
-from kubernetes.aio import client
-
-from mamba_api import names
-from mamba_gateway import discovery
-from mamba_gateway.api_server import MERGE_PATCH, ApiServer, checked, short
-from mamba_gateway.discovery import EngineView, configure
+from api_script import ApiScript, line, listed, watched
+from mamba_gateway.discovery import targets, watch_engines
 from mamba_gateway.endpoints import Target
+from virtual_time import in_virtual_time
 
 
-class Sink:
-    """What the view told, each time: (pod, whether it drains)."""
-
-    def __init__(self) -> None:
-        self.told: list[list[tuple[str, bool]]] = []
-
-    def __call__(self, targets: Iterable[Target]) -> None:
-        self.told.append([(target.name, target.draining) for target in targets])
+def item(
+    *endpoints: dict[str, Any], ports: Any = ({"name": "http", "port": 8000},), **more: Any
+) -> dict[str, Any]:
+    return {"addressType": "IPv4", "ports": list(ports), "endpoints": list(endpoints), **more}
 
 
-def slices(*pods: str) -> dict[str, Any]:
-    endpoints = [
-        {"addresses": [f"10.0.0.{n}"], "conditions": {"ready": True}, "targetRef": {"name": pod}}
-        for n, pod in enumerate(pods, 1)
-    ]
-    ports = [{"name": "http", "port": 8000}]
-    return {"s": {"addressType": "IPv4", "ports": ports, "endpoints": endpoints}}
+def at(address: str, name: str = "", **conditions: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"addresses": [address], "conditions": conditions}
+    return {**made, "targetRef": {"kind": "Pod", "name": name}} if name else made
 
 
-def pods(**marked: bool) -> dict[str, Any]:
-    return {
-        name: {
-            "metadata": {"name": name, "annotations": {names.ANNOTATION_DRAINING: "now"} if drains else {}}
-        }
-        for name, drains in marked.items()
-    }
+def test_each_address_is_a_target_named_after_its_pod() -> None:
+    found = targets([item(at("10.0.0.2", "b", ready=True), at("10.0.0.1", "a", ready=True))])
+    assert [(t.url, t.name) for t in found] == [("http://10.0.0.1:8000", "a"), ("http://10.0.0.2:8000", "b")]
+    assert all(t.ready and not t.draining for t in found)
 
 
-def test_marks_that_come_before_the_first_slices_tell_nothing_and_count_from_then_on() -> None:
-    sink = Sink()
-    view = EngineView(sink)
-    view.pods_changed(pods(a=True))
-    assert sink.told == []
-    view.slices_changed(slices("a", "b"))
-    assert sink.told == [[("a", True), ("b", False)]]
+def test_a_missing_condition_counts_as_ready_and_staying() -> None:
+    [plain] = targets([item({"addresses": ["10.0.0.1"]})])
+    [null] = targets([item({"addresses": ["10.0.0.1"], "conditions": {"ready": None, "terminating": None}})])
+    assert (plain.ready, plain.draining) == (True, False) == (null.ready, null.draining)
+    assert plain.name == "10.0.0.1:8000"
 
 
-def test_no_slices_is_told_once_it_is_known() -> None:
-    sink = Sink()
-    EngineView(sink).slices_changed({})
-    assert sink.told == [[]]
+def test_a_terminating_pod_drains_and_one_that_is_not_ready_is_not_chosen() -> None:
+    [going] = targets([item(at("10.0.0.1", "a", ready=False, serving=True, terminating=True))])
+    [loading] = targets([item(at("10.0.0.1", "a", ready=False))])
+    assert (going.ready, going.draining) == (True, True)
+    assert (loading.ready, loading.draining) == (False, False)
 
 
-def test_pods_that_change_without_a_mark_tell_nothing_new() -> None:
-    sink = Sink()
-    view = EngineView(sink)
-    view.slices_changed(slices("a"))
-    view.pods_changed(pods(a=False, other=False))
-    assert len(sink.told) == 1
-    view.pods_changed(pods(a=True))
-    view.pods_changed(pods(a=True))
-    view.pods_changed(pods(a=False))
-    assert sink.told == [[("a", False)], [("a", True)], [("a", False)]]
-
-
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-current-context: here
-contexts: [{name: here, context: {cluster: c, user: u%s}}]
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:9"}}]
-users: [{name: u, user: {token: t}}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("context", "given", "namespace"),
-    [("", None, "default"), (", namespace: models", None, "models"), (", namespace: models", "x", "x")],
-)
-async def test_the_namespace_is_the_given_one_the_context_s_or_default(
-    context: str, given: str | None, namespace: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "config"
-    file.write_text(KUBECONFIG % context)
-    configuration, found = await configure(str(file), given)
-    assert (configuration.host, found) == ("https://127.0.0.1:9", namespace)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "current-context: nowhere\ncontexts: []\n", "[1", "text", "clusters: 5\n"], ids=range(5)
-)
-async def test_an_unusable_kubeconfig_is_told_with_the_option_that_helps(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "config"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=r"no usable Kubernetes configuration: .*--kubeconfig FILE"):
-        await configure(str(file), None)
-
-
-async def test_in_a_pod_without_an_api_server_the_advice_is_the_same(tmp_path: Path, monkeypatch) -> None:
-    file = tmp_path / "namespace"
-    file.write_text("models\n")
-    monkeypatch.setattr(discovery, "NAMESPACE_FILE", file)
-    for variable in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
-        monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ValueError, match="--kubeconfig FILE"):
-        await configure(None, None)
-
-
-@pytest.fixture
-async def api() -> AsyncIterator[tuple[ApiServer, list[web.Request]]]:
-    """The real client before a server that keeps what it saw."""
-    seen: list[web.Request] = []
-
-    async def anything(request: web.Request) -> web.Response:
-        await request.read()
-        seen.append(request)
-        return web.Response(status=int(request.query.get("status", "200")), text="said " * 200)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", anything)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = client.Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    configuration.api_key = {"BearerToken": "Bearer secret"}
-    async with client.ApiClient(configuration) as made:
-        yield ApiServer(made), seen
-    await runner.cleanup()
-
-
-async def test_a_request_carries_token_query_and_types(api: tuple[ApiServer, list[web.Request]]) -> None:
-    server, seen = api
-    answer = await server.request(
-        "PATCH", "/a/b", query={"fieldManager": "x y"}, body={"k": 1}, content_type=MERGE_PATCH
+def test_the_port_called_http_wins_over_others() -> None:
+    ports = (
+        {"name": "admin", "port": 1},
+        {"name": "http", "port": 2},
+        {"name": "u", "port": 3, "protocol": "UDP"},
     )
-    assert await checked(answer)
-    [request] = seen
-    assert (request.method, request.path, request.query["fieldManager"]) == ("PATCH", "/a/b", "x y")
-    assert request.headers["Authorization"] == "Bearer secret"
-    assert request.headers["Content-Type"].startswith(MERGE_PATCH)
-    assert await request.json() == {"k": 1}
+    assert [t.url for t in targets([item(at("10.0.0.1"), ports=ports)])] == ["http://10.0.0.1:2"]
+    assert [t.url for t in targets([item(at("10.0.0.1"), ports=ports[:1])])] == ["http://10.0.0.1:1"]
 
 
-@pytest.mark.parametrize("status", [302, 404, 409, 500])
-async def test_any_status_but_2xx_is_an_exception_with_the_start_of_the_body(
-    status: int, api: tuple[ApiServer, list[web.Request]]
-) -> None:
-    answer = await api[0].request("GET", "/x", query={"status": str(status)})
-    with pytest.raises(client.ApiException, match="said") as caught:
-        await checked(answer)
-    assert caught.value.status == status
-    assert len(short(caught.value)) <= 300
-    assert "\n" not in short(caught.value)
+def test_slices_without_a_usable_port_or_with_names_for_addresses_are_skipped() -> None:
+    assert targets([item(at("10.0.0.1"), ports=())]) == ()
+    assert targets([item(at("10.0.0.1"), ports=ports_udp())]) == ()
+    assert targets([item(at("a.example"), addressType="FQDN")]) == ()
+    assert targets([{"addressType": "IPv4", "ports": None, "endpoints": None}]) == ()
+
+
+def ports_udp() -> tuple[dict[str, Any], ...]:
+    return ({"name": "http", "port": 1, "protocol": "UDP"},)
+
+
+def test_an_ipv6_address_is_bracketed() -> None:
+    assert targets([item(at("fd00::1"), addressType="IPv6")])[0].url == "http://[fd00::1]:8000"
+
+
+def test_an_address_in_two_slices_is_one_target_in_its_better_standing() -> None:
+    bad, good = item(at("10.0.0.1", "a", ready=False)), item(at("10.0.0.1", "a", ready=True))
+    for order in ((bad, good), (good, bad)):
+        [one] = targets(order)
+        assert one.ready
+
+
+@in_virtual_time
+async def test_the_slices_of_the_engine_service_are_handed_on_as_they_change() -> None:
+    seen: list[list[tuple[str, bool]]] = []
+
+    def sink(found: Iterable[Target]) -> None:
+        seen.append([(target.name, target.draining) for target in found])
+
+    def named(*endpoints: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": "s", "resourceVersion": "2"}, **item(*endpoints)}
+
+    script = ApiScript(
+        listed("1"),
+        watched(
+            line("ADDED", named(at("10.0.0.1", "a", ready=True))),
+            line("MODIFIED", named(at("10.0.0.1", "a", ready=False, terminating=True))),
+            hold=True,
+        ),
+    )
+    watching = asyncio.create_task(watch_engines(script, "models", "nano", sink, Random(0)))
+    await asyncio.sleep(1)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    # That there are none is something to tell: it differs from not knowing.
+    assert seen == [[], [("a", False)], [("a", True)]]
+    [asked, _] = script.asked
+    assert asked["path"] == "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices"
+    assert asked["query"] == {"labelSelector": "kubernetes.io/service-name=nano-engine"}

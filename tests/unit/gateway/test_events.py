@@ -2,10 +2,11 @@
 
 import json
 
-from mamba_gateway.errors import UpstreamDied
-from mamba_gateway.events import HELD_LIMIT, EventAligner, error_event
+from mamba_gateway.errors import UpstreamLost
+from mamba_gateway.events import HELD_LIMIT, EventAligner
 
-BROKEN = UpstreamDied("gone")
+BROKEN = UpstreamLost("gone")
+END = BROKEN.event() + b"data: [DONE]\n\n"
 
 
 def test_whole_events_pass_at_once() -> None:
@@ -32,8 +33,8 @@ def test_a_broken_stream_drops_the_half_event_and_says_why() -> None:
     aligner = EventAligner()
     aligner.feed(b'data: 1\n\ndata: {"half')
     cut = aligner.cut(BROKEN)
-    assert cut == error_event(BROKEN)
-    assert json.loads(cut.removeprefix(b"data: "))["error"] == {
+    assert cut == END
+    assert json.loads(cut.split(b"\n\n")[0].removeprefix(b"data: "))["error"] == {
         "message": "gone", "type": "server_error", "param": None, "code": "upstream_died",
     }  # fmt: skip
     assert aligner.rest() == b""
@@ -43,11 +44,11 @@ def test_a_giant_event_is_not_held_without_end() -> None:
     aligner = EventAligner()
     assert aligner.feed(b"x" * HELD_LIMIT) == b""
     assert len(aligner.feed(b"yy")) == HELD_LIMIT + 2
-    assert aligner.cut(BROKEN) == b"\n\n" + error_event(BROKEN)
+    assert aligner.cut(BROKEN) == b"\n\n" + END
 
 
 def test_after_a_giant_event_s_end_the_error_needs_no_break() -> None:
     aligner = EventAligner()
     aligner.feed(b"x" * (HELD_LIMIT + 1))
     assert aligner.feed(b"\n\n") == b"\n\n"
-    assert aligner.cut(BROKEN) == error_event(BROKEN)
+    assert aligner.cut(BROKEN) == END

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_gateway.probe import KV_USAGE, RUNNING, WAITING, first_known, read_gauges, reason_of
+from mamba_gateway.probe import KV_USAGE, RUNNING, WAITING, first_value, read_gauges, reason_of
 
 TEXT = """
 # HELP mambaserve_requests_running Running.
@@ -21,14 +21,14 @@ also broken{
 def test_label_sets_are_summed_and_timestamps_ignored() -> None:
     gauges = read_gauges(TEXT)
     assert gauges["mambaserve_requests_running"] == 5
-    assert first_known(gauges, RUNNING) == 5
-    assert first_known(gauges, WAITING) == 7
-    assert first_known(gauges, KV_USAGE) == 0.25
+    assert first_value(gauges, RUNNING) == 5
+    assert first_value(gauges, WAITING) == 7
+    assert first_value(gauges, KV_USAGE) == 0.25
 
 
 def test_other_engines_names_are_understood_and_absence_is_zero() -> None:
-    assert first_known(read_gauges('sglang:num_running_reqs{x="1"} 4'), RUNNING) == 4
-    assert first_known({}, RUNNING) == 0
+    assert first_value(read_gauges('sglang:num_running_reqs{x="1"} 4'), RUNNING) == 4
+    assert first_value({}, RUNNING) == 0
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_gauges_that_are_no_numbers_are_left_out_of_the_sum() -> None:
 
 def test_a_name_of_ours_wins_over_that_of_another_engine_even_at_zero() -> None:
     gauges = read_gauges("vllm:num_requests_running 9\nmambaserve_requests_running 0\n")
-    assert first_known(gauges, RUNNING) == 0
+    assert first_value(gauges, RUNNING) == 0

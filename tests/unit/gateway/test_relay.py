@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from eventually import until
+from mamba_edge.errors import ApiError
 from mamba_gateway.endpoints import Report
-from mamba_gateway.errors import GatewayError, NoEndpoint, UpstreamDied, UpstreamSilent
+from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
-from mamba_gateway.relay import Truncated
-from mamba_gateway.upstream import LARGE, Call
+from mamba_gateway.relay import ResponseTruncated
+from mamba_gateway.upstream import LARGE_BODY, UpstreamRequest
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
-Streets = Callable[..., Any]
+Harnesses = Callable[..., Any]
 
 
 async def refusing_port() -> str:
@@ -45,10 +46,10 @@ BROKEN_BEFORE_THE_FIRST_BYTE = {
 
 @pytest.mark.parametrize("how", BROKEN_BEFORE_THE_FIRST_BYTE)
 async def test_an_answer_that_breaks_before_its_first_byte_is_asked_for_elsewhere(
-    how: str, street: Streets
+    how: str, harness: Harnesses
 ) -> None:
     async with RawEngine(BROKEN_BEFORE_THE_FIRST_BYTE[how]) as bad, RawEngine(says(OK)) as good:
-        made = street()
+        made = harness()
         made.engines(bad.url, good.url)
         await made.run()
         assert (made.status, made.body) == (200, b"{}")
@@ -59,24 +60,26 @@ async def test_an_answer_that_breaks_before_its_first_byte_is_asked_for_elsewher
 
 
 @pytest.mark.parametrize("how", BROKEN_BEFORE_THE_FIRST_BYTE)
-async def test_with_no_other_engine_it_is_502_at_once_and_nothing_was_sent(how: str, street: Streets) -> None:
+async def test_with_no_other_engine_it_is_502_at_once_and_nothing_was_sent(
+    how: str, harness: Harnesses
+) -> None:
     async with RawEngine(BROKEN_BEFORE_THE_FIRST_BYTE[how]) as bad:
-        made = street(hold_timeout=30, max_attempts=1)
+        made = harness(hold_timeout=30, max_attempts=1)
         made.engines(bad.url)
-        with pytest.raises(UpstreamDied, match="before it answered"):
+        with pytest.raises(UpstreamLost, match="before it answered"):
             await made.run()
         assert made.sent == []
         assert made.in_flight == [0]
 
 
-async def test_the_only_engine_that_died_is_not_tried_again_though_it_came_back(street: Streets) -> None:
+async def test_the_only_engine_that_died_is_not_tried_again_though_it_came_back(harness: Harnesses) -> None:
     async with RawEngine(says()) as bad:
-        made = street(hold_timeout=30)
+        made = harness(hold_timeout=30)
         made.engines(bad.url)
         asking = asyncio.create_task(made.run())
         await until(lambda: made.count("retries_total", reason="died"))
         made.pool.report(bad.url, Report(ready=True))
-        with pytest.raises(UpstreamDied):
+        with pytest.raises(UpstreamLost):
             await asyncio.wait_for(asking, 2)
         assert len(bad.requests) == 1
 
@@ -86,17 +89,17 @@ async def test_the_only_engine_that_died_is_not_tried_again_though_it_came_back(
 )
 @pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 900\r\n\r\n"])
 async def test_a_stream_that_breaks_after_its_first_byte_ends_in_an_error_event_and_is_not_repeated(
-    content_type: str, framing: bytes, street: Streets
+    content_type: str, framing: bytes, harness: Harnesses
 ) -> None:
     data = b'data: {"n": 1}\n\ndata: {"ha'
     chunk = b"%x\r\n%s\r\n" % (len(data), data) if b"chunked" in framing else data
     head = b"HTTP/1.1 200 OK\r\nContent-Type: " + content_type.encode() + b"\r\n" + framing
     async with RawEngine(says(head + chunk)) as bad, RawEngine(says(OK)) as good:
-        made = street()
+        made = harness()
         made.engines(bad.url, good.url)
         await made.run()
-        first, error, rest = made.body.split(b"\n\n")
-        assert (first, rest) == (b'data: {"n": 1}', b"")
+        first, error, done, rest = made.body.split(b"\n\n")
+        assert (first, done, rest) == (b'data: {"n": 1}', b"data: [DONE]", b"")
         assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_died"
         assert made.sent[-1]["more_body"] is False
         assert b"content-length" not in made.headers
@@ -106,33 +109,33 @@ async def test_a_stream_that_breaks_after_its_first_byte_ends_in_an_error_event_
 
 @pytest.mark.parametrize("content_type", [None, "application/json", "text/plain", "text/event-streams"])
 async def test_any_other_answer_that_breaks_is_left_unfinished(
-    content_type: str | None, street: Streets
+    content_type: str | None, harness: Harnesses
 ) -> None:
     typed = f"Content-Type: {content_type}\r\n".encode() if content_type else b""
     async with RawEngine(says(b"HTTP/1.1 200 OK\r\n" + typed + b"Content-Length: 99\r\n\r\n{")) as bad:
-        made = street()
+        made = harness()
         made.engines(bad.url)
-        with pytest.raises(Truncated):
+        with pytest.raises(ResponseTruncated):
             await made.run()
         assert made.body == b"{"
         assert all(message.get("more_body", True) for message in made.sent)
         assert made.in_flight == [0]
 
 
-async def test_a_silent_engine_is_given_up_without_asking_another(street: Streets) -> None:
+async def test_a_silent_engine_is_given_up_without_asking_another(harness: Harnesses) -> None:
     async with RawEngine(says(hold=True)) as mute, RawEngine(says(OK)) as good:
-        made = street()
+        made = harness()
         made.engines(mute.url, good.url)
-        with pytest.raises(UpstreamSilent):
+        with pytest.raises(UpstreamIdleTimeout):
             await made.run()
         assert good.requests == []
         assert made.in_flight == [0, 0]
         await asyncio.wait_for(mute.left.wait(), 2)
 
 
-async def test_a_stream_that_falls_silent_says_so_in_its_last_event(street: Streets) -> None:
+async def test_a_stream_that_falls_silent_says_so_in_its_last_event(harness: Harnesses) -> None:
     async with RawEngine(says(SSE + b"\r\n", b"data: 1\n\n", hold=True)) as mute:
-        made = street()
+        made = harness()
         made.engines(mute.url)
         await made.run()
         assert made.body.startswith(b"data: 1\n\n")
@@ -153,10 +156,10 @@ async def test_a_stream_that_falls_silent_says_so_in_its_last_event(street: Stre
     ],
 )
 async def test_unusual_answers_are_passed_on_as_they_are(
-    answer: bytes, status: int, body: bytes, street: Streets
+    answer: bytes, status: int, body: bytes, harness: Harnesses
 ) -> None:
     async with RawEngine(says(answer)) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
         await made.run()
         assert (made.status, made.body) == (status, body)
@@ -164,34 +167,34 @@ async def test_unusual_answers_are_passed_on_as_they_are(
         assert len(engine.requests) == 1
 
 
-async def test_path_and_query_reach_the_engine_byte_for_byte(street: Streets) -> None:
+async def test_path_and_query_reach_the_engine_byte_for_byte(harness: Harnesses) -> None:
     async with RawEngine(says(OK)) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
-        await made.run(Call("/v1/completions", "a=%2F%20&b=+&c=%C3%A9&&d", [], b"{}"))
+        await made.run(UpstreamRequest("/v1/completions", "a=%2F%20&b=+&c=%C3%A9&&d", [], b"{}"))
         assert engine.requests[0][0].startswith(b"POST /v1/completions?a=%2F%20&b=+&c=%C3%A9&&d HTTP/1.1\r\n")
 
 
-async def test_a_large_body_is_sent_whole_again_after_an_engine_died_on_it(street: Streets) -> None:
-    body = bytes(range(256)) * (LARGE // 128)
+async def test_a_large_body_is_sent_whole_again_after_an_engine_died_on_it(harness: Harnesses) -> None:
+    body = bytes(range(256)) * (LARGE_BODY // 128)
 
     async with RawEngine(says()) as bad, RawEngine(says(OK)) as good:
-        made = street()
+        made = harness()
         made.engines(bad.url, good.url)
-        await made.run(Call("/v1/completions", "", [], body))
+        await made.run(UpstreamRequest("/v1/completions", "", [], body))
         assert made.status == 200
         assert [request[1] == body for request in (*bad.requests, *good.requests)] == [True, True]
 
 
-async def test_unreachable_engines_are_passed_over_as_often_as_allowed(street: Streets) -> None:
+async def test_unreachable_engines_are_passed_over_as_often_as_allowed(harness: Harnesses) -> None:
     nowhere = [await refusing_port() for _ in range(3)]
     async with RawEngine(says(OK)) as good:
-        made = street(max_attempts=4)
+        made = harness(max_attempts=4)
         made.engines(*nowhere, good.url)
         await made.run()
         assert made.status == 200
         assert made.count("retries_total", reason="unreachable") == 3
-        made = street(max_attempts=3)
+        made = harness(max_attempts=3)
         made.engines(*nowhere, good.url)
         with pytest.raises(NoEndpoint, match="could be reached") as caught:
             await made.run()
@@ -200,11 +203,11 @@ async def test_unreachable_engines_are_passed_over_as_often_as_allowed(street: S
 
 
 async def test_an_engine_that_did_not_answer_the_call_is_not_chosen_before_its_next_good_report(
-    street: Streets,
+    harness: Harnesses,
 ) -> None:
     nowhere = await refusing_port()
     async with RawEngine(says(OK)) as good:
-        made = street()
+        made = harness()
         made.engines(nowhere, good.url)
         await made.run()
         await made.run()
@@ -213,10 +216,10 @@ async def test_an_engine_that_did_not_answer_the_call_is_not_chosen_before_its_n
 
 
 async def test_a_connection_that_the_engine_closed_while_it_was_idle_is_not_used_again(
-    street: Streets,
+    harness: Harnesses,
 ) -> None:
     async with RawEngine(says(KEPT)) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
         for _ in range(3):
             await made.run()
@@ -225,7 +228,7 @@ async def test_a_connection_that_the_engine_closed_while_it_was_idle_is_not_used
         assert made.count("retries_total", reason="died") == 0
 
 
-async def test_an_endpoint_that_is_removed_in_the_middle_of_a_stream_finishes_it(street: Streets) -> None:
+async def test_an_endpoint_that_is_removed_in_the_middle_of_a_stream_finishes_it(harness: Harnesses) -> None:
     gate = asyncio.Event()
 
     async def speech(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -235,7 +238,7 @@ async def test_an_endpoint_that_is_removed_in_the_middle_of_a_stream_finishes_it
         await writer.drain()
 
     async with RawEngine(speech) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
         asking = asyncio.create_task(made.run())
         await until(lambda: made.body)
@@ -250,10 +253,10 @@ async def test_an_endpoint_that_is_removed_in_the_middle_of_a_stream_finishes_it
 
 @pytest.mark.parametrize("said", [(), (SSE + b"\r\n",), (SSE + b"\r\ndata: 1\n\n",)], ids=len)
 async def test_a_cancelled_request_closes_the_engine_s_connection_whatever_had_come(
-    said: Iterable[bytes], street: Streets
+    said: Iterable[bytes], harness: Harnesses
 ) -> None:
     async with RawEngine(says(*said, hold=True)) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
         asking = asyncio.create_task(made.run())
         await until(lambda: engine.requests)
@@ -265,21 +268,21 @@ async def test_a_cancelled_request_closes_the_engine_s_connection_whatever_had_c
         assert b"error" not in made.body
 
 
-async def test_a_stream_cut_at_the_end_of_a_drain_ends_in_an_event_that_says_so(street: Streets) -> None:
+async def test_a_stream_cut_at_the_end_of_a_drain_ends_in_an_event_that_says_so(harness: Harnesses) -> None:
     async with RawEngine(says(SSE + b"\r\ndata: 1\n\ndata: 2", hold=True)) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
         asking = asyncio.create_task(made.run())
         await until(lambda: made.body)
-        made.relay.cutting = True
+        made.relay.cancelling = True
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        first, error, _ = made.body.split(b"\n\n")
-        assert first == b"data: 1"
+        first, error, done, _ = made.body.split(b"\n\n")
+        assert (first, done) == (b"data: 1", b"data: [DONE]")
         assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "draining"
 
 
-async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(street: Streets) -> None:
+async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(harness: Harnesses) -> None:
     rng = Random(8)
 
     async def any_speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -287,11 +290,11 @@ async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(street: S
         await rng.choice(kinds)(reader, writer)
 
     async with RawEngine(any_speech) as one, RawEngine(any_speech) as two:
-        made = street(hold_timeout=0.05)
+        made = harness(hold_timeout=0.05)
         made.engines(one.url, two.url)
 
         async def visit() -> None:
-            with contextlib.suppress(GatewayError, Truncated, TimeoutError):
+            with contextlib.suppress(ApiError, ResponseTruncated, TimeoutError):
                 async with asyncio.timeout(rng.uniform(0.001, 0.2)):
                     await made.run()
 
@@ -303,10 +306,10 @@ async def test_a_hundred_ends_of_every_kind_leave_no_request_in_flight(street: S
 
 
 @pytest.mark.parametrize("value", ["caf\u00e9 \u4e16".encode(), b"plain", b'"quoted", a;b=c'])
-async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, street: Streets) -> None:
+async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, harness: Harnesses) -> None:
     async with RawEngine(says(OK)) as engine:
-        made = street()
+        made = harness()
         made.engines(engine.url)
-        headers = to_engine([(b"x-user", value)], b"id-1", b"trace")
-        await made.run(Call("/v1/completions", "", headers, b"{}"))
+        headers = to_engine([(b"x-user", value)], "id-1", "trace")
+        await made.run(UpstreamRequest("/v1/completions", "", headers, b"{}"))
         assert b"x-user: " + value + b"\r\n" in engine.requests[0][0]

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
@@ -68,9 +67,9 @@ async def status_of(reader: asyncio.StreamReader) -> int:
 
 async def test_a_drain_of_an_idle_gateway_ends_at_once_with_0(gateway: Start) -> None:
     one = await gateway(drain_timeout=60)
-    begin = time.monotonic()
+    begin = asyncio.get_running_loop().time()
     assert await one.ended() == 0
-    assert time.monotonic() - begin < 2
+    assert asyncio.get_running_loop().time() - begin < 2
 
 
 async def test_an_idle_connection_does_not_hold_up_a_drain(gateway: Start) -> None:
@@ -102,9 +101,9 @@ async def test_a_client_that_still_sends_at_the_end_of_the_drain_is_told_and_cou
     one = await gateway(drain_timeout=0.1)
     reader, writer = await one.connect(HEAD, BODY[:5])
     await asyncio.sleep(0.05)
-    begin = time.monotonic()
+    begin = asyncio.get_running_loop().time()
     assert await one.ended() == 1
-    assert time.monotonic() - begin < 3
+    assert asyncio.get_running_loop().time() - begin < 3
     assert await status_of(reader) == 503
     assert b'"draining"' in await reader.read()
     writer.close()
@@ -139,10 +138,10 @@ async def test_a_stop_before_the_engines_were_looked_at_does_not_wait_for_them()
         task = asyncio.create_task(serve(settings, told.append, stop=stop))
         await until(lambda: mute.requests)
         assert told == []
-        begin = time.monotonic()
+        begin = asyncio.get_running_loop().time()
         stop.set()
         assert await asyncio.wait_for(task, 8) == 0
-        assert time.monotonic() - begin < 2
+        assert asyncio.get_running_loop().time() - begin < 2
 
 
 async def test_an_address_that_is_taken_is_an_error_at_once() -> None:

@@ -86,3 +86,39 @@ def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MAMBASERVE_MAX_QUEUE", "8")
     made = GatewaySettings(backend=("http://h",), max_queue=9)
     assert (made.max_in_flight, made.max_queue) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("32Mi", 32 * 2**20), ("1.5GiB", 3 * 2**29), ("2G", 2 * 10**9), (4096, 4096)]
+)
+def test_a_size_is_written_as_for_the_engine(text: str | int, size: int) -> None:
+    assert GatewaySettings(backend=("http://h",), max_body_bytes=text).max_body_bytes == size
+
+
+@pytest.mark.parametrize("text", ["1,5Gi", "32 many", "Mi"])
+def test_a_size_that_would_be_read_in_part_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="max_body_bytes"):
+        GatewaySettings(backend=("http://h",), max_body_bytes=text)
+
+
+def test_the_shared_prefix_index_is_refused_while_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="shared prefix index is not part of this version") as caught:
+        GatewaySettings(backend=("http://h",), redis_url="redis://r")
+    assert caught.value.errors()[0]["loc"] == ("redis_url",)
+    monkeypatch.setenv("MAMBASERVE_REDIS_URL", "redis://r")
+    with pytest.raises(ValidationError, match="shared prefix index"):
+        GatewaySettings(backend=("http://h",))
+
+
+@pytest.mark.parametrize("name", ["MAMBASERVE_PREFIX_WEIGHT", "MAMBASERVE_LOAD_WEIGHT"])
+def test_a_routing_weight_that_nothing_reads_is_refused_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValidationError, match=name):
+        GatewaySettings(backend=("http://h",))
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValidationError, match="holdtimeout"):
+        GatewaySettings(backend=("http://h",), holdtimeout=1)

@@ -6,18 +6,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from kubernetes.aio.client import ApiException
 
 from api_script import Answer, ApiScript
 from mamba_api import names
 from mamba_gateway.wake import Waker
+from mamba_kube.errors import ApiError
 from virtual_time import in_virtual_time
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 
 
 def waker(script: ApiScript) -> Waker:
-    return Waker(script.server, "models", "nano", lambda: AT, every=15.0)
+    return Waker(script, "models", "nano", lambda: AT, every=15.0)
 
 
 async def working(script: ApiScript, story: Callable[[Waker], Coroutine[Any, Any, None]]) -> list[float]:
@@ -43,7 +43,7 @@ async def test_nothing_is_written_before_somebody_wants_an_engine() -> None:
 async def test_a_crowd_writes_once_and_one_that_stays_writes_again_later() -> None:
     async def story(made: Waker) -> None:
         for _ in range(40):
-            made.wanted()
+            made.request()
             await asyncio.sleep(1)
         await asyncio.sleep(100)
 
@@ -58,9 +58,9 @@ def test_a_write_that_fails_does_not_keep_the_next_request_from_waking(failure: 
     @in_virtual_time
     async def run() -> None:
         async def story(made: Waker) -> None:
-            made.wanted()
+            made.request()
             await asyncio.sleep(5)
-            made.wanted()
+            made.request()
             await asyncio.sleep(60)
 
         script = ApiScript(failure, Answer(200, b"{}"))
@@ -83,7 +83,7 @@ async def test_only_the_annotation_of_the_deployment_is_written_with_the_time() 
 
 async def test_a_refusal_is_raised_with_the_server_s_words_and_the_answer_closed() -> None:
     script = ApiScript(Answer(403, b'{"message": "no rights"}'))
-    with pytest.raises(ApiException, match="no rights") as caught:
+    with pytest.raises(ApiError, match="no rights") as caught:
         await waker(script).wake()
     assert caught.value.status == 403
     assert script.given[0].closed

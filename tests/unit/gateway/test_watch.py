@@ -26,8 +26,8 @@ class Seen:
         self.last = dict(objects)
 
 
-def watch(script: ApiScript, seen: Seen, **more: Any) -> Watch:
-    return Watch(script.server, "/apis/x/things", "app=x", seen, **more)
+def watch(script: ApiScript, seen: Seen) -> Watch:
+    return Watch(script, "/apis/x/things", "app=x", seen)
 
 
 async def follow(script: ApiScript, seen: Seen, seconds: float) -> None:
@@ -219,13 +219,3 @@ async def test_cancelling_closes_the_watch() -> None:
     script = ApiScript(listed("1"), watched(hold=True))
     await follow(script, Seen(), 1)
     assert [answer.closed for answer in script.given] == [True, True]
-
-
-async def test_metadata_alone_is_asked_for_in_the_form_of_each_verb() -> None:
-    script = ApiScript(listed("1"), watched())
-    made = watch(script, Seen(), metadata_only=True)
-    await made.list()
-    await made.watch("1")
-    forms = [asked["accept"] for asked in script.asked]
-    assert all("as=PartialObjectMetadata" in form for form in forms)
-    assert ["List" in form for form in forms] == [True, False]

@@ -17,6 +17,10 @@ from urllib.request import urlopen
 
 kind, rest = sys.argv[1], sys.argv[2:]
 options = {key: value for key, value in itertools.pairwise(rest) if key.startswith("--")}
+if "--config" in options:
+    with open(options["--config"]) as file:
+        document = json.load(file)
+    options |= {f"--{key.replace('_', '-')}": value for key, value in document.items()}
 words = dict(
     word.partition("=")[::2]
     for word in os.environ.get(f"FAKE_{kind.upper().replace('SERVE', 'ENGINE')}", "").split()

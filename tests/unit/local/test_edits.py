@@ -17,7 +17,7 @@ from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.edits import Edits, Replan
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
 from mamba_cli.local.unit import Unit, unit_of
-from mamba_server.budget import Device
+from mamba_planner import Device
 
 CONFIG = json.loads(
     (Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json").read_text()
@@ -81,7 +81,7 @@ class File:
         admin = int(engine.url.rpartition(":")[2])
         return unit_of(
             each, outcome.plan, device="cpu", host="127.0.0.1", port=1, engine_port=2, admin_port=admin,
-            drain_timeout=1,
+            directory=Path(),
         )  # fmt: skip
 
     def _read(self) -> list[LoadedDeployment]:
@@ -98,9 +98,9 @@ class File:
             lines, self.units = await self._edits.take_over(http)
         return lines
 
-    def starts_with(self, option: str) -> list[str]:
-        """What each engine would be given for `option` if it were started now."""
-        return [unit.engine_argv[unit.engine_argv.index(option) + 1] for unit in self.units]
+    def starts_with(self, name: str) -> list[Any]:
+        """What each engine would be given for the setting `name` if it were started now."""
+        return [json.loads(unit.commands()[unit.engine].document)[name] for unit in self.units]
 
 
 def cached(**fields: Any) -> LoadedDeployment:
@@ -116,20 +116,21 @@ async def test_strategy_and_interval_go_to_the_engine_at_once(engine: Engine) ->
 
 async def test_an_engine_that_is_started_again_begins_with_what_it_was_told(engine: Engine) -> None:
     file = File(engine, loaded(), loaded("two"))
-    before = [file.starts_with("--strategy")[1], file.starts_with("--track-interval")[1]]
+    before = [file.starts_with("strategy")[1], file.starts_with("track_interval")[1]]
     await file.edit(cached(strategy="ExtraBuffer", trackInterval=512), loaded("two"))
-    assert file.starts_with("--strategy") == ["ExtraBuffer", before[0]]
-    assert file.starts_with("--track-interval") == ["512", before[1]]
+    assert file.starts_with("strategy") == ["ExtraBuffer", before[0]]
+    assert file.starts_with("track_interval") == [512, before[1]]
     engine.refusals = [(409, "no")]
     await file.edit(cached(strategy="NoBuffer"), loaded("two"))
-    assert file.starts_with("--strategy")[0] == "ExtraBuffer"
+    assert file.starts_with("strategy")[0] == "ExtraBuffer"
 
 
 async def test_extra_arguments_keep_the_last_word_after_an_edit(engine: Engine) -> None:
     extra = {"extraArgs": ["--strategy", "ExtraBuffer"]}
     file = File(engine, loaded(engine=extra))
     await file.edit(loaded(engine=extra, stateCache={"strategy": "NoBuffer"}))
-    assert file.units[0].engine_argv[-2:] == ("--strategy", "ExtraBuffer")
+    unit = file.units[0]
+    assert unit.commands()[unit.engine].argv[-2:] == ("--strategy", "ExtraBuffer")
 
 
 async def test_auto_is_sent_as_the_strategy_that_the_planner_chose(engine: Engine) -> None:

@@ -31,6 +31,15 @@ def directory(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_plan_says_whether_its_model_can_be_served(directory: Path) -> None:
+    served = outcome(memory={"deviceMemory": "80Gi"}).to_json()
+    planned_only = plan_directory(directory, PlanFlags(device_memory=80 * GIB)).to_json()
+
+    assert (served["fits"], served["served"], "notServedBecause" in served) == (True, True, False)
+    assert (planned_only["fits"], planned_only["served"]) == (True, False)
+    assert "granitemoehybrid" in planned_only["notServedBecause"]
+
+
 def test_without_a_word_on_memory_a_gpu_is_assumed_and_the_assumption_said() -> None:
     found = outcome()
     assert (found.device.kind, found.device.memory) == ("cuda", 80 * GIB)
@@ -75,7 +84,7 @@ def test_a_machine_that_does_not_tell_its_memory_is_a_failure_with_the_way_out(
     def untold() -> int:
         raise OSError("/proc/meminfo has no line MemAvailable")
 
-    monkeypatch.setattr("mamba_cli.local.devices.available_bytes", untold)
+    monkeypatch.setattr("mamba_cli.local.planning.available_bytes", untold)
     with pytest.raises(RunFailed, match=r"cannot read the free memory .* give --device-memory"):
         plan_directory(directory, PlanFlags(gpus=0))
     assert plan_directory(directory, PlanFlags(gpus=0, device_memory=8 * GIB)).plan is not None

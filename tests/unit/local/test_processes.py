@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mamba_cli.local.processes import Processes
+from mamba_cli.local.unit import Command
 
 End = tuple[str, int | None, str]
 
@@ -28,7 +29,7 @@ class Children:
         self._news.set()
 
     async def run(self, name: str, code: str, **environment: str) -> None:
-        await self.processes.start(name, [sys.executable, "-S", "-c", code], environment)
+        await self.processes.start(name, Command((sys.executable, "-S", "-c", code), environment))
 
     async def ended(self, count: int = 1) -> list[End]:
         async with asyncio.timeout(20):
@@ -88,7 +89,7 @@ async def test_the_environment_is_that_of_the_parent_with_the_child_s_own_over_i
 async def test_what_cannot_start_is_reported_like_an_end(
     children: Children, argv: list[str], environment: dict[str, str], words: str
 ) -> None:
-    await children.processes.start("one", argv, environment)
+    await children.processes.start("one", Command(tuple(argv), environment))
     [(name, code, reason)] = children.ends
     assert (name, code) == ("one", None)
     assert words in reason

@@ -20,7 +20,13 @@ from mamba_cli.local.bring_up import bring_up
 
 FAKE = Path(__file__).parent / "fake_child.py"
 LAUNCHER = (sys.executable, str(FAKE))
-CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json"
+CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
+
+
+def config(name: str) -> dict[str, object]:
+    """A config.json as it can stand in YAML: JSON has no infinity."""
+    read: dict[str, object] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return {key: value for key, value in read.items() if key != "time_step_limit"}
 
 
 def deployment(name: str = "one", **spec: object) -> str:
@@ -29,7 +35,7 @@ def deployment(name: str = "one", **spec: object) -> str:
         "kind": "MambaDeployment",
         "metadata": {"name": name},
         "spec": {
-            "model": {"uri": "file://./model", "config": json.loads(CONFIG.read_text()), "maxModelLen": 4096},
+            "model": {"uri": "file://./model", "config": config("nemotron-nano-9b-v2"), "maxModelLen": 4096},
             "memory": {"arena": "512Mi"},
             "resources": {"gpus": 0},
             "rollout": {"drainTimeout": "2s"},
@@ -322,8 +328,11 @@ def test_a_defect_beside_the_main_loop_ends_the_run_instead_of_hanging_it(
     assert bench.events("gateway", "drained") == bench.events("serve", "drained") == 1
 
 
-@pytest.mark.usefixtures("quick_restarts")
-def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(bench: Bench) -> None:
+def test_an_environment_that_no_process_can_have_is_said_like_any_failed_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Long enough for the gateway to be there before the engine is given up.
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 1.0)
     bench.file.write_text(deployment(engine={"env": [{"name": "A", "value": "a\0b"}]}))
     assert bench.up() == 1
     assert "one-engine could not start (embedded null byte)" in bench.text
@@ -351,10 +360,25 @@ def test_a_plan_that_does_not_fit_starts_nothing_and_shows_the_numbers(bench: Be
     assert bench.journal == []
 
 
+def test_a_model_no_engine_serves_is_planned_and_refused_before_anything_starts(bench: Bench) -> None:
+    bench.file.write_text(deployment(model={"uri": "file://./m", "config": config("granite-4.0-h-350m")}))
+    with pytest.raises(InvalidInput, match="granitemoehybrid"):
+        bench.up()
+    assert "not served" in bench.text
+    assert bench.journal == []
+
+
+def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves(bench: Bench) -> None:
+    model = {"uri": "file://./m", "config": config("granite-4.0-h-350m")}
+    bench.file.write_text(deployment(mode="Plan", model=model))
+    assert bench.up() == 0
+    assert "not served" in bench.text
+
+
 def test_what_local_mode_does_not_give_is_said(bench: Bench) -> None:
-    bench.file.write_text(deployment(scaling={"minReplicas": 2, "maxReplicas": 3}))
+    bench.file.write_text(deployment(replicas=2))
     assert bench.up(once=True) == 0
-    assert "spec.scaling: one engine runs here" in bench.text
+    assert "spec.replicas: one engine runs here" in bench.text
 
 
 def test_children_end_when_their_parent_is_killed(bench: Bench, tmp_path: Path) -> None:

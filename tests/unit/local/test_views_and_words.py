@@ -16,17 +16,15 @@ from rich.console import Console
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local import demo
-from mamba_cli.local.devices import gpu_memory
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
+from mamba_cli.local.edits import Stamp, changed, settled
 from mamba_cli.local.loading_view import LoadingView
 from mamba_cli.local.model_facts import facts_of_directory, facts_of_model, local_uri
 from mamba_cli.local.plan_view import bar_cells, plan_view
-from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory
+from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.readiness import Readiness, readiness_of
-from mamba_cli.local.sizes import size_option
-from mamba_cli.local.watch import Stamp, changed, settled
-from mamba_server.budget import LedgerLine
+from mamba_planner import LedgerLine
 from mamba_server.model.errors import WeightsError
 from mamba_server.model.weight_files import WeightsSize, weights_size
 
@@ -334,11 +332,11 @@ def test_a_spec_whose_parts_do_not_go_together_is_invalid_input(tmp_path: Path) 
     model_directory(tmp_path / "m")
     body = {
         "metadata": {"name": "one"},
-        "spec": {"model": {"uri": "file://./m"}, "engine": {"tensorParallel": 5}, "resources": {"gpus": 5}},
+        "spec": {"model": {"uri": "file://./m"}},
     }
     loaded = LoadedDeployment(tmp_path / "f.yaml", MambaDeployment.model_validate(body))
     with pytest.raises(InvalidInput, match=r"f.yaml: one: tensorParallel 5 does not divide"):
-        plan_deployment(loaded, PlanFlags(device_memory=8 << 30))
+        plan_deployment(loaded, PlanFlags(device_memory=8 << 30, gpus=5))
 
 
 def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a user of `up` and `plan` can give wrongly: refused in words before anything is started."""
 
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,25 @@ from rich.console import Console
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.bring_up import bring_up
-from mamba_cli.local.devices import gpu_memory
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.model_facts import facts_of_model, local_uri
-from mamba_cli.local.planning import PlanFlags, plan_directory
+from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_directory, size_option
 from mamba_cli.local.ports import front_ports
-from mamba_cli.local.sizes import size_option
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 
 
 def document(name: str = "one", namespace: str | None = None, **spec: Any) -> str:
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    config = yaml.safe_load((CONFIGS / "granite-4.0-h-350m.json").read_text())
+    # JSON of this file has an infinity, for which YAML has another word.
+    config = json.loads((CONFIGS / "nemotron-nano-9b-v2.json").read_text())
+    config = {key: value for key, value in config.items() if key != "time_step_limit"}
     model = {"uri": "hf://a/b", "config": config, "maxModelLen": 4096}
     body = {
         "apiVersion": "serving.mambaserve.io/v1alpha1",
         "kind": "MambaDeployment",
         "metadata": metadata,
-        "spec": {"model": model, "memory": {"arena": "512Mi"}, "resources": {"gpus": 0}, **spec},
+        "spec": {"model": model, "memory": {"arena": "2Gi"}, "resources": {"gpus": 0}, **spec},
     }
     return yaml.safe_dump(body)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mamba_server.model.families.registry import load_model_config
+from mamba_planner.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
 from testmodels.checkpoints import random_nemotron_h
 

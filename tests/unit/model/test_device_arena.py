@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_server.budget import Constraints, Device, Plan, plan
-from mamba_server.cache.layout import CacheLayout
-from mamba_server.model.config import ModelConfig
+from mamba_planner import Constraints, Device, MemoryPlan, plan
+from mamba_planner.families import model_config_from_hf
+from mamba_planner.model_config import ModelConfig
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.errors import UnsupportedModel
-from mamba_server.model.families import model_config_from_hf
+from mamba_server.model.layout import CacheLayout
 from testmodels.checkpoints import SMALL
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def model(**changes: Any) -> ModelConfig:
     return model_config_from_hf({**SMALL, "model_type": "nemotron_h", **changes})
 
 
-def planned(config: ModelConfig, state_dtype: str, dtype: str) -> Plan:
+def planned(config: ModelConfig, state_dtype: str, dtype: str) -> MemoryPlan:
     constraints = Constraints(
         arena_bytes=2 << 20, state_dtype=state_dtype, dtype=dtype, page_size=16, max_model_len=64
     )
@@ -124,5 +124,5 @@ def test_a_state_of_an_odd_number_of_elements_never_reaches_into_its_neighbour()
     for number, view in enumerate((*views.ssm, *views.conv), 1):
         assert bool((view[1] == number).all())
     wide = arena(config, "float16", "float32")
-    with pytest.raises(UnsupportedModel, match=r"210 bytes of state .* use --state-dtype float32"):
+    with pytest.raises(UnsupportedModel, match=r"210 bytes .*--state-dtype float32"):
         wide.views(config, "float16", torch.float32)

@@ -37,9 +37,9 @@ def step() -> HostBatch:
     )
 
 
-def batch(host: HostBatch, input_ids: Any) -> ForwardBatch:
+def batch(host: HostBatch, token_ids: Any) -> ForwardBatch:
     return ForwardBatch.from_host(
-        host, input_ids=input_ids, chunk_size=CHUNK, page_size=PAGE, device=torch.device("cpu")
+        host, token_ids=token_ids, chunk_size=CHUNK, page_size=PAGE, device=torch.device("cpu")
     )
 
 
@@ -102,7 +102,7 @@ def test_every_array_arrives_with_its_shape_and_values() -> None:
         arrived = getattr(made, field.name)
         assert arrived.dtype == torch.int32
         assert np.array_equal(arrived.numpy(), getattr(host, field.name)), field.name
-    assert made.input_ids.tolist() == [9, 8, 7, 6, 5, 4, 3]
+    assert made.token_ids.tolist() == [9, 8, 7, 6, 5, 4, 3]
     assert (made.tokens, made.decodes, made.sequences, made.chunks, made.ranks) == (7, 1, 2, 2, 2)
     assert (made.max_context, made.chunk_size, made.page_size) == (6, CHUNK, PAGE)
 
@@ -116,7 +116,7 @@ def test_the_batch_keeps_its_integers_when_the_host_reuses_its_arrays() -> None:
 
 def test_tokens_that_are_on_the_device_already_stay_where_they_are() -> None:
     sampled = torch.arange(7, dtype=torch.int32)
-    assert batch(step(), sampled).input_ids is sampled
+    assert batch(step(), sampled).token_ids is sampled
 
 
 def test_a_step_of_decodes_alone_has_no_chunks() -> None:

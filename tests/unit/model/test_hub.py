@@ -73,7 +73,7 @@ def test_an_interrupted_download_keeps_the_files_that_have_arrived(
     # The client's own pauses between its attempts.
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     hub.cut = "model.safetensors"
-    with pytest.raises(DownloadFailed, match="start again to go on where it stopped") as caught:
+    with pytest.raises(DownloadFailed, match="start again") as caught:
         resolve("hf://owner/name")
     assert caught.value.exit_code == 1
     hub.cut = ""
@@ -101,7 +101,7 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(
 
 def test_a_repository_without_a_configuration_is_no_model(hub: Hub) -> None:
     del hub.files["config.json"]
-    with pytest.raises(SourceNotFound, match=r"^hf://owner/name: there is no config\.json in "):
+    with pytest.raises(SourceNotFound, match=r"^hf://owner/name: .*config\.json"):
         resolve("hf://owner/name")
 
 

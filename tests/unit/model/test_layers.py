@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mamba_server.model.config import MlpConfig
+from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel, WeightsError
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.layers.loader import Loader
@@ -54,9 +54,7 @@ def test_an_activation_is_its_formula_at_every_size_of_number(name, formula, inv
 
 
 def test_an_activation_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(
-        UnsupportedModel, match="activation 'mish' is not supported; supported: relu2, relu, "
-    ):
+    with pytest.raises(UnsupportedModel, match=r"'mish'.*relu2, relu"):
         activation("mish")
 
 
@@ -95,9 +93,9 @@ def test_a_feed_forward_is_up_activation_down_and_the_gate_where_there_is_one(
 
 def test_a_layer_names_the_tensor_it_misses_by_its_whole_name(tmp_path: Path) -> None:
     loader = write(tmp_path, block__up_proj__weight=random(7, 4))
-    with pytest.raises(WeightsError, match=r"tensor block\.inner\.0\.up_proj\.weight is missing"):
+    with pytest.raises(WeightsError, match=r"block\.inner\.0\.up_proj\.weight.*missing"):
         loader.at("inner", 0).linear("up_proj", 4, 7, bias=False)
-    with pytest.raises(WeightsError, match=r"tensor block\.up_proj\.weight has shape \[7, 4\].*\[4, 7\]"):
+    with pytest.raises(WeightsError, match=r"block\.up_proj\.weight.*\[7, 4\].*\[4, 7\]"):
         loader.linear("up_proj", 7, 4, bias=False)
 
 

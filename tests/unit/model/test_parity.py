@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mamba_server.model.families.registry import load_model_config
+from mamba_planner.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
 from testmodels.checkpoints import random_nemotron_h

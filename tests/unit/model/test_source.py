@@ -103,7 +103,7 @@ def test_the_scheme_may_be_written_in_capitals(model: Path) -> None:
 
 
 def test_an_unknown_builtin_lists_those_that_are_shipped() -> None:
-    with pytest.raises(SourceNotFound, match="no such model is shipped; there are: "):
+    with pytest.raises(SourceNotFound, match="there are: "):
         resolve("builtin://no-such-model")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.families.registry import load_model_config
 from mamba_server.model.hybrid import HybridModel
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
 

@@ -78,14 +78,14 @@ def test_an_index_alone_is_no_weights_for_the_planner_and_a_missing_shard_for_th
 ) -> None:
     index(tmp_path, a="model-00001-of-00001.safetensors")
     assert weights_size(tmp_path) is None
-    with pytest.raises(WeightsError, match=r"model-00001-of-00001\.safetensors: shard is missing"):
+    with pytest.raises(WeightsError, match=r"model-00001-of-00001\.safetensors: .*missing"):
         Weights(tmp_path)
 
 
 def test_half_of_a_download_is_not_planned_as_if_it_were_all(tmp_path: Path) -> None:
     tensors(tmp_path / "1.safetensors", a=3)
     index(tmp_path, a="1.safetensors", b="2.safetensors", c="2.safetensors")
-    with pytest.raises(WeightsError, match=r"2\.safetensors: shard is missing \(it should hold b and others"):
+    with pytest.raises(WeightsError, match=r"2\.safetensors: .*missing.* b "):
         weights_size(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_half_of_a_download_is_not_planned_as_if_it_were_all(tmp_path: Path) -> 
 def test_an_index_that_is_none_is_named(tmp_path: Path, ask: Ask, text: bytes) -> None:
     tensors(tmp_path / FILE, a=1)
     (tmp_path / INDEX).write_bytes(text)
-    with pytest.raises(WeightsError, match=rf"{INDEX}: not an index of safetensors files"):
+    with pytest.raises(WeightsError, match=rf"{INDEX}: not an index"):
         ask(tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_a_tensor_that_ends_before_it_begins_makes_no_model_smaller(tmp_path: Pa
 @pytest.mark.parametrize("header", [b"{}", b'{"__metadata__": {"format": "pt"}}'])
 def test_files_without_a_tensor_are_refused_before_one_is_looked_for(tmp_path: Path, header: bytes) -> None:
     write(tmp_path / FILE, header)
-    with pytest.raises(WeightsError, match=r"there is no tensor in its \*\.safetensors files"):
+    with pytest.raises(WeightsError, match=r"no tensor .*\*\.safetensors"):
         Weights(tmp_path)
 
 

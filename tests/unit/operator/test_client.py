@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 
 from handled_api_server import Handler, client
+from mamba_kube.access import ClusterAccess, connected
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
 from mamba_operator.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
@@ -142,9 +143,9 @@ async def test_a_server_that_does_not_answer_in_time_is_unreachable() -> None:
 
 
 async def test_a_server_that_is_not_there_is_unreachable() -> None:
-    async with ApiClient(Configuration(host="http://127.0.0.1:9")) as api:
+    async with connected(ClusterAccess(Configuration(host="http://127.0.0.1:9"), "default")) as server:
         with pytest.raises(Unreachable):
-            await KubeClient(api).get(SERVICE, "models", "nano")
+            await KubeClient(server).get(SERVICE, "models", "nano")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from handled_api_server import client
-from mamba_operator.client import MAX_MESSAGE
+from mamba_kube.errors import MAX_MESSAGE
 from mamba_operator.errors import (
     ClusterError,
     Conflict,

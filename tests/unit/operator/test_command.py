@@ -22,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[OperatorSettings]:
     """The settings the operator was started with."""
     seen: list[OperatorSettings] = []
 
-    async def run(settings: OperatorSettings) -> None:
+    async def run(settings: OperatorSettings, _shipped: object) -> None:
         seen.append(settings)
 
     monkeypatch.setattr("mamba_operator.main.run", run)
@@ -63,7 +63,7 @@ def test_a_wrong_value_names_its_option(started: list[OperatorSettings]) -> None
 def test_failures_have_their_exit_codes(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, started: list[OperatorSettings]
 ) -> None:
-    async def run(_: OperatorSettings) -> None:
+    async def run(_: OperatorSettings, _shipped: object) -> None:
         raise error
 
     monkeypatch.setattr("mamba_operator.main.run", run)
@@ -94,7 +94,7 @@ async def test_what_is_no_kubeconfig_is_wrong_usage(
     monkeypatch.setenv("KUBECONFIG", "")
     file = tmp_path / "config"
     file.write_text(text)
-    with pytest.raises(SettingsInvalid, match=r"no way into a cluster: .*--kubeconfig FILE"):
+    with pytest.raises(SettingsInvalid, match=r"Kubernetes configuration: .*--kubeconfig FILE"):
         await run(OperatorSettings(kubeconfig=str(file)))
 
 

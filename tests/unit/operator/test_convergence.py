@@ -39,7 +39,7 @@ SPECS: list[dict[str, Any]] = [
     {"engine": {"image": "registry.test/engine:2"}},
     {"gateway": {"replicas": 3}},
     {"stateCache": {"strategy": "NoBuffer"}},
-    {"scaling": {"minReplicas": 2, "maxReplicas": 4}},
+    {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 4}},
 ]
 ERRORS: list[ClusterError] = [
     Unreachable("away", status=503), Conflict("changed", status=409), Refused("no", status=422),
@@ -179,7 +179,7 @@ def _garbage(kind: str) -> dict[str, Any]:
         "Service": {"ports": []},
         "NetworkPolicy": {"ingress": []},
         "PodDisruptionBudget": {"maxUnavailable": 7},
-        "ConfigMap": {"MAMBASERVE_STRATEGY": "Bogus"},
+        "ConfigMap": {"engine.json": "Bogus"},
     }.get(kind, {})
 
 

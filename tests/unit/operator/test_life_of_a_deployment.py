@@ -198,7 +198,7 @@ async def test_plan_mode_before_serving_creates_nothing_and_active_makes_everyth
 
 async def test_the_size_of_the_count_is_followed_up_and_down() -> None:
     life = await served()
-    life.spec(4, scaling={"minReplicas": 3, "maxReplicas": 3})
+    life.spec(4, replicas=3)
     await life.look()
     life.controllers(engines=1)
     conditions, _ = await life.look()

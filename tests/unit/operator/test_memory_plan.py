@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.memory_plan import judge
+from mamba_operator.memory_plan import plan_memory
 from mamba_operator.record import readable
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown, Verdict
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
 
 FAMILIES = [
@@ -27,11 +27,12 @@ def config(name: str) -> dict[str, Any]:
 
 def judged(node: int | None = None, **spec: Any) -> Verdict:
     of = readable(fitting_owner(**spec))
-    return judge(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
+    return plan_memory(MambaDeployment.model_validate(of, by_alias=True, by_name=False), node)
 
 
 def of_config(config: dict[str, Any]) -> Verdict:
-    return judged(model={"uri": "hf://a/b", "config": config})
+    """Plan mode: there any family the planner knows is planned, served or not."""
+    return judged(model={"uri": "hf://a/b", "config": config}, mode="Plan")
 
 
 ODD: list[Any] = [
@@ -121,6 +122,37 @@ def test_any_budget_gets_a_plan_or_the_numbers(
         assert any(unit in verdict.message for unit in ("Gi", "Mi", "Ki"))
 
 
+UNSERVED = [*(name for name in FAMILIES if name != "nemotron-nano-9b-v2"), "nemotron-3-nano-30b-a3b"]
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_a_model_no_engine_serves_is_refused_before_anything_starts(name: str) -> None:
+    given_ = {key: value for key, value in config(name).items() if key != "time_step_limit"}
+    verdict = judged(model={"uri": "hf://a/b", "config": given_})
+
+    assert isinstance(verdict, NotServed)
+    assert "cannot serve" in verdict.message
+
+
+def test_a_model_no_engine_serves_is_refused_though_its_gpu_is_unknown() -> None:
+    assert isinstance(judged(model={"uri": "hf://a/b", "config": config("bamba-9b")}, memory={}), NotServed)
+
+
+@pytest.mark.parametrize("name", ["bamba-9b", "nemotron-3-nano-30b-a3b"])
+def test_plan_mode_shows_the_plan_of_a_model_no_engine_serves_and_says_so(name: str) -> None:
+    verdict = of_config(config(name))
+
+    assert isinstance(verdict, Fits)
+    assert "cannot serve" in verdict.message
+
+
+def test_a_model_that_is_served_is_not_said_to_be_none() -> None:
+    verdict = judged()
+
+    assert isinstance(verdict, Fits)
+    assert "cannot serve" not in verdict.message
+
+
 def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
     small, large = 1 << 30, 80 << 30
 
@@ -132,7 +164,7 @@ def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
 def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
     of = MambaDeployment.model_validate(readable(fitting_owner()), by_alias=True, by_name=False)
 
-    assert judge(of, None, {"model_type": "nonsense"}) == judge(of, None)
+    assert plan_memory(of, None, {"model_type": "nonsense"}) == plan_memory(of, None)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +186,9 @@ def test_an_unknown_memory_says_where_to_write_it(spec: dict[str, Any], advice: 
 
 def test_a_machine_without_a_gpu_is_planned_by_its_arena_or_its_memory() -> None:
     plain = owner(resources={"gpus": 0, "memory": "80Gi"}, model={"uri": "hf://a/b", "config": nano_config()})
-    by_memory = judge(MambaDeployment.model_validate(readable(plain), by_alias=True, by_name=False), 1 << 30)
+    by_memory = plan_memory(
+        MambaDeployment.model_validate(readable(plain), by_alias=True, by_name=False), 1 << 30
+    )
     by_arena = judged(resources={"gpus": 0}, memory={"arena": "20Gi"})
 
     assert isinstance(by_memory, Fits)

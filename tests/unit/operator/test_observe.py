@@ -39,7 +39,7 @@ async def test_children_are_told_from_objects_that_only_carry_our_labels() -> No
     seen = await observe(cluster_of(*children, copied), KEY)
 
     assert len(seen.children) == len(children)
-    assert set(seen.strangers) == {Ref(copied["kind"], "copied-by-hand")}
+    assert set(seen.foreign) == {Ref(copied["kind"], "copied-by-hand")}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ async def test_only_a_controlling_reference_to_this_very_object_makes_a_child(re
     seen = await observe(cluster_of(one), KEY)
 
     assert seen.children == {}
-    assert len(seen.strangers) == 1
+    assert len(seen.foreign) == 1
 
 
 async def test_children_of_a_later_version_of_the_api_are_still_children() -> None:
@@ -77,7 +77,7 @@ async def test_nothing_of_another_namespace_or_another_deployment_is_seen() -> N
 
     seen = await observe(cluster_of(elsewhere, other), KEY)
 
-    assert (seen.children, seen.strangers) == ({}, {})
+    assert (seen.children, seen.foreign) == ({}, {})
 
 
 @pytest.mark.parametrize("kind", [*OWNED], ids=lambda kind: kind.plural)

@@ -1,6 +1,7 @@
 """What the operator decides to do, for every situation it can find."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from mamba_api.conditions import Reason
 from mamba_operator.manifest import Manifest, Ref, ref
 from mamba_operator.plan import Change, make_plan
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, Unknown
+from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
 from operator_objects import (
+    CONFIGS,
     NOW,
     TOKEN,
     UID,
@@ -86,7 +88,7 @@ EDITS: list[tuple[str, str, Any, str]] = [
         "spec.template.spec.containers[engine].image",
     ),
     ("Service", "nano", lambda s: s["spec"]["ports"][0].update(port=81), "spec.ports[http].port"),
-    ("ConfigMap", "nano-engine", lambda c: c["data"].pop("MAMBASERVE_STRATEGY"), "data.MAMBASERVE_STRATEGY"),
+    ("ConfigMap", "nano-engine", lambda c: c["data"].pop("engine.json"), "data.engine.json"),
     ("Role", "nano", lambda r: r["rules"].pop(), "rules"),
     ("NetworkPolicy", "nano-engine", lambda n: n["spec"].update(ingress=[{}]), "spec.ingress"),
     ("PodDisruptionBudget", "nano-engine", lambda b: b["spec"].update(maxUnavailable=9),
@@ -151,6 +153,16 @@ def test_a_secret_that_lost_its_token_gets_a_new_one() -> None:
     assert change.manifest["stringData"] == {"token": TOKEN}
 
 
+@pytest.mark.parametrize("data", [["token"], "token", 5, None, {}], ids=repr)
+def test_a_secret_whose_data_is_no_map_has_no_token(data: Any) -> None:
+    of = fitting_owner()
+    broken = edited(applied(of), "Secret", "nano-admin", lambda s: s.update(data=data))
+
+    [change] = planned(of, broken).applies
+
+    assert change.manifest["stringData"] == {"token": TOKEN}
+
+
 def test_a_child_that_is_not_wanted_any_more_is_deleted_by_its_uid() -> None:
     of = fitting_owner()
     leftover = {"kind": "ConfigMap", "metadata": {"name": "nano-old", "uid": "old"}}
@@ -167,11 +179,11 @@ def test_the_volume_with_the_weights_outlives_a_change_of_mind() -> None:
     assert planned(of, [*applied(of), claim]).deletes == ()
 
 
-def test_strangers_with_our_labels_are_never_touched() -> None:
+def test_foreign_objects_with_our_labels_are_never_touched() -> None:
     of = fitting_owner()
-    stranger = {"kind": "ConfigMap", "metadata": {"name": "theirs", "uid": "x"}}
+    foreign = {"kind": "ConfigMap", "metadata": {"name": "theirs", "uid": "x"}}
 
-    plan = planned(of, applied(of), strangers={Ref("ConfigMap", "theirs"): stranger})
+    plan = planned(of, applied(of), foreign={Ref("ConfigMap", "theirs"): foreign})
 
     assert (plan.applies, plan.deletes) == ((), ())
 
@@ -224,6 +236,16 @@ def test_a_plan_that_cannot_fit_tears_nothing_down() -> None:
     assert (plan.applies, plan.deletes) == ((), ())
 
 
+def test_a_model_no_engine_serves_starts_nothing_and_tears_nothing_down() -> None:
+    bamba = json.loads((CONFIGS / "bamba-9b.json").read_text())
+    unserved = fitting_owner(model={"uri": "hf://a/b", "config": bamba})
+
+    for children in ([], applied(fitting_owner())):
+        plan = planned(unserved, children)
+        assert isinstance(plan.verdict, NotServed)
+        assert (plan.applies, plan.deletes) == ((), ())
+
+
 def test_without_the_models_configuration_engines_start_and_plan_for_themselves() -> None:
     plan = planned(owner())
 
@@ -247,7 +269,8 @@ def test_the_chosen_strategy_reaches_the_engine() -> None:
 
     assert isinstance(plan.verdict, Fits)
     [settings] = [one.manifest for one in plan.applies if one.manifest["kind"] == "ConfigMap"]
-    assert settings["data"]["MAMBASERVE_STRATEGY"] == plan.verdict.plan.strategy != "Auto"
+    document = json.loads(settings["data"]["engine.json"])
+    assert document["strategy"] == plan.verdict.plan.strategy != "Auto"
 
 
 GARBAGE: list[tuple[dict[str, Any], str]] = [
@@ -258,6 +281,10 @@ GARBAGE: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"model": {"uri": "builtin://a"}, "unknown": 1}}, "spec.unknown"),
     ({"spec": {"model": {"uri": "builtin://a"}, "rollout": {"maxSurge": 0}}}, "maxSurge"),
     ({"spec": ["not", "an", "object"]}, "spec"),
+    # Stored before a rule refused it: what no version of the API server would take today.
+    ({"spec": {"model": {"uri": "builtin://a"}, "disaggregation": {}}}, "disaggregation"),
+    ({"spec": {"model": {"uri": "builtin://a"}, "resources": {"gpus": 4}}}, "resources.gpus"),
+    ({"spec": {"model": {"uri": "builtin://a"}, "engine": {"tensorParallel": 2}}}, "engine.tensorParallel"),
 ]
 
 
@@ -278,8 +305,6 @@ def test_a_broken_spec_is_a_verdict_that_names_the_field(broken: dict[str, Any],
         ({"podTemplate": {"spec": {"containers": "none"}}}, "containers"),
         ({"podTemplate": {"spec": {"containers": [{"image": "x"}]}}}, "needs name"),
         ({"gateway": {"podTemplate": {"spec": {"$patch": "bogus"}}}}, "bogus"),
-        ({"disaggregation": {}}, "spec.disaggregation"),
-        ({"engine": {"tensorParallel": 2}, "resources": {"gpus": 2}}, "spec.engine.tensorParallel"),
     ],
 )
 def test_what_cannot_be_built_is_refused_before_anything_is_changed(spec: dict[str, Any], named: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mamba_api import names
 from mamba_operator.manifest import Manifest, metadata
-from mamba_operator.plan import Plan, make_plan
+from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import Invalid
 from operator_objects import NOW, applied, owner, planned, snapshot
@@ -43,7 +43,7 @@ PODS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-def check(of: Manifest, plan: Plan) -> None:
+def check(of: Manifest, plan: ReconcilePlan) -> None:
     """The promises of every plan."""
     assert plan.verdict is not None
     if isinstance(plan.verdict, Invalid):

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from mamba_cli.commands import operate
 from mamba_cli.errors import InvalidInput
+from mamba_kube import access
 from mamba_operator import main
 from mamba_operator.settings import OperatorSettings
 
@@ -68,7 +69,7 @@ def test_two_operators_on_one_machine_have_two_names(monkeypatch: pytest.MonkeyP
 
 def test_the_lease_lives_where_the_operator_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     account = tmp_path / "namespace"
-    monkeypatch.setattr(main, "SERVICE_ACCOUNT_NAMESPACE", account)
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT_NAMESPACE", account)
     monkeypatch.delenv("POD_NAMESPACE", raising=False)
 
     assert main.own_namespace(OperatorSettings()) == "default"

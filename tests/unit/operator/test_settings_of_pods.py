@@ -1,5 +1,6 @@
 """Whatever the API accepts, the processes in the pods accept too, and they are told the very same numbers."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,30 +11,33 @@ from mamba_api import names
 from mamba_api.quantity import Duration, Quantity
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.manifest import Manifest
-from mamba_operator.render.number import number
-from mamba_server.settings import EngineSettings
+from mamba_operator.render.context import number
+from mamba_planner.engine_settings import EngineSettings
 from operator_objects import owner, planned
 
-SWITCHES = {"no-overlap": ("overlap", False), "batch-invariant": ("batch_invariant", True)}
 
-
-def told(container: Manifest, more: dict[str, str] | None = None) -> dict[str, Any]:
+def told(container: Manifest) -> dict[str, Any]:
     """Settings that a container is given, by command line and environment."""
-    environment = {one["name"]: one["value"] for one in container["env"] if "value" in one} | (more or {})
     found: dict[str, Any] = {
-        key.removeprefix(names.ENV_PREFIX).lower(): value
-        for key, value in environment.items()
-        if key.startswith(names.ENV_PREFIX)
+        one["name"].removeprefix(names.ENV_PREFIX).lower(): one["value"]
+        for one in container["env"]
+        if "value" in one and one["name"].startswith(names.ENV_PREFIX)
     }
     words = container["args"][1:]
     while words:
-        word = words.pop(0).removeprefix("--")
-        if word in SWITCHES:
-            key, value = SWITCHES[word]
-            found[key] = value
-        else:
-            found[word.replace("-", "_")] = words.pop(0)
+        name = words.pop(0).removeprefix("--").replace("-", "_")
+        found[name] = words.pop(0)
     return found
+
+
+def engine_told(container: Manifest, volumes: list[Manifest], config_map: Manifest) -> dict[str, Any]:
+    """The same of an engine, with the settings file that its pod mounts."""
+    given_ = told(container)
+    folder, _, file = given_.pop("config").rpartition("/")
+    [mount] = [one["name"] for one in container["volumeMounts"] if one["mountPath"] == folder]
+    [volume] = [one for one in volumes if one["name"] == mount]
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+    return {**json.loads(config_map["data"][file]), **given_}
 
 
 def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
@@ -43,33 +47,32 @@ def processes(**spec: Any) -> tuple[EngineSettings, GatewaySettings]:
         for one in planned(owner(**spec)).applies
     }
 
-    def container(name: str) -> Manifest:
-        found: Manifest = made["Deployment", name]["spec"]["template"]["spec"]["containers"][0]
+    def pod(name: str) -> Manifest:
+        found: Manifest = made["Deployment", name]["spec"]["template"]["spec"]
         return found
 
-    engine = EngineSettings(**told(container("nano-engine"), made["ConfigMap", "nano-engine"]["data"]))
-    return engine, GatewaySettings(**told(container("nano")))
+    engine = pod("nano-engine")
+    document = engine_told(engine["containers"][0], engine["volumes"], made["ConfigMap", "nano-engine"])
+    return EngineSettings(**document), GatewaySettings(**told(pod("nano")["containers"][0]))
 
 
 DURATIONS = st.sampled_from(["1ms", "0.001ms", "1s", "1234567s", "1.5h", "33333.333s", "999999h"])
 SIZES = st.sampled_from(["1n", "1m", "1", "4096", "1.5Mi", "16Mi", "123456789123", "9Ei"])
-WEIGHTS = st.one_of(st.sampled_from([0.0, 1e-300, 100.0]), st.floats(0, 100))
 SHARES = st.floats(1e-6, 1.0)
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_gateway_is_told_the_limits_and_weights_of_the_spec(data: st.DataObject) -> None:
+def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None:
     limits = data.draw(
         st.fixed_dictionaries(
             {"queueTimeout": DURATIONS, "requestTimeout": DURATIONS, "maxBodySize": SIZES},
             optional={"maxInFlight": st.integers(1, 10**6), "maxQueued": st.integers(0, 10**6)},
         )
     )
-    routing = {"prefixWeight": data.draw(WEIGHTS), "loadWeight": data.draw(WEIGHTS)}
     drain = data.draw(DURATIONS | st.just("0s"))
 
-    _, made = processes(gateway={"limits": limits, "routing": routing}, rollout={"drainTimeout": drain})
+    _, made = processes(gateway={"limits": limits}, rollout={"drainTimeout": drain})
 
     assert made.queue_timeout == made.hold_timeout == Duration(limits["queueTimeout"]).seconds
     assert made.request_timeout == Duration(limits["requestTimeout"]).seconds
@@ -78,19 +81,6 @@ def test_the_gateway_is_told_the_limits_and_weights_of_the_spec(data: st.DataObj
     assert (made.max_in_flight, made.max_queue) == (
         limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),
     )  # fmt: skip
-    given_ = told_weights(limits, routing)
-    assert given_ == (routing["prefixWeight"], routing["loadWeight"])
-
-
-def told_weights(limits: dict[str, Any], routing: dict[str, float]) -> tuple[float, float]:
-    made = planned(owner(gateway={"limits": limits, "routing": routing})).applies
-    [deployment] = [
-        one.manifest
-        for one in made
-        if one.manifest["kind"] == "Deployment" and one.manifest["metadata"]["name"] == "nano"
-    ]
-    found = told(deployment["spec"]["template"]["spec"]["containers"][0])
-    return float(found["prefix_weight"]), float(found["load_weight"])
 
 
 @given(st.data())
@@ -129,6 +119,22 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
     assert made.chunked_prefill_tokens == engine["chunkedPrefillTokens"]
     assert made.strategy == cache["strategy"]
     assert made.state_dtype.lower() == str(cache["stateDtype"]).lower()
+
+
+@pytest.mark.parametrize(
+    ("spec", "setting", "wanted"),
+    [
+        ({"model": {"uri": "hf://a/b", "maxModelLen": 777}}, "max_model_len", 777),
+        ({"engine": {"dtype": "bfloat16"}}, "dtype", "bfloat16"),
+        ({"engine": {"maxRunningRequests": 9}}, "max_running_requests", 9),
+        ({"memory": {"arena": "3Gi"}}, "arena_bytes", 3 << 30),
+    ],
+    ids=["model.maxModelLen", "engine.dtype", "engine.maxRunningRequests", "memory.arena"],
+)
+def test_a_field_of_the_spec_reaches_the_engine(spec: dict[str, Any], setting: str, wanted: Any) -> None:
+    made, _ = processes(**spec)
+
+    assert getattr(made, setting) == wanted
 
 
 @pytest.mark.parametrize(

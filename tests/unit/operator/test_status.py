@@ -1,5 +1,6 @@
 """Conditions for every situation: a table of what is seen and what the status says."""
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from mamba_api.conditions import REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1 import Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.status import Failure, summarize
-from operator_objects import NOW, applied, edited, fitting_owner, owner, planned, running, snapshot
+from operator_objects import CONFIGS, NOW, applied, edited, fitting_owner, owner, planned, running, snapshot
 
 
 def status_of(
@@ -52,8 +53,10 @@ def stuck(which: str) -> Callable[[Manifest], None]:
 
 
 OF = fitting_owner()
+BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
+UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}
 IDLE = fitting_owner(scaling={"minReplicas": 0})
-THREE = fitting_owner(scaling={"minReplicas": 3, "maxReplicas": 3})
+THREE = fitting_owner(replicas=3)
 
 
 def deployment_status(children: list[Manifest], name: str, **status: Any) -> list[Manifest]:
@@ -92,6 +95,14 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("the old engine runs until the new one is ready", status_of(OF, deployment_status(
         running(applied(OF)), "nano-engine", replicas=2, updatedReplicas=1)), {
         "Progressing": ("True", "RollingOut"), "Ready": ("True", "Serving")}),
+    ("more pods than wanted, all new and too few of them ready: no smaller scale, the old ones just went",
+     status_of(THREE, deployment_status(
+        running(applied(THREE), engines=2), "nano-engine", replicas=4, updatedReplicas=4)), {
+        "Progressing": ("True", "RollingOut")}),
+    ("no model that an engine serves", status_of(fitting_owner(model=UNSERVED), []), {
+        "Planned": ("False", "ModelNotServed"), "Available": ("False", "ModelNotServed"),
+        "Progressing": ("False", "ModelNotServed"), "Degraded": ("True", "ModelNotServed"),
+        "Ready": ("False", "ModelNotServed")}),
     ("an engine drains", status_of(OF, running(applied(OF)), pods=(
         {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-02T11:59:00Z"}},)), {
         "Progressing": ("True", "Draining"), "Ready": ("True", "Serving")}),
@@ -172,6 +183,19 @@ def test_ready_never_hides_a_fault(status: Status) -> None:
         assert found["Planned"][0] != "False"
 
 
+@pytest.mark.parametrize("type_", [one for one in ConditionType if one is not ConditionType.READY])
+def test_every_reason_a_condition_may_carry_is_one_that_some_situation_produces(type_: ConditionType) -> None:
+    produced = {one.reason for _, status, _ in TABLE for one in status.conditions if one.type == type_}
+
+    assert produced == {reason.value for reason in REASONS_OF[type_]}
+
+
+def test_every_reason_there_is_is_produced() -> None:
+    produced = {one.reason for _, status, _ in TABLE for one in status.conditions}
+
+    assert produced == {reason.value for reason in Reason}
+
+
 def test_the_counts_the_selector_and_the_address_are_those_of_the_engines() -> None:
     status = status_of(THREE, running(applied(THREE), engines=2))
 
@@ -215,15 +239,11 @@ def test_an_object_that_is_gone_has_no_status() -> None:
     assert summarize(snapshot(None), planned(None), (), now=NOW) is None
 
 
-def test_what_the_autoscaler_and_the_epoch_recorded_is_kept() -> None:
+def test_fields_that_an_older_operator_recorded_are_dropped() -> None:
     of = fitting_owner()
     of["status"] = {"epoch": 4, "scaling": {"desired": 1, "reason": "quiet", "inputs": {}, "history": []}}
 
-    status = status_of(of, [])
-
-    assert status.epoch == 4
-    assert status.scaling is not None
-    assert status.scaling.reason == "quiet"
+    assert not {"epoch", "scaling"} & status_of(of, []).manifest().keys()
 
 
 def test_messages_name_the_pod_and_its_last_words() -> None:

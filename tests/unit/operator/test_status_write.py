@@ -73,7 +73,7 @@ async def test_nothing_is_written_while_nothing_changes_however_much_time_passes
 @pytest.mark.parametrize(
     "broken",
     [{"replicas": -1}, {"plan": {"strategy": "Bogus"}}, {"url": 5}, {"conditions": "none"},
-     {"scaling": []}],
+     {"plan": []}],
     ids=str,
 )  # fmt: skip
 async def test_a_status_that_somebody_broke_is_written_anew(broken: dict[str, Any]) -> None:

@@ -308,18 +308,6 @@ async def test_a_hanging_key_is_seen() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@in_virtual_time
-async def test_a_forgotten_key_has_no_failures_and_no_appointment() -> None:
-    queue: WorkQueue[str] = WorkQueue()
-    queue.add_after("a", 1)
-    queue.forget("a")
-    work = Work()
-
-    await run(queue, work, 5)
-
-    assert work.runs == []
-
-
 @given(st.integers(1, 10_000), st.floats(0, 0.999))
 def test_the_back_off_is_bounded_and_never_zero(failures: int, random_unit: float) -> None:
     backoff = Backoff(first=0.5, most=60, jitter=0.5)

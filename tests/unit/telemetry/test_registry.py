@@ -1,13 +1,8 @@
-"""The registry helpers: bounded labels, exposition, sensible buckets."""
+"""The registry helpers: exposition, sensible buckets."""
 
 import pytest
 
 from mamba_telemetry import registry
-
-
-def test_values_beyond_the_limit_count_as_other() -> None:
-    label = registry.BoundedLabel(2)
-    assert [label(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
 
 
 def test_a_registry_of_its_own_exposes_process_metrics() -> None:

@@ -234,5 +234,5 @@ class TestWhereItComesFrom:
 
     def test_a_template_that_does_not_compile_is_named_wherever_it_is(self, tmp_path: Path) -> None:
         directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": "{% if %}"})
-        with pytest.raises(BadTemplate, match=r"tokenizer_config\.json: the chat template does not compile"):
+        with pytest.raises(BadTemplate, match=r"tokenizer_config\.json.*does not compile"):
             self.load(directory)

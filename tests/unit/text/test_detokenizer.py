@@ -1,7 +1,7 @@
 """Incremental text against the text of all ids at once, over scripts whose characters span tokens."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
@@ -46,14 +46,12 @@ def test_no_piece_holds_a_part_of_a_character(text: str) -> None:
     assert all(REPLACEMENT not in piece for piece in stream(ids_of(text)))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_comes_back_whole(text: str) -> None:
     text = text.replace(REPLACEMENT, "")
     assert "".join(stream(ids_of(text))) == text
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=12), st.text(max_size=12))
 def test_text_after_a_prompt_is_what_the_whole_adds(before: str, after: str) -> None:
     before, after = before.replace(REPLACEMENT, "x"), after.replace(REPLACEMENT, "x")
@@ -112,7 +110,6 @@ BYTES = [TOKENIZER.rust.token_to_id(token) for token in pre_tokenizers.ByteLevel
 LEADS = [item for item in BYTES if TOKENIZER.piece(item).raw[0] >= 0xC2]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -128,7 +125,6 @@ def test_no_whole_character_is_lost_between_broken_ones(parts: list[tuple[list[i
     assert shown == "".join(text for _, text in parts)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.rust.get_vocab_size() + 10), max_size=60))
 def test_any_ids_at_all_give_text_after_a_bounded_wait(ids: list[int]) -> None:
     detokenizer = Detokenizer(TOKENIZER)

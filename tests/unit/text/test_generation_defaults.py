@@ -67,5 +67,5 @@ def test_zero_means_that_the_file_says_nothing_where_zero_makes_no_sense(tmp_pat
 
 def test_a_file_that_is_no_object_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
-    with pytest.raises(BadTokenizer, match=r"generation_config\.json: must hold a JSON object, holds list"):
+    with pytest.raises(BadTokenizer, match=r"generation_config\.json.*JSON object"):
         GenerationDefaults.load(tmp_path)

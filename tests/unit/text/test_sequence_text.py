@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_server.text.sequence_text import SequenceText
@@ -41,7 +41,6 @@ def test_text_is_the_same_however_the_tokens_arrive(size: int) -> None:
     assert run(sequence(), ids_of(text), size) == (text, None)
 
 
-@settings(deadline=None)
 @given(
     st.text(alphabet="ab é世🎉", max_size=20),
     st.text(alphabet="ab é世🎉", min_size=1, max_size=3),
@@ -84,6 +83,12 @@ def test_before_min_tokens_a_stop_string_does_not_end_the_sequence() -> None:
     assert kept == len(ids_of("one. two."))
 
 
+def test_a_stop_string_that_the_last_required_token_completes_does_not_end_the_sequence() -> None:
+    required = len(ids_of("one."))
+    assert run(sequence(".", min_tokens=required), ids_of("one. two. three"), 1)[0] == "one. two"
+    assert run(sequence(".", min_tokens=required - 1), ids_of("one. two. three"), 1)[0] == "one"
+
+
 def test_only_tokens_up_to_the_stop_string_are_used() -> None:
     ids = ids_of("one. two. three")
     text = sequence(".")
@@ -93,7 +98,6 @@ def test_only_tokens_up_to_the_stop_string_are_used() -> None:
     assert step.text == "one"
 
 
-@settings(deadline=None)
 @given(
     st.text(alphabet="ab .\u00e9\u4e16\U0001f389", max_size=16),
     st.lists(st.text(alphabet="ab .\u00e9\u4e16\U0001f389", min_size=1, max_size=3), max_size=3),

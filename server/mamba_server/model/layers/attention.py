@@ -5,7 +5,7 @@ import torch
 from mamba_kernels.invariant import attention_by_row
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.paged_attention import paged_attention
-from mamba_server.model.config import AttentionConfig
+from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans
 

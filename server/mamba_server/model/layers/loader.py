@@ -24,7 +24,7 @@ class Loader:
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Raises WeightsError."""
+        """The tensor `name` below the prefix. Raises WeightsError if it is missing or has another shape."""
         return self.weights.take(self.prefix + name, shape, dtype or self.dtype, self.device)
 
     def wide(self, name: str, *shape: int) -> torch.Tensor:

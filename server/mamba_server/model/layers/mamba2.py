@@ -14,7 +14,7 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.ssd_prefill import ssd_prefill
 from mamba_kernels.state_update import state_update
-from mamba_server.model.config import MambaConfig
+from mamba_planner.model_config import MambaConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans
 

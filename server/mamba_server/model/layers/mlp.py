@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels import invariant
-from mamba_server.model.config import MlpConfig
+from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.layers.loader import Loader
 
@@ -47,7 +47,7 @@ INVARIANT: dict[str, Activation] = {
 
 
 def activation(name: str, *, batch_invariant: bool = False) -> Activation:
-    """Raises UnsupportedModel."""
+    """The function of that name. Raises UnsupportedModel for one that is not served."""
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return INVARIANT.get(name, ACTIVATIONS[name]) if batch_invariant else ACTIVATIONS[name]

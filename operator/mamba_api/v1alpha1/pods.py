@@ -1,0 +1,129 @@
+"""Where and how many: `spec.resources`, `scheduling`, `scaling`, `disaggregation` and `rollout`.
+
+What the cluster is asked for on behalf of one engine, and how many engines there are. None of it changes what
+an engine computes.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mamba_api.quantity import Duration, Quantity
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, refused
+
+
+class Resources(ApiModel):
+    """Requests and limits of the engine container."""
+
+    gpus: Annotated[int, Field(ge=0, le=64)] = 1
+    """GPUs of each engine pod: 1, or 0 to serve on the CPU; this version refuses more."""
+    gpu_resource: Annotated[
+        str, Field(min_length=1, max_length=316, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
+    ] = "nvidia.com/gpu"  # fmt: skip
+    """Extended resource that stands for one GPU."""
+    cpu: Quantity | None = None
+    """CPU cores the engine container asks for; absent = no request."""
+    memory: Quantity | None = None
+    """Main memory the engine container asks for and is limited to; absent = no request and no limit."""
+
+    rules = (
+        Rule(
+            cel="self.gpus <= 1",
+            message=(
+                "resources.gpus above 1 is refused by this version: an engine uses one GPU and the others "
+                "would idle; set it to 1 and run more engines with spec.replicas"
+            ),
+            holds=lambda self: self.gpus <= 1,
+        ),
+    )
+
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=316)]
+LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class Scheduling(ApiModel):
+    """Placement of engine pods; each field means what it means in a pod."""
+
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+    """Labels a node must have."""
+    tolerations: Annotated[list[FreeForm], Field(max_length=64)] = []
+    """Taints the pods tolerate."""
+    affinity: FreeForm | None = None
+    """Affinity rules of the pods."""
+    priority_class_name: ObjectName | None = None
+    """Priority class of the pods."""
+    runtime_class_name: ObjectName | None = None
+    """Runtime class of the pods, such as nvidia."""
+
+
+ReplicaCount = Annotated[int, Field(ge=0, le=10_000)]
+NO_AUTOSCALER = (
+    "it has no autoscaler that could hold a target; set spec.replicas to a fixed number, or use scaling.mode "
+    "External and let an autoscaler write it"
+)
+
+
+class Scaling(ApiModel):
+    """Who writes spec.replicas, and between which bounds. This version has no autoscaler of its own."""
+
+    mode: Literal["Internal", "External"] = "Internal"
+    """Internal: spec.replicas is a fixed number that people write, and with minReplicas 0 engines stop while
+    no request asks for them. External: a HorizontalPodAutoscaler or KEDA writes spec.replicas through the
+    scale subresource, and nothing else changes the number."""
+    min_replicas: ReplicaCount | None = None
+    """Fewest engines spec.replicas may ask for; less is refused. 0 in mode Internal lets the engines stop
+    until a request arrives, which starts spec.replicas of them. Absent = no bound, and none stops itself."""
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Most engines spec.replicas may ask for, whoever writes it; more is refused. Absent = no bound."""
+    ttft_target: Duration | None = None
+    """Time to first token for an autoscaler to hold; refused until there is one."""
+    tpot_target: Duration | None = None
+    """Time per output token for an autoscaler to hold; refused until there is one."""
+    scale_down_delay: Duration = Duration("300s")
+    """How long engines that a request has started keep running after a gateway last asked for them."""
+
+    rules = (
+        Rule(
+            cel=("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas"),
+            message="minReplicas is above maxReplicas: raise maxReplicas or lower minReplicas",
+            holds=lambda self: (
+                self.min_replicas is None
+                or self.max_replicas is None
+                or self.min_replicas <= self.max_replicas
+            ),
+        ),
+        refused("ttftTarget", NO_AUTOSCALER),
+        refused("tpotTarget", NO_AUTOSCALER),
+    )
+
+
+class Disaggregation(ApiModel):
+    """Sizes of the two pools. Refused by this version, whose engines do both."""
+
+    prefill_replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Engines that only prefill."""
+    decode_replicas: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Engines that only decode."""
+
+
+class Rollout(ApiModel):
+    """Replacement of pods; each is drained before it ends. Gateways are replaced one by one, none missing."""
+
+    max_surge: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Engine pods above the wanted count while rolling out."""
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Engine pods below the wanted count while rolling out."""
+    drain_timeout: Duration = Duration("300s")
+    """Longest wait for the requests of a draining engine or gateway before it ends anyway."""
+    progress_deadline: Duration = Duration("30m")
+    """Longest time the engines may take without progress, loading of weights included, before the roll-out is
+    called stuck."""
+
+    rules = (
+        Rule(
+            cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+            message="maxSurge and maxUnavailable are both 0, so no pod could ever be replaced: raise one",
+            holds=lambda self: self.max_surge > 0 or self.max_unavailable > 0,
+        ),
+    )

@@ -1,0 +1,69 @@
+"""The way into a cluster: the pod's service account, else a kubeconfig; and the namespace that goes with it.
+
+Called once at the start of operator and gateway. A kubeconfig is read, never written.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from mamba_kube.api_server import ApiServer
+from mamba_kube.errors import NoClusterAccess
+
+SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# The loader lets out what a file that is no kubeconfig makes it trip over.
+_UNUSABLE = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """Where the API server is, with credentials, and the namespace of the pod or of the current context."""
+
+    configuration: Configuration
+    namespace: str
+
+
+def pod_namespace() -> str | None:
+    """The namespace of the pod this process runs in; None outside of one."""
+    if not SERVICE_ACCOUNT_NAMESPACE.exists():
+        return None
+    return SERVICE_ACCOUNT_NAMESPACE.read_text().strip() or None
+
+
+async def load_access(kubeconfig: str | None) -> ClusterAccess:
+    """In a pod its service account, else (or with `kubeconfig`) the current context of a kubeconfig.
+
+    Raises:
+        NoClusterAccess: there is neither, or the file is not usable.
+    """
+    loader: Any = config
+    configuration = Configuration()
+    try:
+        if kubeconfig is None and (namespace := pod_namespace()):
+            loader.load_incluster_config(client_configuration=configuration)
+            return ClusterAccess(configuration, namespace)
+        await loader.load_kube_config(
+            config_file=kubeconfig, client_configuration=configuration, persist_config=False
+        )
+        _, active = loader.list_kube_config_contexts(config_file=kubeconfig)
+        namespace = (active.get("context") or {}).get("namespace") or "default"
+    except _UNUSABLE as error:
+        reason = " ".join(str(error).split())
+        raise NoClusterAccess(
+            f"no usable Kubernetes configuration: {reason}; give --kubeconfig FILE, set KUBECONFIG, "
+            "or run in a pod"
+        ) from error
+    return ClusterAccess(configuration, namespace)
+
+
+@asynccontextmanager
+async def connected(access: ClusterAccess, *, timeout: float = 30.0) -> AsyncIterator[ApiServer]:
+    """A connection pool for the length of the block; requests end after `timeout` seconds."""
+    async with ApiClient(access.configuration) as client:
+        yield ApiServer(client, timeout=timeout)

@@ -1,0 +1,106 @@
+"""Who may do what: the pods' account, the gateway's role, the engines' admin token and network. Pure."""
+
+from typing import Any
+
+from mamba_api import names
+from mamba_operator.kinds import (
+    ENDPOINT_SLICE,
+    NETWORK_POLICY,
+    ROLE,
+    ROLE_BINDING,
+    SECRET,
+    SERVICE_ACCOUNT,
+)
+from mamba_operator.manifest import Manifest
+from mamba_operator.render.context import Context, child
+
+ANY_NAMESPACE: dict[str, Any] = {"namespaceSelector": {}}
+
+
+def service_account(context: Context) -> Manifest:
+    """One account per deployment, so that RBAC and image pull secrets can be told apart."""
+    name = context.children.service_account
+    return {**child(context, SERVICE_ACCOUNT, name, "gateway"), "automountServiceAccountToken": False}
+
+
+def gateway_role(context: Context) -> Manifest:
+    """Least privilege: lists cannot be narrowed to names, the wake annotation can."""
+    return {
+        **child(context, ROLE, context.children.gateway, "gateway"),
+        "rules": [
+            {
+                "apiGroups": [ENDPOINT_SLICE.group],
+                "resources": [ENDPOINT_SLICE.plural],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": [names.GROUP],
+                "resources": [names.PLURAL],
+                "resourceNames": [context.deployment.name],
+                "verbs": ["get", "patch"],
+            },
+        ],
+    }
+
+
+def gateway_role_binding(context: Context) -> Manifest:
+    """Binds the role to the deployment's own account."""
+    return {
+        **child(context, ROLE_BINDING, context.children.gateway, "gateway"),
+        "roleRef": {
+            "apiGroup": ROLE.group,
+            "kind": ROLE.kind,
+            "name": context.children.gateway,
+        },
+        "subjects": [
+            {
+                "kind": "ServiceAccount",
+                "name": context.children.service_account,
+                "namespace": context.deployment.namespace,
+            }
+        ],
+    }
+
+
+def admin_secret(context: Context, token: str) -> Manifest:
+    """`token` is fresh randomness of the caller; it must not be empty."""
+    name = context.children.admin_secret
+    return {
+        **child(context, SECRET, name, "engine"),
+        "type": "Opaque",
+        "stringData": {names.ADMIN_TOKEN_KEY: token},
+    }
+
+
+def network_policy(context: Context) -> Manifest:
+    """Requests from this deployment's gateway, scrapes from Prometheus, everything from the operator.
+
+    Egress stays open: engines download weights and publish to Redis.
+    """
+    owner = context.deployment.name
+    gateway = {"podSelector": {"matchLabels": names.selector(owner, "gateway")}}
+    operator = {
+        **ANY_NAMESPACE,
+        "podSelector": {
+            "matchLabels": {names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"},
+        },
+    }
+    prometheus = {
+        **ANY_NAMESPACE,
+        "podSelector": {"matchLabels": {names.LABEL_NAME: "prometheus"}},
+    }
+    return {
+        **child(context, NETWORK_POLICY, context.children.engine, "engine"),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(owner, "engine")},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [gateway, operator, prometheus], "ports": [_port(names.HTTP_PORT_NAME)]},
+                {"from": [operator], "ports": [_port(names.ADMIN_PORT_NAME)]},
+            ],
+        },
+    }
+
+
+def _port(name: str) -> dict[str, Any]:
+    return {"protocol": "TCP", "port": name}

@@ -1,0 +1,91 @@
+"""The engines of a deployment: their settings, how many run of which pod, how they are reached. Pure.
+
+Their settings are one document, which the ConfigMap carries and every pod mounts. Engines read it when they
+start, so a hash of it stands in the pod template and a change rolls the pods.
+"""
+
+import json
+from typing import Any
+
+from mamba_api import names
+from mamba_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
+from mamba_operator.manifest import Manifest
+from mamba_operator.render.context import Context, child
+from mamba_operator.render.engine_pod import SETTINGS_FILE, engine_document, engine_pod_template
+
+
+def engine_config(context: Context) -> Manifest:
+    """The ConfigMap X-engine with the settings document."""
+    return {
+        **child(context, CONFIG_MAP, context.children.engine, "engine"),
+        "data": {SETTINGS_FILE: json.dumps(engine_document(context), indent=2) + "\n"},
+    }
+
+
+def engine_deployment(context: Context) -> Manifest:
+    """Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
+    deployment = context.deployment
+    rollout = deployment.spec.rollout
+    return {
+        **child(context, DEPLOYMENT, context.children.engine, "engine"),
+        "spec": {
+            "replicas": context.replicas,
+            "selector": {"matchLabels": names.selector(deployment.name, "engine")},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {
+                    "maxSurge": rollout.max_surge,
+                    "maxUnavailable": rollout.max_unavailable,
+                },
+            },
+            "progressDeadlineSeconds": max(int(rollout.progress_deadline.seconds), 1),
+            "revisionHistoryLimit": 3,
+            "template": engine_pod_template(context),
+        },
+    }
+
+
+def engine_service(context: Context) -> Manifest:
+    """Only ready pods are published as ready; a draining one fails /readyz and leaves the list."""
+    deployment = context.deployment
+    return {
+        **child(context, SERVICE, context.children.engine, "engine"),
+        "spec": {
+            "clusterIP": "None",
+            "type": "ClusterIP",
+            "selector": names.selector(deployment.name, "engine"),
+            "ports": [
+                {
+                    "name": names.HTTP_PORT_NAME,
+                    "port": names.HTTP_PORT,
+                    "targetPort": names.HTTP_PORT_NAME,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def disruption_budget(context: Context) -> Manifest:
+    """maxUnavailable, not minAvailable: the latter would block the drain of a node for a single engine."""
+    return {
+        **child(context, DISRUPTION_BUDGET, context.children.engine, "engine"),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": names.selector(context.deployment.name, "engine")},
+        },
+    }
+
+
+def model_cache(context: Context) -> Manifest | None:
+    """None when no cache is asked for, or the weights are not downloaded."""
+    model = context.deployment.spec.model
+    if model.cache is None or model.location.scheme != "hf":
+        return None
+    spec: dict[str, Any] = {
+        "accessModes": [model.cache.access_mode],
+        "resources": {"requests": {"storage": str(model.cache.size)}},
+    }
+    if model.cache.storage_class_name:
+        spec["storageClassName"] = model.cache.storage_class_name
+    return {**child(context, CLAIM, context.children.model_cache, "engine"), "spec": spec}

@@ -1,0 +1,148 @@
+"""The gateway of a deployment: its pods, and the Service X that users call. Pure."""
+
+import math
+from typing import Any
+
+from mamba_api import names
+from mamba_operator.kinds import DEPLOYMENT, SERVICE
+from mamba_operator.manifest import Manifest
+from mamba_operator.render.context import Context, child, number
+from mamba_operator.render.pod import (
+    ROUTER_PAUSE,
+    container_security,
+    from_pod,
+    pod_security,
+    probes,
+)
+from mamba_operator.strategic_merge import merge
+
+START_SECONDS = 60
+GRACE_MARGIN = 15
+API_KEYS_MOUNT = "/run/mambaserve/api-keys"
+
+
+def gateway_deployment(context: Context) -> Manifest:
+    """Raises InvalidPatch when `spec.gateway.podTemplate` cannot be merged."""
+    deployment = context.deployment
+    return {
+        **child(context, DEPLOYMENT, context.children.gateway, "gateway"),
+        "spec": {
+            "replicas": deployment.spec.gateway.replicas,
+            "selector": {"matchLabels": names.selector(deployment.name, "gateway")},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "progressDeadlineSeconds": 600,
+            "revisionHistoryLimit": 3,
+            "template": _template(context),
+        },
+    }
+
+
+def _template(context: Context) -> Manifest:
+    deployment = context.deployment
+    labels = names.labels(deployment.name, "gateway")
+    restart = deployment.metadata.annotations.get(names.ANNOTATION_RESTART)
+    base: Manifest = {
+        "metadata": {
+            "labels": labels,
+            "annotations": {names.ANNOTATION_RESTART: restart} if restart else {},
+        },
+        "spec": {
+            "serviceAccountName": context.children.service_account,
+            "automountServiceAccountToken": True,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": math.ceil(deployment.spec.rollout.drain_timeout.seconds)
+            + ROUTER_PAUSE
+            + GRACE_MARGIN,
+            "securityContext": pod_security(),
+            "containers": [_container(context)],
+            "volumes": _volumes(context),
+        },
+    }
+    patch = deployment.spec.gateway.pod_template or {}
+    merged = merge(base, patch, "gateway.podTemplate")
+    metadata = merged["metadata"] if isinstance(merged.get("metadata"), dict) else {}
+    return {**merged, "metadata": {**metadata, "labels": {**(metadata.get("labels") or {}), **labels}}}
+
+
+def _container(context: Context) -> dict[str, Any]:
+    deployment = context.deployment
+    arguments = [
+        "gateway",
+        "--deployment", deployment.name,
+        "--namespace", deployment.namespace,
+        "--host", "0.0.0.0",  # noqa: S104 - the pod's own network
+        "--port", str(names.HTTP_PORT),
+    ]  # fmt: skip
+    mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
+    if deployment.spec.gateway.auth is not None:
+        arguments += ["--api-key-file", f"{API_KEYS_MOUNT}/{names.API_KEYS_KEY}"]
+        mounts.append({"name": "api-keys", "mountPath": API_KEYS_MOUNT, "readOnly": True})
+    return {
+        "name": names.GATEWAY_CONTAINER,
+        "image": deployment.spec.gateway.image,
+        "command": ["mambaserve"],
+        "args": arguments,
+        "env": _environment(context),
+        "ports": [{"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"}],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": container_security(),
+        "volumeMounts": mounts,
+        "lifecycle": {"preStop": {"sleep": {"seconds": ROUTER_PAUSE}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **_probes(),
+    }
+
+
+def _probes() -> dict[str, Any]:
+    """A gateway takes requests before engines are there: it holds them or says 503 with the reason."""
+    made = probes(START_SECONDS)
+    start = made["startupProbe"]
+    return {**made, "startupProbe": {**start, "httpGet": {**start["httpGet"], "path": "/livez"}}}
+
+
+def _environment(context: Context) -> list[dict[str, Any]]:
+    spec = context.deployment.spec
+    limits = spec.gateway.limits
+    settings = {
+        "MAX_IN_FLIGHT": str(limits.max_in_flight),
+        "MAX_QUEUE": str(limits.max_queued),
+        "QUEUE_TIMEOUT": number(limits.queue_timeout.seconds),
+        "HOLD_TIMEOUT": number(limits.queue_timeout.seconds),
+        "REQUEST_TIMEOUT": number(limits.request_timeout.seconds),
+        "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
+        "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
+    }
+    return [
+        from_pod("POD_NAME", "metadata.name"),
+        *({"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()),
+    ]
+
+
+def _volumes(context: Context) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [{"name": "scratch", "emptyDir": {}}]
+    auth = context.deployment.spec.gateway.auth
+    if auth is not None:
+        volumes.append(
+            {"name": "api-keys", "secret": {"secretName": auth.secret_ref.name, "defaultMode": 0o440}}
+        )
+    return volumes
+
+
+def gateway_service(context: Context) -> Manifest:
+    """The address is the cluster's choice."""
+    deployment = context.deployment
+    return {
+        **child(context, SERVICE, context.children.gateway, "gateway"),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(deployment.name, "gateway"),
+            "ports": [
+                {
+                    "name": names.HTTP_PORT_NAME,
+                    "port": names.SERVICE_PORT,
+                    "targetPort": names.HTTP_PORT_NAME,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }

@@ -1,0 +1,73 @@
+"""What pods of engines and of the gateway have in common: security, probes, tracing. Pure."""
+
+import math
+from typing import Any
+
+from mamba_api import names
+from mamba_api.v1alpha1 import Telemetry
+from mamba_operator.render.context import number
+
+ROUTER_PAUSE = 5
+"""Seconds between the end of readiness and the signal, so that routers have stopped choosing the pod."""
+START_PERIOD = 2
+READY_PERIOD = 2
+LIVE_PERIOD = 10
+USER = 65532
+
+
+def pod_security() -> dict[str, Any]:
+    """securityContext of a pod."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """securityContext of a container; what it writes goes to mounted scratch space."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def probes(start_seconds: float) -> dict[str, Any]:
+    """`start_seconds`: how long loading may take before the container is started anew."""
+    return {
+        # Liveness begins when this one has succeeded: loading weights for minutes is no reason to die.
+        "startupProbe": _probe("/readyz", START_PERIOD, max(math.ceil(start_seconds / START_PERIOD), 1)),
+        "readinessProbe": _probe("/readyz", READY_PERIOD, 2),
+        "livenessProbe": _probe("/livez", LIVE_PERIOD, 6),
+    }
+
+
+def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": names.HTTP_PORT_NAME, "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": min(period, 5),
+        "failureThreshold": failures,
+        "successThreshold": 1,
+    }
+
+
+def tracing(telemetry: Telemetry) -> list[dict[str, Any]]:
+    """Environment of a container that sends traces; empty where none are asked for."""
+    if telemetry.otlp_endpoint is None:
+        return []
+    return [
+        {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": telemetry.otlp_endpoint},
+        # By trace id and not by the parent: gateways give every request a trace that says "sampled".
+        {"name": "OTEL_TRACES_SAMPLER", "value": "traceidratio"},
+        {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(telemetry.sampling)},
+    ]
+
+
+def from_pod(name: str, path: str) -> dict[str, Any]:
+    """An environment variable with a field of the pod itself."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}

@@ -1,0 +1,151 @@
+"""Bytes of states, attention KV, weights and activations of a model on one device. Pure arithmetic.
+
+The planner, the cache layout and the documentation read these; the table of shapes in the tests pins them.
+"""
+
+from dataclasses import dataclass
+
+from mamba_planner.errors import UnusableInput
+from mamba_planner.model_config import ModelConfig
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""float64 is not offered as a setting: it is what states are compared in."""
+
+_ALIGNMENT = 256
+"""Slab size is a multiple of this where there are no pages to be a multiple of."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Elements of one recurrent layer's state on one device."""
+
+    conv: int
+    """Convolution window: (K-1) * C, kept in the activation type."""
+    ssm: int
+    """Recurrent part: H * P * N (gated delta: value heads * key width * value width), in the state type."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """One sequence's state, all recurrent layers, on one device."""
+
+    conv: int
+    ssm: int
+
+    @property
+    def total(self) -> int:
+        return self.conv + self.ssm
+
+
+def layer_state(model: ModelConfig, tensor_parallel: int = 1) -> LayerState:
+    """Elements per recurrent layer on one of `tensor_parallel` devices.
+
+    Heads are split; groups (and key heads) are split while there are enough of them and replicated after
+    that, so each device has at least one. Raises `UnusableInput` when heads do not divide.
+    """
+    if (mamba := model.mamba) is not None:
+        heads = _split(mamba.heads, tensor_parallel, "state space heads")
+        groups = _split_or_replicate(mamba.groups, tensor_parallel, "groups")
+        channels = heads * mamba.head_dim + 2 * groups * mamba.state_size
+        return LayerState((mamba.conv_kernel - 1) * channels, heads * mamba.head_dim * mamba.state_size)
+    if (delta := model.gated_delta) is not None:
+        heads = _split(delta.value_heads, tensor_parallel, "value heads")
+        keys = _split_or_replicate(delta.key_heads, tensor_parallel, "key heads")
+        channels = heads * delta.value_dim + 2 * keys * delta.key_dim
+        return LayerState((delta.conv_kernel - 1) * channels, heads * delta.value_dim * delta.key_dim)
+    return LayerState(0, 0)
+
+
+def state_bytes(
+    model: ModelConfig, state_dtype: str, activation_dtype: str, tensor_parallel: int = 1
+) -> StateBytes:
+    """Bytes of one state on one device: SSM part at `state_dtype`, window at `activation_dtype`."""
+    layer = layer_state(model, tensor_parallel)
+    return StateBytes(
+        conv=model.recurrent_layers * layer.conv * DTYPE_BYTES[activation_dtype],
+        ssm=model.recurrent_layers * layer.ssm * DTYPE_BYTES[state_dtype],
+    )
+
+
+def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
+    """Bytes of keys and values of one token, all attention layers, on one device."""
+    if (attention := model.attention) is None:
+        return 0
+    heads = _split_or_replicate(attention.kv_heads, tensor_parallel, "key-value heads")
+    return 2 * model.attention_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
+
+
+def weights_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
+    """Bytes of the weights on one device by parameter count; true bytes of the files win over this."""
+    return -(-model.parameters * DTYPE_BYTES[dtype] // tensor_parallel)
+
+
+def activation_bytes(
+    model: ModelConfig, dtype: str, tokens: int, logit_rows: int, tensor_parallel: int = 1
+) -> int:
+    """Peak bytes of activations of one step over `tokens` tokens: residuals, the widest block, the logits."""
+    size = DTYPE_BYTES[dtype]
+    residual = 2 * model.hidden_size * (4 if model.residual_in_fp32 else size)
+    widest = max(_mixer_widths(model) + _feed_forward_widths(model)) * size
+    logits = 2 * logit_rows * model.vocab_size * 4
+    return tokens * (residual + widest // tensor_parallel) + logits // tensor_parallel
+
+
+def active_parameters(model: ModelConfig) -> tuple[int, int]:
+    """(always read, all experts'): parameters every token needs, and those only some tokens need."""
+    if (moe := model.moe) is None:
+        return model.parameters, 0
+    width = moe.latent or model.hidden_size
+    expert = width * moe.intermediate * (3 if moe.gated else 2)
+    experts = model.layers.count("moe") * moe.experts * expert
+    return model.parameters - experts, experts
+
+
+def slab_bytes(state: int, page_bytes: int) -> int:
+    """One state rounded up to whole pages; without pages, to the alignment."""
+    unit = page_bytes or _ALIGNMENT
+    return max(1, -(-state // unit)) * unit
+
+
+def _mixer_widths(model: ModelConfig) -> list[int]:
+    widths = [0]
+    if (mamba := model.mamba) is not None:
+        # Projection, convolved copy, output, and its fp32 copy for the norm.
+        widths.append(mamba.heads + 2 * mamba.conv_dim + 4 * mamba.inner)
+    if (delta := model.gated_delta) is not None:
+        widths.append(2 * delta.conv_dim + 4 * delta.value_heads * delta.value_dim)
+    if (attention := model.attention) is not None:
+        query = attention.heads * attention.head_dim * (3 if attention.output_gate else 2)
+        widths.append(query + 2 * attention.kv_heads * attention.head_dim)
+    if "mamba_attention" in model.layers:
+        widths.append(sum(widths))
+    return widths
+
+
+def _feed_forward_widths(model: ModelConfig) -> list[int]:
+    widths = [0]
+    if (mlp := model.mlp) is not None:
+        widths.append(mlp.intermediate * (3 if mlp.gated else 2))
+    if (moe := model.moe) is not None:
+        per_token = moe.experts_per_token * (moe.intermediate * (3 if moe.gated else 2) + model.hidden_size)
+        widths.append(per_token + moe.shared_intermediate * (3 if moe.gated else 2))
+    return widths
+
+
+def _split(count: int, ways: int, what: str) -> int:
+    if ways < 1 or count % ways:
+        raise UnusableInput(
+            f"tensorParallel {ways} does not divide the model's {count} {what}; use a divisor of {count}"
+        )
+    return count // ways
+
+
+def _split_or_replicate(count: int, ways: int, what: str) -> int:
+    if count >= ways:
+        return _split(count, ways, what)
+    if ways % count:
+        raise UnusableInput(
+            f"tensorParallel {ways} is not a multiple of the model's {count} {what}, which are replicated; "
+            f"use a multiple of {count}"
+        )
+    return 1

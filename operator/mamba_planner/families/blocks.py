@@ -1,0 +1,155 @@
+"""What the adapters share: the mixer shapes several families spell alike, and the list of layers.
+
+Pure functions of `Fields`; called by the family modules only.
+"""
+
+from typing import Any
+
+from mamba_planner.families.fields import LARGEST, Fields
+from mamba_planner.model_config import AttentionConfig, LayerKind, MambaConfig
+
+UNLIMITED_DT = (0.0, float("inf"))
+# A model without positional embeddings and without a declared limit (pure Mamba2) has none of its own.
+NO_LIMIT = 1 << 20
+
+_KINDS: dict[str, LayerKind] = {
+    "linear_attention": "mamba",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "full_attention": "attention",
+    "attention": "attention",
+    "mlp": "mlp",
+    "moe": "moe",
+}
+
+
+def layer_kinds(fields: Fields, name: str, values: list[Any], allowed: tuple[str, ...]) -> list[LayerKind]:
+    """Words for layer types, new and old -> our kinds. Raises `WrongField` at the first unknown one."""
+    if not values:
+        raise fields.wrong(name, "is empty: a model has at least one layer")
+    kinds: list[LayerKind] = []
+    for index, value in enumerate(values):
+        kind = _KINDS.get(value) if isinstance(value, str) else None
+        if kind is None or kind not in allowed:
+            raise fields.wrong(name, f"layer {index} is {value!r}; supported here: {', '.join(allowed)}")
+        kinds.append(kind)
+    return kinds
+
+
+def with_feed_forward(
+    mixers: list[LayerKind], feed_forward: list[LayerKind]
+) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """Decoder layers "mixer, then feed-forward" -> blocks in order, and the layer each belongs to."""
+    layers: list[LayerKind] = []
+    owners: list[int] = []
+    for index, (mixer, second) in enumerate(zip(mixers, feed_forward, strict=True)):
+        layers += [mixer, second]
+        owners += [index, index]
+    return tuple(layers), tuple(owners)
+
+
+def mamba_d_mixer(fields: Fields, inner: int | None = None, **more: Any) -> MambaConfig:
+    """The mixer as Bamba, Granite hybrid and Falcon-H1 spell it (`mamba_n_heads`, `mamba_d_state`, …).
+
+    `inner` is H * P when the family declares it apart from `mamba_expand`.
+    """
+    heads = fields.integer("mamba_n_heads", "mamba_num_heads")
+    if inner is None:
+        inner = inner_width(fields, "mamba_expand", fields.integer("hidden_size"))
+    if inner % heads:
+        raise fields.wrong("mamba_n_heads", f"must divide the inner width {inner}, found {heads}")
+    head_dim = fields.integer_or_auto("mamba_d_head", auto=inner // heads)
+    if heads * head_dim != inner:
+        raise fields.wrong(
+            "mamba_d_head", f"heads {heads} x head dimension {head_dim} must be the inner width {inner}"
+        )
+    return check_groups(
+        fields,
+        MambaConfig(
+            heads=heads,
+            head_dim=head_dim,
+            state_size=fields.integer("mamba_d_state", "ssm_state_size"),
+            groups=fields.integer("mamba_n_groups", "n_groups"),
+            conv_kernel=fields.integer("mamba_d_conv", "conv_kernel", minimum=2),
+            chunk_size=fields.integer("mamba_chunk_size", "chunk_size", default=256),
+            conv_bias=fields.flag("mamba_conv_bias", "use_conv_bias", default=True),
+            proj_bias=fields.flag("mamba_proj_bias", default=False),
+            dt_limit=dt_limit(fields),
+            norm_eps=fields.number("rms_norm_eps", "layer_norm_epsilon", default=1e-5),
+            **more,
+        ),
+    )
+
+
+def inner_width(fields: Fields, name: str, hidden: int) -> int:
+    """H * P by the expansion factor `name`. Raises `WrongField` when that is no width."""
+    inner = fields.number(name, default=2) * hidden
+    if not 1 <= inner <= LARGEST:
+        raise fields.wrong(name, f"times the hidden_size {hidden} must be a width, found {inner:g}")
+    return int(inner)
+
+
+def check_groups(fields: Fields, mamba: MambaConfig) -> MambaConfig:
+    """Heads share B and C by group, so groups divide heads. Raises `WrongField`."""
+    if mamba.heads % mamba.groups:
+        raise fields.wrong("n_groups", f"{mamba.groups} groups must divide {mamba.heads} heads")
+    return mamba
+
+
+def dt_limit(fields: Fields) -> tuple[float, float]:
+    low, high = fields.numbers("time_step_limit", "mamba_dt_limit", length=2, default=UNLIMITED_DT)
+    return low, high
+
+
+def attention(fields: Fields, **more: Any) -> AttentionConfig:
+    """Grouped-query attention under the names all families share."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise fields.wrong("num_key_value_heads", f"{kv_heads} must divide the {heads} attention heads")
+    head_dim = fields.integer("head_dim", "attention_head_dim", default=0, minimum=0)
+    head_dim = head_dim or fields.integer("hidden_size") // heads
+    if not head_dim:
+        raise fields.wrong(
+            "num_attention_heads", f"{heads} heads are more than the hidden_size without head_dim"
+        )
+    scale = more.pop("scale", None) or head_dim**-0.5
+    return AttentionConfig(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        bias=more.pop("bias", fields.flag("attention_bias", default=False)),
+        scale=scale,
+        **more,
+    )
+
+
+def rope(fields: Fields, theta: float, fraction: float) -> dict[str, float]:
+    """`rope_theta` and `rotary_fraction` from the new `rope_parameters` or the older flat fields.
+
+    Raises `WrongField` for scaled variants (yarn, linear, …): serving them as plain RoPE would be wrong.
+    """
+    parameters = fields.section("rope_parameters")
+    for scaling in (parameters, fields.section("rope_scaling")):
+        kind = scaling.word("rope_type", "type", default="default")
+        if kind != "default":
+            raise fields.wrong("rope_parameters", f"rope type {kind!r} is not supported; supported: default")
+    return {
+        "rope_theta": parameters.number("rope_theta", default=fields.number("rope_theta", default=theta)),
+        "rotary_fraction": parameters.number(
+            "partial_rotary_factor", default=fields.number("partial_rotary_factor", default=fraction)
+        ),
+    }
+
+
+def common(fields: Fields) -> dict[str, Any]:
+    """The fields every family spells alike. `parameters` is filled in by the registry."""
+    dtype = fields.word("dtype", "torch_dtype", default="float32").removeprefix("torch.")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise fields.wrong("dtype", f"{dtype!r} is not supported; supported: float32, bfloat16, float16")
+    return {
+        "dtype": dtype,
+        "bos_token_id": fields.integer("bos_token_id", default=None, minimum=0),
+        "eos_token_ids": fields.tokens("eos_token_id"),
+        "parameters": 0,
+    }

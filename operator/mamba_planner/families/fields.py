@@ -1,0 +1,150 @@
+"""Typed reading of a Hugging Face configuration, where one quantity goes by several names.
+
+Used by the family adapters only. Every failure names the source and the field; nothing is guessed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from mamba_planner.families.errors import MissingField, WrongField
+
+T = TypeVar("T")
+
+MAX_LAYERS = 10_000
+"""Far beyond any model: a list of so many layers is harmless, one of 10**12 fills the memory."""
+_ABSENT = object()
+LARGEST = (1 << 63) - 1
+"""Of an integer: larger ones are a slip of the pen, and sums of them leave the range of floating point."""
+
+
+class Fields:
+    """View of one configuration. The first name given is the one used in messages."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._values = values
+        self.source = source
+
+    @overload
+    def integer(self, *names: str, minimum: int = ...) -> int: ...
+    @overload
+    def integer(self, *names: str, default: T, minimum: int = ...) -> int | T: ...
+    def integer(self, *names: str, default: Any = _ABSENT, minimum: int = 1) -> Any:
+        """From `minimum` to `LARGEST`. Raises `MissingField` without `default`, `WrongField` otherwise."""
+        name, value = self._find(names)
+        if value is None:
+            return self._absent(names, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(name, f"expected an integer, found {value!r}")
+        if value < minimum:
+            raise self.wrong(name, f"must be at least {minimum}, found {value}")
+        if value > LARGEST:
+            raise self.wrong(name, "is too large: it does not fit into 64 bits")
+        return value
+
+    def layer_count(self, *names: str) -> int:
+        """How many layers: bounded, because a list of that length is made from one number of a stranger."""
+        count = self.integer(*names)
+        if count > MAX_LAYERS:
+            raise self.wrong(self._find(names)[0], f"must be at most {MAX_LAYERS}, found {count}")
+        return count
+
+    def integer_or_auto(self, name: str, auto: int) -> int:
+        """An integer, or `auto` where the field is absent or says "auto"."""
+        return auto if self._values.get(name) == "auto" else self.integer(name, default=auto)
+
+    @overload
+    def number(self, *names: str) -> float: ...
+    @overload
+    def number(self, *names: str, default: T) -> float | T: ...
+    def number(self, *names: str, default: Any = _ABSENT) -> Any:
+        name, value = self._find(names)
+        if value is None:
+            return self._absent(names, default)
+        return self._as_float(name, value)
+
+    def flag(self, *names: str, default: bool) -> bool:
+        name, value = self._find(names)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"expected true or false, found {value!r}")
+        return value
+
+    def word(self, *names: str, default: str) -> str:
+        name, value = self._find(names)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(name, f"expected a word, found {value!r}")
+        return value
+
+    def items(self, *names: str) -> list[Any] | None:
+        name, value = self._find(names)
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.wrong(name, f"expected a list, found {value!r}")
+        return list(value)
+
+    def numbers(self, *names: str, length: int, default: tuple[float, ...]) -> tuple[float, ...]:
+        """A list of exactly `length` numbers; infinities may be spelled `Infinity` or `{"__float__": …}`."""
+        values = self.items(*names)
+        if values is None:
+            return default
+        name = self._find(names)[0]
+        if len(values) != length:
+            raise self.wrong(name, f"expected {length} numbers, found {len(values)}")
+        return tuple(self._as_float(name, value) for value in values)
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them, as in `eos_token_id`; absent = none."""
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        values = value if isinstance(value, list | tuple) else [value]
+        for item in values:
+            if isinstance(item, bool) or not isinstance(item, int):
+                raise self.wrong(name, f"expected token ids, found {value!r}")
+        return tuple(values)
+
+    def section(self, name: str) -> "Fields":
+        """A nested object; absent = an empty one."""
+        value = self._values.get(name)
+        if value is None:
+            return Fields({}, f"{self.source}: {name}")
+        if not isinstance(value, Mapping):
+            raise self.wrong(name, f"expected an object, found {value!r}")
+        return Fields(value, f"{self.source}: {name}")
+
+    def wrong(self, name: str, message: str) -> WrongField:
+        return WrongField(self.source, f"{name}: {message}", field=name)
+
+    def _find(self, names: Sequence[str]) -> tuple[str, Any]:
+        for name in names:
+            if (value := self._values.get(name)) is not None:
+                return name, value
+        return names[0], None
+
+    def _absent(self, names: Sequence[str], default: Any) -> Any:
+        if default is not _ABSENT:
+            return default
+        also = f" (also looked for {', '.join(names[1:])})" if len(names) > 1 else ""
+        raise MissingField(self.source, f"field {names[0]} is missing{also}", field=names[0])
+
+    def _as_float(self, name: str, value: Any) -> float:
+        if isinstance(value, Mapping) and set(value) == {"__float__"}:
+            value = value["__float__"]
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise self.wrong(name, f"expected a number, found {value!r}")
+        try:
+            number = float(value)
+        except ValueError:
+            raise self.wrong(name, f"expected a number, found {value!r}") from None
+        except OverflowError:
+            raise self.wrong(name, "is too large for a floating point number") from None
+        if math.isnan(number):
+            raise self.wrong(name, "must not be NaN")
+        return number

@@ -1,0 +1,77 @@
+"""Granite 4 hybrid, with experts (Small, Tiny) and without (Micro, 1B, 350M)."""
+
+from mamba_planner.families import blocks
+from mamba_planner.families.errors import MissingField
+from mamba_planner.families.fields import Fields
+from mamba_planner.model_config import LayerKind, MlpConfig, ModelConfig, MoeConfig, Multipliers
+
+
+def model_config(fields: Fields, architecture: str) -> ModelConfig:
+    mixers = _mixers(fields)
+    experts = fields.integer("num_local_experts", default=0, minimum=0)
+    layers, owners = blocks.with_feed_forward(mixers, ["moe" if experts else "mlp"] * len(mixers))
+    activation = fields.word("hidden_act", default="silu")
+    shared = fields.integer("shared_intermediate_size")
+    with_rope = fields.word("position_embedding_type", default="nope") == "rope"
+    proj_bias = fields.flag("mamba_proj_bias", default=False)
+    return ModelConfig(
+        family="granitemoehybrid",
+        architecture=architecture,
+        hidden_size=fields.integer("hidden_size"),
+        vocab_size=fields.integer("vocab_size"),
+        layers=layers,
+        checkpoint_layers=owners,
+        mamba=blocks.mamba_d_mixer(fields, out_bias=proj_bias) if "mamba" in mixers else None,
+        gated_delta=None,
+        attention=(
+            blocks.attention(
+                fields,
+                scale=fields.number("attention_multiplier"),
+                **(blocks.rope(fields, theta=10_000.0, fraction=1.0) if with_rope else {}),
+            )
+            if "attention" in mixers
+            else None
+        ),
+        mlp=None if experts else MlpConfig(shared, activation, gated=True, bias=False),
+        moe=(
+            MoeConfig(
+                experts=experts,
+                experts_per_token=fields.integer("num_experts_per_tok"),
+                intermediate=fields.integer("intermediate_size"),
+                shared_intermediate=shared,
+                activation=activation,
+                gated=True,
+                bias=False,
+                scoring="softmax_topk",
+            )
+            if experts
+            else None
+        ),
+        norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        tie_embeddings=fields.flag("tie_word_embeddings", default=False),
+        residual_in_fp32=False,
+        max_position=fields.integer("max_position_embeddings"),
+        multipliers=_multipliers(fields),
+        **blocks.common(fields),
+    )
+
+
+def _multipliers(fields: Fields) -> Multipliers:
+    divisor = fields.number("logits_scaling", default=1.0)
+    if divisor == 0:
+        raise fields.wrong("logits_scaling", "must not be 0")
+    return Multipliers(
+        embedding=fields.number("embedding_multiplier", default=1.0),
+        logits=1.0 / divisor,
+        residual=fields.number("residual_multiplier", default=1.0),
+    )
+
+
+def _mixers(fields: Fields) -> list[LayerKind]:
+    for name in ("layer_types", "layers_block_type"):
+        if (values := fields.items(name)) is not None:
+            return blocks.layer_kinds(fields, name, values, ("mamba", "attention"))
+    # transformers takes "all recurrent" here; for a published hybrid that would be a silent wrong answer.
+    raise MissingField(
+        fields.source, "field layer_types is missing (also looked for layers_block_type)", field="layer_types"
+    )

@@ -1,0 +1,94 @@
+"""Qwen3-Next: gated delta rule layers with full attention every few layers, sparse feed-forward."""
+
+from mamba_planner.families import blocks
+from mamba_planner.families.fields import Fields
+from mamba_planner.model_config import GatedDeltaConfig, LayerKind, MlpConfig, ModelConfig, MoeConfig
+
+
+def model_config(fields: Fields, architecture: str) -> ModelConfig:
+    mixers = _mixers(fields)
+    feed_forward = _feed_forward(fields, len(mixers))
+    layers, owners = blocks.with_feed_forward(mixers, feed_forward)
+    activation = fields.word("hidden_act", default="silu")
+    eps = fields.number("rms_norm_eps", default=1e-6)
+    return ModelConfig(
+        family="qwen3_next",
+        architecture=architecture,
+        hidden_size=fields.integer("hidden_size"),
+        vocab_size=fields.integer("vocab_size"),
+        layers=layers,
+        checkpoint_layers=owners,
+        mamba=None,
+        gated_delta=_gated_delta(fields, eps) if "gated_delta" in mixers else None,
+        attention=(
+            blocks.attention(
+                fields, output_gate=True, qk_norm=True, **blocks.rope(fields, theta=10_000.0, fraction=0.25)
+            )
+            if "attention" in mixers
+            else None
+        ),
+        mlp=(
+            MlpConfig(fields.integer("intermediate_size"), activation, gated=True, bias=False)
+            if "mlp" in feed_forward
+            else None
+        ),
+        moe=_moe(fields, activation) if "moe" in feed_forward else None,
+        norm_eps=eps,
+        tie_embeddings=fields.flag("tie_word_embeddings", default=False),
+        residual_in_fp32=False,
+        max_position=fields.integer("max_position_embeddings"),
+        **blocks.common(fields),
+    )
+
+
+def _gated_delta(fields: Fields, eps: float) -> GatedDeltaConfig:
+    value_heads = fields.integer("linear_num_value_heads")
+    key_heads = fields.integer("linear_num_key_heads")
+    if value_heads % key_heads:
+        raise fields.wrong("linear_num_key_heads", f"{key_heads} must divide the {value_heads} value heads")
+    return GatedDeltaConfig(
+        value_heads=value_heads,
+        key_heads=key_heads,
+        value_dim=fields.integer("linear_value_head_dim"),
+        key_dim=fields.integer("linear_key_head_dim"),
+        conv_kernel=fields.integer("linear_conv_kernel_dim", minimum=2),
+        norm_eps=eps,
+    )
+
+
+def _moe(fields: Fields, activation: str) -> MoeConfig:
+    return MoeConfig(
+        experts=fields.integer("num_experts"),
+        experts_per_token=fields.integer("num_experts_per_tok"),
+        intermediate=fields.integer("moe_intermediate_size"),
+        shared_intermediate=fields.integer("shared_expert_intermediate_size"),
+        activation=activation,
+        gated=True,
+        bias=False,
+        scoring="softmax",
+        normalize=fields.flag("norm_topk_prob", default=True),
+        shared_gate=True,
+    )
+
+
+def _mixers(fields: Fields) -> list[LayerKind]:
+    values = fields.items("layer_types")
+    if values is None:
+        count = fields.layer_count("num_hidden_layers")
+        interval = fields.integer("full_attention_interval", default=4)
+        return ["gated_delta" if (index + 1) % interval else "attention" for index in range(count)]
+    kinds = blocks.layer_kinds(fields, "layer_types", values, ("mamba", "attention"))
+    return ["gated_delta" if kind == "mamba" else kind for kind in kinds]
+
+
+def _feed_forward(fields: Fields, count: int) -> list[LayerKind]:
+    experts = fields.integer("num_experts", default=0, minimum=0)
+    step = fields.integer("decoder_sparse_step", default=1)
+    dense = fields.items("mlp_only_layers") or []
+    for index in dense:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise fields.wrong("mlp_only_layers", f"{index!r} is not a layer number")
+    return [
+        "moe" if experts and index not in dense and (index + 1) % step == 0 else "mlp"
+        for index in range(count)
+    ]

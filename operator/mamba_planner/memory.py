@@ -1,0 +1,76 @@
+"""From device memory to the bytes the arena may take: the ledger above the arena. Pure.
+
+A GPU's budget is a share of its memory. On a CPU it is a share of the memory that is free, and the arena is
+kept small unless someone asked for more, because nothing else on the machine expects to be pushed out.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mamba_planner.arithmetic import activation_bytes, weights_bytes
+from mamba_planner.byte_size import binary_size
+from mamba_planner.constraints import Constraints
+from mamba_planner.errors import DoesNotFit
+from mamba_planner.model_config import ModelConfig
+
+RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
+"""What the process takes before any tensor: on a GPU the context, library workspaces and captured graphs."""
+CPU_ARENA_LIMIT = 2 << 30
+MOST_RUNNING = {"cuda": 1024, "cpu": 32}
+"""Largest batch planned for when nobody asked for one."""
+LOGIT_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the engine runs. `memory`: bytes of one GPU, or the free bytes of the machine."""
+
+    kind: Literal["cuda", "cpu"]
+    memory: int
+    told: bool = True
+    """Whether someone named the memory; False = measured, so a CPU arena is kept small."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """`total` = weights + workspace + what the arena may take."""
+
+    device: Device
+    total: int
+    weights: int
+    workspace: int
+    arena: int
+    """Most bytes for the arena."""
+    arena_limited: bool
+    """The arena may be smaller than what is left, to spare a machine without a GPU."""
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, constraints: Constraints, device: Device, weights: int | None = None
+    ) -> "MemoryBudget":
+        """Work out the budget. `weights`: true bytes on one device; None = by parameter count.
+
+        With `constraints.arena_bytes` the device's memory is not looked at: the budget is what that arena
+        needs. Raises `DoesNotFit` when weights and workspace alone are too much.
+        """
+        dtype = constraints.dtype or model.dtype
+        ways = constraints.tensor_parallel
+        held = weights_bytes(model, dtype, ways) if weights is None else weights
+        rows = min(constraints.chunked_prefill_tokens, max(constraints.max_running_requests or LOGIT_ROWS, 1))
+        workspace = RUNTIME_BYTES[device.kind] + activation_bytes(
+            model, dtype, constraints.chunked_prefill_tokens, rows, ways
+        )
+        if (arena := constraints.arena_bytes) is not None:
+            return cls(device, held + workspace + arena, held, workspace, arena, arena_limited=False)
+        total = int(device.memory * constraints.utilization)
+        if (left := total - held - workspace) <= 0:
+            raise DoesNotFit(
+                f"weights {binary_size(held)} and workspace {binary_size(workspace)} need "
+                f"{binary_size(held + workspace)}; {binary_size(device.memory)} at utilization "
+                f"{constraints.utilization:g} gives {binary_size(total)}: use more or larger devices, "
+                "a higher utilization or fewer chunked prefill tokens",
+                need=held + workspace,
+                have=total,
+            )
+        limited = device.kind == "cpu" and not device.told
+        return cls(device, total, held, workspace, left, arena_limited=limited)

@@ -1,0 +1,115 @@
+"""`MemoryPlan`: what was chosen for one engine, why, and where every byte goes. Made by the planner alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mamba_api.strategy import Strategy
+from mamba_planner.byte_size import binary_size
+from mamba_planner.constraints import StateDtype, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """One use of the budget."""
+
+    item: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A choice that was not taken, and why, with numbers."""
+
+    strategy: Strategy
+    state_dtype: StateDtype
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Sizes are bytes on one device, lengths tokens."""
+
+    strategy: Strategy
+    state_dtype: StateDtype
+    reason: str
+    arena_bytes: int
+    """`slabs * slab_bytes`."""
+    slab_bytes: int
+    slabs: int
+    """Slab 0, the padding, included."""
+    page_size: int
+    page_bytes: int
+    """0 for a model without attention."""
+    pages_per_slab: int
+    state_bytes: int
+    kv_bytes_per_token: int
+    slots: int
+    """Slots with `planned_running` sequences: live, tracking and those of checkpoints."""
+    pages: int
+    """All other slabs, as pages. Slots and pages trade places as the traffic asks."""
+    slots_per_sequence: int
+    max_running_requests: int
+    """Most sequences at once; the cache gives way to them."""
+    planned_running: int
+    """Sequences the ledger is drawn for: the declared concurrency, or the best trade with the cache."""
+    max_model_len: int
+    checkpoints: int
+    """Reusable checkpoints that fit beside the running sequences."""
+    binding_constraint: str
+    """state slots, kv pages, configured limit or memory."""
+    headroom_bytes: int
+    """Budget left beside weights, workspace and the running sequences at full length: the cache's share."""
+    expected_saved: float
+    """Share of prompt tokens expected to be resumed."""
+    workload: Workload
+    weights_bytes: int
+    budget_bytes: int
+    ledger: tuple[LedgerLine, ...]
+    """Sums to `budget_bytes`."""
+    rejected: tuple[Rejected, ...]
+    notes: tuple[str, ...] = ()
+    """What the planner assumed or lowered."""
+
+    def to_status(self) -> dict[str, Any]:
+        """`status.plan` of a MambaDeployment."""
+        return {
+            "strategy": self.strategy,
+            "reason": self.reason,
+            "stateDtype": self.state_dtype,
+            "slots": self.slots,
+            "pages": self.pages,
+            "slotsPerSequence": self.slots_per_sequence,
+            "maxRunningRequests": self.max_running_requests,
+            "bindingConstraint": self.binding_constraint,
+            "headroom": binary_size(self.headroom_bytes),
+            "ledger": [{"item": line.item, "bytes": line.bytes} for line in self.ledger],
+            "rejected": [
+                {"strategy": each.strategy, "stateDtype": each.state_dtype, "reason": each.reason}
+                for each in self.rejected
+            ],
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """`to_status` and the numbers an engineer wants beside it."""
+        return {
+            **self.to_status(),
+            "arenaBytes": self.arena_bytes,
+            "slabBytes": self.slab_bytes,
+            "slabs": self.slabs,
+            "pageSize": self.page_size,
+            "pageBytes": self.page_bytes,
+            "pagesPerSlab": self.pages_per_slab,
+            "maxModelLen": self.max_model_len,
+            "plannedRunning": self.planned_running,
+            "checkpoints": self.checkpoints,
+            "expectedSaved": round(self.expected_saved, 4),
+            "budgetBytes": self.budget_bytes,
+            "workload": {
+                "promptTokens": self.workload.prompt_tokens,
+                "outputTokens": self.workload.output_tokens,
+                "sharedPrefixRatio": self.workload.shared_prefix_ratio,
+                "concurrency": self.workload.concurrency,
+                "declared": self.workload.declared,
+            },
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,78 @@
+"""The bytes of a request's body, within limits of size and time that hold while it arrives.
+
+Used by every endpoint that takes a body; what the bytes mean is the endpoint's business.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from starlette.types import Receive
+
+from mamba_edge.errors import BodyTimeout, BodyTooLarge
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+BODY_SECONDS = 60.0
+"""How long a body may take to arrive where nothing else is set."""
+DISCARD_SECONDS = 2.0
+"""Longest time a refused body is read on and dropped."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
+    """The first value of a header, or None; `name` in lower case."""
+    return next((value for key, value in headers if key.lower() == name), None)
+
+
+async def read_body(
+    headers: RawHeaders, receive: Receive, limit: int, seconds: float = BODY_SECONDS, *, discard: int = 0
+) -> bytes:
+    """The whole body, at most `limit` bytes within `seconds`.
+
+    A body that is too large is refused as soon as that is known. With `discard`, so many more bytes of it are
+    read and dropped at most, since a client that still writes would lose the answer to the closed connection;
+    without, the server reads on and the connection stays usable.
+
+    Raises BodyTooLarge, BodyTimeout, ClientGone.
+    """
+    declared = find_header(headers, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:18]) > limit:
+        if discard and find_header(headers, b"expect") is None:
+            await _drop(receive, discard)
+        raise BodyTooLarge(
+            f"the body has {int(declared[:18])} bytes; at most {limit} are accepted", close=discard > 0
+        )
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                more = message.get("more_body", False)
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    if discard and more:
+                        await _drop(receive, discard)
+                    raise BodyTooLarge(
+                        f"the body has more than {limit} bytes; no more are accepted", close=discard > 0
+                    )
+                if not more:
+                    return bytes(body)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from error
+
+
+async def _drop(receive: Receive, at_most: int) -> None:
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while size < at_most:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                size += len(message.get("body", b""))

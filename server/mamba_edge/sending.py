@@ -1,0 +1,69 @@
+"""Answers as ASGI messages, and the watch for a client that left. For endpoints that speak ASGI themselves,
+because every token of a stream goes through here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from mamba_edge.errors import ApiError
+from mamba_edge.request_body import ClientGone
+
+_JSON = (b"content-type", b"application/json")
+_EVENTS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+async def send_json(
+    send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> None:
+    """One JSON answer."""
+    pairs = [_JSON, (b"content-length", b"%d" % len(body))]
+    pairs += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """The envelope of an error, with its status and headers."""
+    await send_json(send, error.envelope(), error.status, error.headers())
+
+
+async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:
+    """Server-sent events. The headers go out with the first event: an error before it has its own status."""
+    started = False
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
+    """Run `work`; cancel it the moment the client leaves. Raises ClientGone then.
+
+    The caller may hand over a task of its own, and cancel it meanwhile: CancelledError then.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        task.result()
+    finally:
+        for job in (task, watch):
+            job.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

@@ -1,0 +1,50 @@
+"""From pydantic's complaints about a request to the one error that says which field is wrong. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mamba_edge.errors import InvalidRequest
+
+Loc = tuple[int | str, ...]
+_BRANCHES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "constrained"})
+
+
+def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """One clear error out of a list of pydantic's (`loc` as in the body): of the first field, the most
+    specific complaint."""
+    field = errors[0]["loc"][:1]
+    worst = max((item for item in errors if item["loc"][:1] == field), key=_depth)
+    param = param_of(worst["loc"])
+    message = worst["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if worst["type"] == "missing":
+        message, code = "is required", "missing_required_parameter"
+    else:
+        code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
+    named, separator, _ = message.partition(":")
+    if param is None and separator and named.isidentifier():
+        return InvalidRequest(message, param=named, code=code)
+    if param is None:
+        return InvalidRequest(message, code=code)
+    if separator and named.isidentifier() and "." not in param:
+        param = f"{param}.{named}" if param.endswith("]") else param
+        return InvalidRequest(f"{param}:{message.partition(':')[2]}", param=param, code=code)
+    return InvalidRequest(f"{param}: {message}", param=param, code=code)
+
+
+def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """How far validation of a union's branch came: the one that came furthest is the one that was meant."""
+    places = [part for part in error["loc"] if isinstance(part, int)]
+    return len(error["loc"]), not error["type"].endswith("_type"), places[-1] if places else -1
+
+
+def param_of(loc: Loc) -> str | None:
+    """`messages[0].content` out of pydantic's location, which also names branches of unions."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not path:
+            path = part
+        elif part.isidentifier() and part.islower() and part not in _BRANCHES:
+            path += f".{part}"
+    return path or None

@@ -1,0 +1,84 @@
+"""The routes that the gateway answers itself: models, readiness, metrics, version.
+
+Handlers over the pool and the admission; `app` says under which path each is, and who may call it.
+"""
+
+from importlib.metadata import version
+
+from pydantic import Field
+from starlette.responses import Response
+
+from mamba_api.openai_responses import Readiness
+from mamba_edge.application import JsonResponse
+from mamba_edge.errors import ModelNotFound, NotReady
+from mamba_gateway.admission import Admission
+from mamba_gateway.endpoints import Pool
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.routing import no_such_model
+from mamba_telemetry.registry import expose
+
+
+class GatewayReadiness(Readiness):
+    """Body of the gateway's `/readyz` and `/health`."""
+
+    endpoints: dict[str, int] = Field(default_factory=dict)
+    """`known`: how many engines there are; `ready`: how many of them may be chosen."""
+    reasons: dict[str, str] = Field(default_factory=dict)
+    """Why each of the others may not, by name."""
+
+
+class LocalRoutes:
+    """Handlers of one gateway."""
+
+    def __init__(self, pool: Pool, admission: Admission, metrics: GatewayMetrics) -> None:
+        self._pool, self._admission, self._metrics = pool, admission, metrics
+
+    async def models(self) -> Response:
+        """Those of all engines, ready or not, one entry for each name."""
+        return JsonResponse({"object": "list", "data": self._pool.model_entries()})
+
+    async def model(self, name: str) -> Response:
+        """One model by name. Raises ModelNotFound."""
+        for entry in self._pool.model_entries():
+            if entry["id"] == name:
+                return JsonResponse(entry)
+        raise ModelNotFound(no_such_model(name), param="model")
+
+    async def livez(self) -> dict[str, str]:
+        """200 while this process's event loop turns."""
+        return {"status": "alive"}
+
+    async def readyz(self) -> Response:
+        """200 when requests are welcome. Engines may be absent: a request then waits for one for a while."""
+        state = self._readiness()
+        body = state.model_dump_json().encode()
+        if state.status == "ready":
+            return JsonResponse(body)
+        headers = {"retry-after": str(int(NotReady.retry_after or 1))}
+        if state.status == "draining":
+            headers["connection"] = "close"
+        return JsonResponse(body, 503, headers=headers)
+
+    async def metrics(self) -> Response:
+        """Prometheus text."""
+        self._metrics.in_flight.set(self._admission.in_flight)
+        self._metrics.queued.set(self._admission.queued)
+        body, content_type = expose(self._metrics.registry)
+        return Response(body, headers={"content-type": content_type})
+
+    async def version(self) -> dict[str, str]:
+        """The installed version of mambaserve."""
+        return {"version": version("mambaserve"), "component": "gateway"}
+
+    def _readiness(self) -> GatewayReadiness:
+        snapshot = self._pool.snapshot()
+        endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
+        reasons = self._pool.reasons()
+        if self._admission.draining:
+            reason = f"draining: {self._admission.admitted} requests are finishing"
+            return GatewayReadiness(status="draining", reason=reason, endpoints=endpoints, reasons=reasons)
+        if not self._pool.synced:
+            reason = "loading: the list of engines has not been read yet"
+            return GatewayReadiness(status="loading", reason=reason, endpoints=endpoints, reasons=reasons)
+        reason = f"ready: {endpoints['ready']} of {endpoints['known']} engines may be chosen"
+        return GatewayReadiness(status="ready", reason=reason, endpoints=endpoints, reasons=reasons)

@@ -1,0 +1,183 @@
+"""One HTTP request while it generates: its prompts go to the engine, its deltas come back as text.
+
+Used by the two endpoints as an asynchronous context: whatever ends the request (an answer, an error, a client
+that went away) frees what the engine still holds for it. It knows no JSON.
+"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from mamba_edge.errors import ApiError, InternalError
+from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.inbox import Inbox
+from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.text.sequence_text import SequenceText
+from mamba_server.text.tokenizer import Tokenizer
+from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
+
+Logprobs = list[TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new in one choice."""
+
+    choice: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None
+    first: bool
+    """The first of this choice."""
+    prompt_logprobs: Logprobs | None = None
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One output under way."""
+
+    text: SequenceText
+    choice: int
+    seen: bool = False
+    started: bool = False
+    finished: bool = False
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Tokens of the whole HTTP request, for `usage`."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def cached_total(self) -> int:
+        return sum(self.cached.values())
+
+
+class ActiveRequest:
+    """The sequences of one HTTP request: choice = prompt index x n + sequence index."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        requests: Sequence[AddRequest],
+        stops: tuple[str, ...],
+        metrics: RequestMetrics,
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._metrics = metrics
+        self._inbox = Inbox()
+        self._sequences = {
+            (request.request_id, index): _Sequence(
+                SequenceText(tokenizer, request.token_ids, stops, request.params.min_tokens),
+                place * request.n + index,
+            )
+            for place, request in enumerate(requests)
+            for index in range(request.n)
+        }
+        self._unfinished = {request.request_id: request.n for request in requests}
+        self.counts = Counts(prompt=sum(len(request.token_ids) for request in requests))
+        self._begun = 0.0
+        self._failed = False
+
+    async def __aenter__(self) -> Self:
+        """Submit. Raises NotReady."""
+        self._begun = time.monotonic()
+        self._engine.submit(self._requests, self._inbox)
+        self._metrics.submitted(self.counts.prompt)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Abort what has not finished."""
+        reason = "error" if self._failed or isinstance(error, Exception) else "abort"
+        for sequence in self._sequences.values():
+            if not sequence.finished:
+                self._metrics.finished(reason, time.monotonic() - self._begun)
+        for request_id in self._unfinished:
+            self._engine.close(request_id, abort=True)
+        self._metrics.cached(self.counts.cached_total)
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """What is new, until every choice has finished. Raises ApiError when the engine fails the request."""
+        while self._unfinished:
+            for update in await self._next():
+                yield update
+
+    async def _next(self) -> list[Update]:
+        try:
+            updates = [self._update(delta) for delta in await self._inbox.take()]
+        except ApiError:
+            # A stream turns this into an event, so `__aexit__` does not see it.
+            self._failed = True
+            raise
+        return [update for update in updates if update is not None]
+
+    def _update(self, delta: SequenceDelta) -> Update | None:
+        key = (delta.request_id, delta.index)
+        sequence = self._sequences.get(key)
+        if sequence is None or sequence.finished:
+            return None  # the engine runs one step behind a stop string
+        first, sequence.seen = not sequence.seen, True
+        finish = delta.finish_reason
+        step = sequence.text.feed(
+            delta.token_ids, stop_token=delta.stop_token_id is not None, last=finish is not None
+        )
+        if step.stopped:
+            if finish is None:
+                self._engine.stop_sequence(delta.request_id, delta.index, sequence.text.tokens)
+            finish = "stop"
+        used = delta.token_ids[: step.used]
+        self._count(delta, sequence, len(used))
+        if finish is not None:
+            self._finish(delta.request_id, sequence, finish)
+        return Update(
+            choice=sequence.choice,
+            text=step.text,
+            token_ids=used,
+            logprobs=None if delta.logprobs is None else delta.logprobs[: step.used],
+            finish_reason=finish,
+            first=first,
+            prompt_logprobs=delta.prompt_logprobs,
+        )
+
+    def _count(self, delta: SequenceDelta, sequence: _Sequence, tokens: int) -> None:
+        now = time.monotonic()
+        if delta.cached_tokens:
+            cached = self.counts.cached
+            cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
+        self.counts.completion += tokens
+        self._metrics.generated(tokens)
+        if tokens and not sequence.started:
+            sequence.started = True
+            sequence.first_at = now
+            self._metrics.first_token(now - self._begun)
+        elif tokens:
+            self._metrics.next_tokens((now - sequence.last_at) / tokens, tokens)
+        sequence.last_at = now
+
+    def _finish(self, request_id: str, sequence: _Sequence, reason: FinishReason) -> None:
+        sequence.finished = True
+        tokens = sequence.text.tokens
+        self._metrics.finished(
+            reason,
+            sequence.last_at - self._begun,
+            per_token=(sequence.last_at - sequence.first_at) / (tokens - 1) if tokens > 1 else None,
+            tokens=tokens,
+        )
+        self._unfinished[request_id] -= 1
+        if not self._unfinished[request_id]:
+            del self._unfinished[request_id]
+            self._engine.close(request_id, abort=False)
+        if reason == "error":
+            raise InternalError("the engine failed while it generated this answer; try again")

@@ -1,0 +1,113 @@
+"""The answer of `POST /v1/chat/completions`, as a whole or in chunks, out of a generation's updates. Pure."""
+
+from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
+
+from mamba_api.openai import ChatCompletionRequest
+from mamba_server.api import responses
+from mamba_server.api.active_request import Update
+from mamba_server.api.responses import (
+    ChatBody,
+    ChatChoiceBody,
+    ChatChunkBody,
+    ChatChunkChoiceBody,
+    ChatLogprobsBody,
+    DeltaBody,
+    MessageBody,
+    UsageBody,
+)
+from mamba_server.text.tokenizer import Tokenizer
+from mamba_server.wire import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class ChatResponseBuilder:
+    """Builds chunks and the whole."""
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        tokenizer: Tokenizer,
+        prompt_token_ids: list[int],
+        *,
+        response_id: str,
+        created: int,
+        model: str,
+    ) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._prompt_token_ids = prompt_token_ids
+        self._id, self._created, self._model = response_id, created, model
+        self._choices = [_Choice() for _ in range(request.n or 1)]
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._begun = False
+
+    def chunk(self, update: Update, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
+        """The events of one update; None when it shows nothing new. A choice's first one tells the role."""
+        shown = usage if with_usage else UNSET
+        events = b""
+        if update.prompt_logprobs is not None:
+            self._prompt_logprobs = update.prompt_logprobs
+        if update.first:
+            events = self._event(ChatChunkChoiceBody(update.choice, DeltaBody("assistant", "")), shown)
+        more = bool(update.token_ids) and bool(self._request.logprobs or self._request.return_token_ids)
+        if update.text or update.finish_reason is not None or more:
+            delta = DeltaBody(content=update.text) if update.text or more else DeltaBody()
+            choice = ChatChunkChoiceBody(update.choice, delta, finish_reason=update.finish_reason)
+            choice.logprobs = self._logprobs(update.logprobs)
+            if self._request.return_token_ids:
+                choice.token_ids = update.token_ids
+            events += self._event(choice, shown)
+        return events or None
+
+    def usage_chunk(self, usage: UsageBody) -> bytes:
+        """The event after the last choice."""
+        return responses.event(ChatChunkBody(self._id, self._created, self._model, [], usage=usage))
+
+    def collect(self, update: Update) -> None:
+        """Keep an update for `whole`."""
+        choice = self._choices[update.choice]
+        choice.text.append(update.text)
+        choice.token_ids += update.token_ids
+        choice.logprobs += update.logprobs or ()
+        choice.finish_reason = update.finish_reason
+        if update.prompt_logprobs is not None:
+            self._prompt_logprobs = update.prompt_logprobs
+
+    def whole(self, usage: UsageBody) -> bytes:
+        """The JSON of the complete answer."""
+        body = ChatBody(self._id, self._created, self._model, [], usage)
+        for index, choice in enumerate(self._choices):
+            message = MessageBody("".join(choice.text))
+            shown = ChatChoiceBody(index, message, self._logprobs(choice.logprobs), choice.finish_reason)
+            if self._request.return_token_ids:
+                shown.token_ids = choice.token_ids
+            body.choices.append(shown)
+        body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
+        return responses.encode(body)
+
+    def _about_prompt(self) -> tuple[responses.PromptLogprobs | UnsetType, list[int] | UnsetType]:
+        token_ids = self._prompt_token_ids if self._request.return_token_ids else UNSET
+        if self._request.prompt_logprobs is None or self._prompt_logprobs is None:
+            return UNSET, token_ids
+        return responses.prompt_logprobs(self._tokenizer, self._prompt_logprobs), token_ids
+
+    def _logprobs(self, entries: list[TokenLogprobs] | None) -> ChatLogprobsBody | None:
+        if not self._request.logprobs:
+            return None
+        return responses.chat_logprobs(self._tokenizer, entries or [])
+
+    def _event(self, choice: ChatChunkChoiceBody, usage: UsageBody | UnsetType | None) -> bytes:
+        body = ChatChunkBody(self._id, self._created, self._model, [choice], usage=usage)
+        if not self._begun:
+            self._begun = True
+            body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
+        return responses.event(body)

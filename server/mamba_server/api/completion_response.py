@@ -1,0 +1,118 @@
+"""The answer of `POST /v1/completions`, as a whole or in chunks, out of a generation's updates. Pure."""
+
+from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
+
+from mamba_api.openai import CompletionRequest
+from mamba_server.api import responses
+from mamba_server.api.active_request import Update
+from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
+from mamba_server.text.tokenizer import Tokenizer
+from mamba_server.wire import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What is known of one choice so far."""
+
+    text: list[str] = field(default_factory=list)
+    shown: int = 0
+    """Characters of the tokens whose log-probabilities were shown."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+
+
+class CompletionResponseBuilder:
+    """Builds chunks and the whole. `prompts`: token ids and text of each prompt, in order."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        tokenizer: Tokenizer,
+        prompts: list[tuple[list[int], str]],
+        *,
+        response_id: str,
+        created: int,
+        model: str,
+    ) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._id, self._created, self._model = response_id, created, model
+        self._n = request.n or 1
+        self._hide_output = request.max_tokens == 0
+        self._choices = [_Choice() for _ in range(self._n * len(prompts))]
+
+    def chunk(self, update: Update, usage: UsageBody | None, *, with_usage: bool) -> bytes | None:
+        """The event of one update; None when it shows nothing new."""
+        self._add(update)
+        choice = self._choices[update.choice]
+        body = self._choice_body(update.choice, choice, first=update.first, finish=update.finish_reason)
+        choice.text, choice.token_ids, choice.logprobs = [], [], []
+        about_tokens = bool(update.token_ids) and self._says_more
+        about_prompt = body.prompt_logprobs is not UNSET or body.prompt_token_ids is not UNSET
+        if not (body.text or body.finish_reason or about_tokens or about_prompt):
+            return None
+        return responses.event(self._body([body], usage if with_usage else UNSET))
+
+    def usage_chunk(self, usage: UsageBody) -> bytes:
+        """The event after the last choice."""
+        return responses.event(self._body([], usage))
+
+    def collect(self, update: Update) -> None:
+        """Keep an update for `whole`."""
+        self._add(update)
+
+    def whole(self, usage: UsageBody) -> bytes:
+        """The JSON of the complete answer."""
+        choices = [
+            self._choice_body(index, choice, first=True, finish=choice.finish_reason)
+            for index, choice in enumerate(self._choices)
+        ]
+        return responses.encode(self._body(choices, usage))
+
+    @property
+    def _says_more(self) -> bool:
+        return self._request.logprobs is not None or bool(self._request.return_token_ids)
+
+    def _add(self, update: Update) -> None:
+        choice = self._choices[update.choice]
+        choice.finish_reason = update.finish_reason
+        if update.prompt_logprobs is not None:
+            choice.prompt_logprobs = update.prompt_logprobs
+        if self._hide_output:
+            choice.finish_reason = "length" if update.finish_reason is not None else None
+            return
+        choice.text.append(update.text)
+        choice.token_ids += update.token_ids
+        choice.logprobs += update.logprobs or ()
+
+    def _choice_body(
+        self, index: int, choice: _Choice, *, first: bool, finish: FinishReason | None
+    ) -> CompletionChoiceBody:
+        prompt_token_ids, prompt_text = self._prompts[index // self._n]
+        text = "".join(choice.text)
+        token_ids, entries = choice.token_ids, choice.logprobs
+        if first and self._request.echo:
+            text = prompt_text + text
+            if choice.prompt_logprobs is not None:
+                token_ids, entries = prompt_token_ids + token_ids, choice.prompt_logprobs + entries
+        body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
+        if self._request.logprobs is not None and len(entries) == len(token_ids):
+            body.logprobs = responses.completion_logprobs(self._tokenizer, token_ids, entries, choice.shown)
+            choice.shown += sum(responses.shown_length(self._tokenizer, token_id) for token_id in token_ids)
+        if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
+            body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
+        if self._request.return_token_ids:
+            body.token_ids = list(choice.token_ids)
+            if first:
+                body.prompt_token_ids = prompt_token_ids
+        return body
+
+    def _body(
+        self, choices: list[CompletionChoiceBody], usage: UsageBody | UnsetType | None
+    ) -> CompletionBody:
+        return CompletionBody(self._id, self._created, self._model, choices, usage=usage)

@@ -1,0 +1,197 @@
+"""The JSON of answers and chunks, encoded by msgspec: this is the hot path of streaming. Pure.
+
+Same fields as `mamba_api.openai_responses`, which documents them and which tests hold these against. Fields
+that are not asked for are absent, not null.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from mamba_server.text.tokenizer import Tokenizer
+from mamba_server.wire import FinishReason, TokenLogprobs
+
+PromptLogprobs = list[dict[str, Any] | None]
+Ids = list[int] | UnsetType
+
+
+class Details(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: Details
+
+
+class CompletionLogprobsBody(msgspec.Struct):
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoiceBody(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsBody | None = None
+    finish_reason: FinishReason | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids = UNSET
+    token_ids: Ids = UNSET
+
+
+class CompletionBody(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoiceBody]
+    object: str = "text_completion"
+    usage: UsageBody | UnsetType | None = UNSET
+
+
+class ChatLogprobsBody(msgspec.Struct):
+    content: list[dict[str, Any]]
+
+
+class MessageBody(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoiceBody(msgspec.Struct):
+    index: int
+    message: MessageBody
+    logprobs: ChatLogprobsBody | None = None
+    finish_reason: FinishReason | None = None
+    token_ids: Ids = UNSET
+
+
+class ChatBody(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoiceBody]
+    usage: UsageBody
+    object: str = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids = UNSET
+
+
+class DeltaBody(msgspec.Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoiceBody(msgspec.Struct):
+    index: int
+    delta: DeltaBody
+    logprobs: ChatLogprobsBody | None = None
+    finish_reason: FinishReason | None = None
+    token_ids: Ids = UNSET
+
+
+class ChatChunkBody(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoiceBody]
+    object: str = "chat.completion.chunk"
+    usage: UsageBody | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: Ids = UNSET
+
+
+_ENCODER = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
+
+
+def encode(body: msgspec.Struct | dict[str, Any]) -> bytes:
+    """JSON."""
+    return _ENCODER.encode(body)
+
+
+def event(body: msgspec.Struct | dict[str, Any]) -> bytes:
+    """One server-sent event; JSON has no bare newline, so one `data` line is enough."""
+    return b"data: " + _ENCODER.encode(body) + b"\n\n"
+
+
+def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
+    """Token counts of one request."""
+    return UsageBody(prompt, completion, prompt + completion, Details(cached))
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLogprobsBody:
+    """Log-probabilities as chat completions show them, with the exact bytes of each token."""
+
+    def one(token_id: int, logprob: float) -> dict[str, Any]:
+        piece = tokenizer.piece(token_id)
+        return {"token": piece.text, "logprob": finite(logprob), "bytes": list(piece.raw)}
+
+    return ChatLogprobsBody(
+        [
+            {
+                **one(entry.token_id, entry.logprob),
+                "top_logprobs": [one(*pair) for pair in zip(entry.top_ids, entry.top_logprobs, strict=True)],
+            }
+            for entry in entries
+        ]
+    )
+
+
+def shown_length(tokenizer: Tokenizer, token_id: int) -> int:
+    """Characters that a token adds to the answer's text."""
+    piece = tokenizer.piece(token_id)
+    return 0 if piece.special else len(piece.text)
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, token_ids: list[int], entries: list[TokenLogprobs | None], offset: int
+) -> CompletionLogprobsBody:
+    """Log-probabilities as completions show them; `offset`: characters of the choice before these tokens."""
+    body = CompletionLogprobsBody([], [], [], [])
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        text = tokenizer.piece(token_id).text
+        body.text_offset.append(offset)
+        body.tokens.append(text)
+        offset += shown_length(tokenizer, token_id)
+        if entry is None:
+            body.token_logprobs.append(None)
+            body.top_logprobs.append(None)
+            continue
+        body.token_logprobs.append(finite(entry.logprob))
+        # The sampled token is always there, also when it is not one of the most likely.
+        top = {text: finite(entry.logprob)}
+        for top_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+            top.setdefault(tokenizer.piece(top_id).text, finite(logprob))
+        body.top_logprobs.append(top)
+    return body
+
+
+def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -> PromptLogprobs:
+    """One object a prompt token: token id (a string) to log-probability, rank, text; null for the first."""
+    answer: PromptLogprobs = []
+    for entry in entries:
+        if entry is None:
+            answer.append(None)
+            continue
+        ranked = {
+            token_id: {
+                "logprob": finite(logprob),
+                "rank": rank,
+                "decoded_token": tokenizer.piece(token_id).text,
+            }
+            for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+        }
+        own = {"logprob": finite(entry.logprob), "decoded_token": tokenizer.piece(entry.token_id).text}
+        answer.append({str(key): value for key, value in ({entry.token_id: own} | ranked).items()})
+    return answer
+
+
+def finite(logprob: float) -> float:
+    """JSON knows no infinity; what the reference answers for an impossible token."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,68 @@
+"""The persistent batch: one row per admitted sequence, kept in arrays so that a decode step is array code.
+
+It alone knows how far a sequence has come: depth, last launched step, live slot, pages. The state cache gives
+a row at admission and takes it back with the memory of its sequence; scheduler and step arrays read it.
+A row's number names the same place on the device: the last sampled token and the penalty counts live there.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_server.cache.arena import Pages
+from mamba_server.cache.errors import LedgerViolation
+
+Ints = npt.NDArray[np.int32]
+
+
+class PersistentBatch:
+    """Rows of up to `max_pages` pages, for `max_running` sequences; arrays are indexed by row number."""
+
+    def __init__(self, max_running: int, max_pages: int) -> None:
+        self.max_running = max_running
+        self.rows = 2 * max_running
+        """Twice as many as may run: who leaves keeps its row until its last launched step is complete, and no
+        more than one such step is ever in flight when new ones are admitted (O6: lookahead 0 or 1)."""
+        self.depth: Ints = np.zeros(self.rows, np.int32)
+        """Tokens folded into the live slot by launched steps."""
+        self.last_step: npt.NDArray[np.int64] = np.zeros(self.rows, np.int64)
+        """The last launched step that names the sequence; 0 = none yet."""
+        self.live: Ints = np.zeros(self.rows, np.int32)
+        """The live slot; 0 once it has been donated."""
+        self.page_count: Ints = np.zeros(self.rows, np.int32)
+        self.pages: Ints = np.zeros((self.rows, max(1, max_pages)), np.int32)
+        """Page ids in the order of the tokens; those past `page_count` mean nothing."""
+        self.last_depth: Ints = np.zeros(self.rows, np.int32)
+        """Depth at which the last token that may be sampled is sampled: no launch goes beyond it."""
+        self._free = list(range(self.rows - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Rows without a sequence."""
+        return len(self._free)
+
+    def take(self, live: int, depth: int) -> int:
+        """A row (there is a free one) for a sequence at `depth` with live slot `live` and no pages yet."""
+        row = self._free.pop()
+        self.depth[row] = depth
+        self.last_step[row] = 0
+        self.live[row] = live
+        self.page_count[row] = 0
+        return row
+
+    def give_back(self, row: int) -> None:
+        """The sequence of `row` is over, or was preempted, and no launched step names it any more."""
+        self._free.append(row)
+
+    def append_pages(self, row: int, pages: Pages) -> None:
+        """Page ids after those that `row` has. Raises LedgerViolation beyond `max_pages`."""
+        count = int(self.page_count[row])
+        after = count + len(pages)
+        if after > self.pages.shape[1]:
+            raise LedgerViolation(f"row {row}: {after} pages for a sequence of at most {self.pages.shape[1]}")
+        self.pages[row, count:after] = pages
+        self.page_count[row] = after
+
+    def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
+        """`step` takes the live slots of `rows` to `depth`."""
+        self.depth[rows] = depth
+        self.last_step[rows] = step

@@ -1,6 +1,0 @@
-"""Adapters from Hugging Face configurations to `ModelConfig`, one file per family."""
-
-from mamba_server.model.families.errors import ModelConfigError
-from mamba_server.model.families.registry import load_model_config, model_config_from_hf, read_config
-
-__all__ = ["ModelConfigError", "load_model_config", "model_config_from_hf", "read_config"]

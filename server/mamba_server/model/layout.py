@@ -1,0 +1,69 @@
+"""Byte layout of the arena: where each layer's part of a state and each attention layer's KV lies.
+
+Made from the plan, counted in by the arena, turned into strided views by the model side. Torch-free; all
+arithmetic is Python's, so nothing overflows.
+"""
+
+from dataclasses import dataclass
+
+from mamba_planner.arithmetic import DTYPE_BYTES, layer_state
+from mamba_planner.memory_plan import MemoryPlan
+from mamba_planner.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """One arena of `slabs` slabs; slab 0 is padding. A slab is one slot or `pages_per_slab` pages.
+
+    Within a slot all SSM parts come first, layer by layer, then all convolution windows: so the wide loads
+    of the SSM part stay aligned whatever the window's size. Within a page, attention layer j has its keys and
+    values at `j * page_layer_bytes`.
+    """
+
+    recurrent_layers: int
+    ssm_bytes: int
+    """SSM part of one layer."""
+    conv_bytes: int
+    """Convolution window of one layer."""
+    attention_layers: int
+    page_layer_bytes: int
+    """Keys and values of one page in one attention layer."""
+    page_size: int
+    slab_bytes: int
+    slabs: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, plan: MemoryPlan, dtype: str) -> "CacheLayout":
+        """The layout that `plan` has counted with. `dtype`: of activations, windows and KV."""
+        layer = layer_state(model)
+        return cls(
+            recurrent_layers=model.recurrent_layers,
+            ssm_bytes=layer.ssm * DTYPE_BYTES[plan.state_dtype],
+            conv_bytes=layer.conv * DTYPE_BYTES[dtype],
+            attention_layers=model.attention_layers,
+            page_layer_bytes=plan.page_bytes // max(1, model.attention_layers),
+            page_size=plan.page_size,
+            slab_bytes=plan.slab_bytes,
+            slabs=plan.slabs,
+        )
+
+    def ssm_offset(self, layer: int) -> int:
+        """Of recurrent layer `layer`'s SSM part within a slot."""
+        return layer * self.ssm_bytes
+
+    def conv_offset(self, layer: int) -> int:
+        """Of recurrent layer `layer`'s convolution window within a slot."""
+        return self.recurrent_layers * self.ssm_bytes + layer * self.conv_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        return self.attention_layers * self.page_layer_bytes
+
+    @property
+    def pages_per_slab(self) -> int:
+        """0 for a pure recurrent model: its pages take no memory and need no slab."""
+        return self.slab_bytes // self.page_bytes if self.page_bytes else 0
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.slabs * self.slab_bytes

@@ -1,0 +1,166 @@
+"""Defects of the API: text and stop strings, validation, usage, events, drain, keys, clients that leave."""
+
+from seeded import Mutant
+
+TEXT, API, EDGE = "server/mamba_server/text/", "server/mamba_server/api/", "server/mamba_edge/"
+STOPS, TOKENS = "tests/unit/text/test_stop_strings.py", "tests/unit/text/test_detokenizer.py"
+SEQUENCE, DEFAULTS = "tests/unit/text/test_sequence_text.py", "tests/unit/text/test_generation_defaults.py"
+CHAT = "tests/unit/text/test_chat_template.py"
+SAMPLING, ACTIVE = "tests/unit/api/test_sampling.py", "tests/unit/api/test_active_request.py"
+INBOX, DRAIN = (f"tests/unit/api/test_{name}.py" for name in ("inbox", "drain"))
+EVENTS, KEYS = (f"tests/unit/edge/test_{name}.py" for name in ("sending", "api_keys"))
+BODIES, ENDPOINTS = (f"tests/unit/api/test_{name}.py" for name in ("responses", "endpoints"))
+
+MUTANTS = (
+    Mutant(
+        "of two stop strings the one that begins first wins", TEXT + "stop_strings.py",
+        "(begin + len(stop), begin, stop))", "(begin, begin, stop))", (STOPS,),
+    ),
+    Mutant(
+        "too little is held back for a stop string", TEXT + "stop_strings.py",
+        "range(min(self._longest - 1, len(text)), 0, -1)", "range(1, min(self._longest - 1, len(text)) + 1)",
+        (STOPS,),
+    ),
+    Mutant(
+        "text held back is lost at the end", TEXT + "stop_strings.py",
+        'text, self._held = self._held, ""', 'text, self._held = "", ""', (STOPS,),
+    ),
+    Mutant(
+        "the stop string is shown", TEXT + "stop_strings.py",
+        "return Matched(text[:begin], stop)", "return Matched(text[: begin + len(stop)], stop)", (STOPS,),
+    ),
+    Mutant(
+        "the token that completes a stop string does not count", TEXT + "sequence_text.py",
+        "place + 1, stopped=True)", "place, stopped=True)", (SEQUENCE,),
+    ),
+    Mutant(
+        "a stop token does not count", TEXT + "sequence_text.py",
+        "        self.tokens += len(token_ids) - shown\n", "", (SEQUENCE,),
+    ),
+    Mutant(
+        "a stop string counts one token too early", TEXT + "sequence_text.py",
+        "if self.tokens <= self._min_tokens:", "if self.tokens < self._min_tokens:", (SEQUENCE,),
+    ),
+    Mutant(
+        "broken bytes hold text back for ever", TEXT + "detokenizer.py",
+        "if len(self._held) >= MOST_HELD:", "if False:", (TOKENS,),
+    ),
+    Mutant(
+        "half a character ends an answer", TEXT + "detokenizer.py",
+        "self._rest().rstrip(REPLACEMENT)", "self._rest()", (TOKENS,),
+    ),
+    Mutant(
+        "an answer begins as if there were no prompt", TEXT + "detokenizer.py",
+        "self._context = list(prompt_tail[-CONTEXT:])", "self._context = []", (TOKENS,),
+    ),
+    Mutant(
+        "a model that asks for greedy decoding is sampled", TEXT + "generation_defaults.py",
+        "temperature=0.0 if greedy else number", "temperature=number", (DEFAULTS,),
+    ),
+    Mutant(
+        "a request's variables replace the messages", TEXT + "chat_template.py",
+        'frozenset({"messages", "tools", "add_generation_prompt"})', "frozenset[str]()", (CHAT,),
+    ),
+    Mutant(
+        "prompt and output together may exceed the context", API + "sampling.py",
+        "if wanted > room:", "if wanted > limits.max_model_len:", (SAMPLING,),
+    ),
+    Mutant(
+        "a prompt may hold the first id that the model lacks", API + "sampling.py",
+        "if max(token_ids) >= limits.vocab_size:", "if max(token_ids) > limits.vocab_size:", (SAMPLING,),
+    ),
+    Mutant(
+        "a bias may name the first id that the model lacks", API + "sampling.py",
+        "if token_ids and max(token_ids) >= limits.vocab_size:",
+        "if token_ids and max(token_ids) > limits.vocab_size:", (SAMPLING,),
+    ),
+    Mutant(
+        "the model's temperature wins over the request's", API + "sampling.py",
+        "first(request.temperature, defaults.temperature, 1.0)",
+        "first(defaults.temperature, request.temperature, 1.0)", (SAMPLING,),
+    ),
+    Mutant(
+        "an end token stops a request that ignores it", API + "sampling.py",
+        "if not request.ignore_eos:", "if True:", (SAMPLING,),
+    ),
+    Mutant(
+        "more tokens may be required than allowed", API + "sampling.py",
+        "if (request.min_tokens or 0) > max_tokens:", "if False:", (SAMPLING,),
+    ),
+    Mutant(
+        "a client that leaves frees nothing in the engine", API + "active_request.py",
+        "self._engine.close(request_id, abort=True)", "self._engine.close(request_id, abort=False)",
+        (ACTIVE,),
+    ),
+    Mutant(
+        "a cached prompt is counted for each of its answers", API + "active_request.py",
+        "max(cached.get(delta.request_id, 0), delta.cached_tokens)",
+        "cached.get(delta.request_id, 0) + delta.cached_tokens", (ACTIVE,),
+    ),
+    Mutant(
+        "usage counts the tokens behind a stop string", API + "active_request.py",
+        "self._count(delta, sequence, len(used))", "self._count(delta, sequence, len(delta.token_ids))",
+        (ACTIVE,),
+    ),
+    Mutant(
+        "the engine is not told of a stop string", API + "active_request.py",
+        "            if finish is None:\n                self._engine.stop", "            if False:\n"
+        "                self._engine.stop", (ACTIVE,),
+    ),
+    Mutant(
+        "the answers of a second prompt take the first one's places", API + "active_request.py",
+        "place * request.n + index,", "place + index,", (ACTIVE,),
+    ),
+    Mutant(
+        "tokens that pile up behind a slow client are lost", API + "inbox.py",
+        "token_ids=first.token_ids + second.token_ids,", "token_ids=second.token_ids,", (INBOX,),
+    ),
+    Mutant(
+        "an error overtakes the tokens before it", API + "inbox.py",
+        "            if not deltas:\n                raise", "            if True:\n                raise",
+        (INBOX,),
+    ),
+    Mutant(
+        "a drain ends with the first request", API + "drain.py",
+        "            if not self.under_way:", "            if True:", (DRAIN,),
+    ),
+    Mutant(
+        "a draining server takes new requests", API + "drain.py",
+        "        if self.draining:", "        if False:", (DRAIN,),
+    ),
+    Mutant(
+        "work goes on for a client that left", EDGE + "sending.py",
+        "        for job in (task, watch):\n            job.cancel()\n        await",
+        "        watch.cancel()\n        await", (EVENTS,),
+    ),
+    Mutant(
+        "the answer's head is sent before anything can be answered", EDGE + "sending.py",
+        "    started = False\n",
+        '    started = True\n    await send({"type": "http.response.start", "status": 200, "headers": []})\n',
+        (EVENTS,),
+    ),
+    Mutant(
+        "the sum of tokens leaves the prompt out", API + "responses.py",
+        "prompt, completion, prompt + completion,", "prompt, completion, completion,", (BODIES,),
+    ),
+    Mutant(
+        "an impossible token's probability is no JSON", API + "responses.py",
+        "return max(logprob, -9999.0)", "return logprob", (BODIES,),
+    ),
+    Mutant(
+        "an error does not say which field is wrong", EDGE + "errors.py",
+        '"param": self.param,', '"param": None,', (SAMPLING, ENDPOINTS),
+    ),
+    Mutant(
+        "an error in a stream has a second head", API + "endpoints.py",
+        "        if not begun:\n            raise\n", "        raise\n", (ENDPOINTS,),
+    ),
+    Mutant(
+        "a rotated key works only after a restart", EDGE + "api_keys.py",
+        "if (stat.st_mtime_ns, stat.st_ino) != self._stamp:", "if stat.st_mtime_ns < 0:", (KEYS,),
+    ),
+    Mutant(
+        "any key opens", EDGE + "api_keys.py",
+        "        if not any(matches):", "        if not matches:", (KEYS,),
+    ),
+)  # fmt: skip

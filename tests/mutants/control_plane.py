@@ -1,0 +1,158 @@
+"""Defects of the operator and the contracts: plan, status, drift, queue, lease, schema and rules."""
+
+from seeded import Mutant
+
+OPERATOR, API = "operator/mamba_operator/", "operator/mamba_api/"
+UNIT = "tests/unit/operator/"
+STATUS, PLAN, RENDER = UNIT + "test_status.py", UNIT + "test_plan.py", UNIT + "test_render.py"
+PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
+
+MUTANTS = (
+    Mutant(
+        "a roll-out that lost its old pods looks like a smaller scale", OPERATOR + "status.py",
+        "> 0 or engine.replicas > wanted > engine.ready:", "> 0:", (STATUS,),
+    ),
+    Mutant(
+        "a model no engine serves is started", OPERATOR + "plan.py",
+        "isinstance(verdict, Invalid | DoesNotFit | NotServed)", "isinstance(verdict, Invalid | DoesNotFit)",
+        (STATUS, PLAN),
+    ),
+    Mutant(
+        "a model no engine serves passes as soon as its GPU is known", OPERATOR + "memory_plan.py",
+        'if not_served is not None and spec.mode == "Active":', "if not_served is not None and False:",
+        (UNIT + "test_memory_plan.py",),
+    ),
+    Mutant(
+        "plan mode touches what runs", OPERATOR + "plan.py",
+        ' or deployment.spec.mode == "Plan":', ":", (PLAN,),
+    ),
+    Mutant(
+        "a volume with downloaded weights goes with a change of mind", OPERATOR + "plan.py",
+        ' and one.kind != "PersistentVolumeClaim"', "", (PLAN,),
+    ),
+    Mutant(
+        "children of an object that is being deleted are made anew", OPERATOR + "plan.py",
+        "if snapshot.owner is None or is_terminating(snapshot.owner):", "if snapshot.owner is None:", (PLAN,),
+    ),
+    Mutant(
+        "the token of the admin port is made anew whenever something is applied", OPERATOR + "plan.py",
+        "if not _has_token(snapshot.children.get(secret)):", "if True:", (PLAN,),
+    ),
+    Mutant(
+        "a Secret whose data is no map ends the pass", OPERATOR + "plan.py",
+        "return isinstance(data, dict) and bool(data.get(", "return bool((data or {}).get(", (PLAN,),
+    ),
+    Mutant(
+        "an edit of a child by hand stays", OPERATOR + "plan.py",
+        "return Apply(manifest, Change.DRIFTED, \", \".join(fields)) if fields else None", "return None",
+        (PLAN,),
+    ),
+    Mutant(
+        "a missing field of a list item is no drift", OPERATOR + "drift.py",
+        "        if value not in by_identity:\n            yield where\n        else:\n",
+        "        if value in by_identity:\n", (UNIT + "test_drift.py", PLAN),
+    ),
+    Mutant(
+        "quantities are compared by their spelling", OPERATOR + "drift.py",
+        "    if quantity:\n", "    if False:\n", (UNIT + "test_drift.py",),
+    ),
+    Mutant(
+        "objects of others with our labels count as children", OPERATOR + "observe.py",
+        "(children if owner_uid(item) == uid else foreign)", "(children)", (UNIT + "test_observe.py",),
+    ),
+    Mutant(
+        "a failed list is an empty one", OPERATOR + "observe.py",
+        "        raise failed.exceptions[0] from None\n", "        return Snapshot(key, owner)\n",
+        (UNIT + "test_observe.py",),
+    ),
+    Mutant(
+        "the largest GPU of the cluster is planned for", OPERATOR + "observe.py",
+        "int(min(sizes))", "int(max(sizes))", (UNIT + "test_observe.py",),
+    ),
+    Mutant(
+        "a taken name is taken over", OPERATOR + "apply.py",
+        "    if before is None:\n        await _name_is_free(client, snapshot, one)\n", "",
+        (UNIT + "test_apply.py",),
+    ),
+    Mutant(
+        "one refused child keeps the others from being applied", OPERATOR + "apply.py",
+        "            except Unreachable:\n                raise\n            except OperatorError as error:\n"
+        "                outcome.errors.append(error)\n        for removal",
+        "            except OperatorError as error:\n                outcome.errors.append(error)\n"
+        "                break\n        for removal",
+        (UNIT + "test_apply.py",),
+    ),
+    Mutant(
+        "a sleeping deployment never sleeps", OPERATOR + "scale.py",
+        "return 0 if sleeps else spec.replicas", "return spec.replicas", (SCALE,),
+    ),
+    Mutant(
+        "a wake starts one engine however many are wanted", OPERATOR + "scale.py",
+        "return max(spec.replicas, 1)", "return 1", (SCALE,),
+    ),
+    Mutant(
+        "the count of the spec reaches no Deployment", OPERATOR + "render/engine.py",
+        '"replicas": context.replicas,', '"replicas": 1,', (PODS,),
+    ),
+    Mutant(
+        "gateways decide what is traced", OPERATOR + "render/pod.py",
+        '"value": "traceidratio"', '"value": "parentbased_traceidratio"', (PODS,),
+    ),
+    Mutant(
+        "the drain timeout is cut off by the pod's grace period", OPERATOR + "render/engine_pod.py",
+        "grace = math.ceil(spec.rollout.drain_timeout.seconds) + ROUTER_PAUSE + GRACE_MARGIN", "grace = 30",
+        (RENDER,),
+    ),
+    Mutant(
+        "one restart is already trouble", OPERATOR + "pod_trouble.py",
+        "CRASHES_BEFORE_TROUBLE = 1", "CRASHES_BEFORE_TROUBLE = 0", (TROUBLE,),
+    ),
+    Mutant(
+        "the mildest trouble is told first", OPERATOR + "pod_trouble.py",
+        "return min(found, key=", "return max(found, key=", (TROUBLE,),
+    ),
+    Mutant(
+        "a wake during a pass is lost", OPERATOR + "workqueue.py",
+        "            self._again.add(key)\n", "            pass\n", (UNIT + "test_workqueue.py",),
+    ),
+    Mutant(
+        "a failing key comes back at once", OPERATOR + "workqueue.py",
+        "self.add_after(key, max(delay, retry_after or 0.0))", "self.add_after(key, 0.0)",
+        (UNIT + "test_workqueue.py",),
+    ),
+    Mutant(
+        "a lease is judged by the clock of its holder's record", OPERATOR + "lease.py",
+        "if previous is not None and previous.record.version == record.version:", "if previous is not None:",
+        (UNIT + "test_lease.py", UNIT + "test_leadership.py"),
+    ),
+    Mutant(
+        "the date of a condition moves with its message", API + "conditions.py",
+        "changed = old is None or old.status != status", "changed = old is None or old.message != message",
+        ("tests/unit/api/test_conditions.py",),
+    ),
+    Mutant(
+        "what this version refuses is accepted in Python", API + "v1alpha1/base.py",
+        "holds=lambda self: getattr(self, attribute) is None,", "holds=lambda self: True,",
+        ("tests/unit/api/test_rules_in_cel.py", "tests/unit/api/test_models.py"),
+    ),
+    Mutant(
+        "what this version refuses is accepted by the API server", API + "v1alpha1/base.py",
+        'cel=f"!has(self.{field})"', 'cel=f"true || has(self.{field})"',
+        ("tests/unit/api/test_rules_in_cel.py", "tests/unit/api/test_schema.py"),
+    ),
+    Mutant(
+        "a bound lets one more through", API + "v1alpha1/deployment.py",
+        "self.replicas <= self.scaling.max_replicas", "self.replicas <= self.scaling.max_replicas + 1",
+        ("tests/unit/api/test_rules_in_cel.py", "tests/unit/api/test_models.py"),
+    ),
+    Mutant(
+        "rules stay out of the CRD", API + "schema.py",
+        "if issubclass(model, ApiModel) and model.rules:", "if False:", ("tests/unit/api/test_schema.py",),
+    ),
+    Mutant(
+        "an engine of a family that is only planned for boots",
+        "operator/mamba_planner/families/served.py",
+        "if model.family not in FAMILIES_SERVED:", "if False:",
+        ("tests/unit/planner/test_served.py", UNIT + "test_memory_plan.py"),
+    ),
+)  # fmt: skip

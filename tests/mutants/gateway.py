@@ -1,0 +1,136 @@
+"""Seeded defects of the gateway and the Kubernetes client: each would lose, double or misroute requests."""
+
+from seeded import Mutant
+
+GATEWAY, KUBE = "server/mamba_gateway/", "operator/mamba_kube/"
+UNIT = "tests/unit/gateway/"
+RELAY = (UNIT + "test_relay.py",)
+PROXY = (UNIT + "test_proxy_endpoint.py",)
+
+MUTANTS = (
+    Mutant(
+        "our own requests count twice in an endpoint's load", GATEWAY + "endpoints.py",
+        "self.running + self.waiting - self.in_flight_at_report)", "self.running + self.waiting)",
+        (UNIT + "test_routing.py",),
+    ),
+    Mutant(
+        "a draining endpoint may still be chosen", GATEWAY + "routing.py",
+        "if endpoint.ready and not endpoint.draining)", "if endpoint.ready)",
+        (UNIT + "test_routing.py",),
+    ),
+    Mutant(
+        "the most loaded endpoint scores best", GATEWAY + "routing.py",
+        "(high - load) / span", "(load - low) / span",
+        (UNIT + "test_routing.py",),
+    ),
+    Mutant(
+        "a request that kills engines goes round the whole pool", GATEWAY + "relay.py",
+        "if last or routing.tried:", "if last:",
+        (UNIT + "test_relay.py", "tests/integration/gateway/test_failures.py"),
+    ),
+    Mutant(
+        "an endpoint keeps a request that failed there", GATEWAY + "relay.py",
+        "            finally:\n                self._pool.end(endpoint.url)",
+        "            else:\n                self._pool.end(endpoint.url)",
+        RELAY,
+    ),
+    Mutant(
+        "an endpoint that could not be reached is chosen again at once", GATEWAY + "relay.py",
+        "self._pool.suspect(endpoint.url, detail)", "pass",
+        RELAY,
+    ),
+    Mutant(
+        "a busy engine's 429 goes elsewhere", GATEWAY + "relay.py",
+        "frozenset((502, 503))", "frozenset((429, 502, 503))",
+        RELAY,
+    ),
+    Mutant(
+        "a stream keeps its declared length and has no room for an error", GATEWAY + "relay.py",
+        'if pair[0] != b"content-length"]', "]",
+        RELAY,
+    ),
+    Mutant(
+        "half an event is passed on before an error", GATEWAY + "events.py",
+        "out, self._held = data[:end], data[end:]", 'out, self._held = data, b""',
+        (UNIT + "test_events.py",),
+    ),
+    Mutant(
+        "a broken stream ends without [DONE]", GATEWAY + "events.py",
+        "+ error.event() + DONE", "+ error.event()",
+        (UNIT + "test_events.py",),
+    ),
+    Mutant(
+        "a permit is lost when a relay fails", GATEWAY + "admission.py",
+        "        try:\n            yield\n        finally:\n            self.in_flight -= 1",
+        "        yield\n        if True:\n            self.in_flight -= 1",
+        (UNIT + "test_admission.py",),
+    ),
+    Mutant(
+        "the queue has one place too many", GATEWAY + "admission.py",
+        "if self.admitted >= self.max_in_flight", "if self.admitted > self.max_in_flight",
+        (UNIT + "test_admission.py",),
+    ),
+    Mutant(
+        "a drain does not reach clients that still send", GATEWAY + "proxy_endpoint.py",
+        "        self._running.add(reading)\n", "",
+        PROXY,
+    ),
+    Mutant(
+        "who has no answer at the end of a drain gets none", GATEWAY + "proxy_endpoint.py",
+        "            if not response.status:\n                raise Draining(DRAINING) from None",
+        "            return",
+        PROXY,
+    ),
+    Mutant(
+        "keys are asked for after the body", GATEWAY + "proxy_endpoint.py",
+        "            if self._keys:\n",
+        "            if self._keys and (await self._body(scope[\"headers\"], receive)):\n",
+        PROXY,
+    ),
+    Mutant(
+        "hop-by-hop headers named by Connection go to the engine", GATEWAY + "headers.py",
+        "dropped = HOP_BY_HOP | own | named", "dropped = HOP_BY_HOP | own",
+        (UNIT + "test_headers.py",),
+    ),
+    Mutant(
+        "one slow probe makes a ready engine unready", GATEWAY + "probe.py",
+        "failures == 0 or failures >= FAILURES", "failures >= 0",
+        (UNIT + "test_prober.py",),
+    ),
+    Mutant(
+        "a probe that could not read the models forgets them", GATEWAY + "endpoints.py",
+        "report = replace(report, models=record.report.models)", "pass",
+        (UNIT + "test_endpoints.py", UNIT + "test_prober.py"),
+    ),
+    Mutant(
+        "an expired watch is followed from where it was", GATEWAY + "watch.py",
+        'if response.status == 410:\n                raise Stale("the version is gone")',
+        "if response.status == 410:\n                return version",
+        (UNIT + "test_watch.py",),
+    ),
+    Mutant(
+        "a watch forgets deletions", GATEWAY + "watch.py",
+        'self._objects.pop(metadata["name"], None)', 'self._objects.get(metadata["name"])',
+        (UNIT + "test_watch.py",),
+    ),
+    Mutant(
+        "a terminating pod is no target any more", GATEWAY + "discovery.py",
+        'conditions.get("ready") is not False or terminating', 'conditions.get("ready") is not False',
+        (UNIT + "test_discovery.py",),
+    ),
+    Mutant(
+        "a failed write keeps the next request from waking a deployment", GATEWAY + "wake.py",
+        "            except Exception as error:", "            except ValueError as error:",
+        (UNIT + "test_wake.py",),
+    ),
+    Mutant(
+        "readiness forgets the drain", GATEWAY + "local_routes.py",
+        "if self._admission.draining:", "if False:",
+        (UNIT + "test_app.py",),
+    ),
+    Mutant(
+        "a refusal of the API server passes for its answer", KUBE + "api_server.py",
+        "if not 200 <= response.status < 300:", "if response.status >= 500:",
+        ("tests/unit/kube_client/test_api_server.py",),
+    ),
+)  # fmt: skip

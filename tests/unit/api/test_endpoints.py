@@ -1,0 +1,330 @@
+"""The generating endpoints over ASGI: clients that leave, dawdle or come too early; errors at any time."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from asgi import Asked, ask
+from eventually import turns, until
+from mamba_server import wire
+from scripted_engine import READY, TOKENIZER, Api, ids_of
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = [("Content-Type", "application/json")]
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def post(api: Api, path: str = TEXT, **fields: Any) -> Asked:
+    body = {"prompt": "one two", **fields} if path == TEXT else {**HELLO, **fields}
+    return ask(api.app, "POST", path, body, headers=JSON)
+
+
+async def told(api: Api, count: int = 1) -> None:
+    """Return when the engine got so many requests."""
+    await until(lambda: len(api.engine.requests) >= count)
+
+
+def assert_left_nothing(api: Api) -> None:
+    assert (api.engine.client.open, api.engine.client.waiting) == (0, 0)
+    assert api.serving.drain.under_way == 0
+
+
+async def test_a_client_that_leaves_in_its_body_costs_nothing() -> None:
+    api = Api()
+    asked = Asked(api.app, "POST", TEXT, headers=JSON).part(b'{"prompt": "on').leave()
+    await asked.done()
+    assert asked.messages == []
+    assert api.engine.process.sent == []
+    assert api.answered() == {(TEXT, "499"): 1}
+    assert_left_nothing(api)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_it_waits_is_aborted(stream: bool) -> None:
+    api = Api()
+    asked = post(api, prompt=["a", "b"], stream=stream)
+    await told(api, 2)
+    await asked.leave().done()
+    assert asked.messages == []
+    assert api.engine.aborted == [request.request_id for request in api.engine.requests]
+    assert api.finished() == {"abort": 2}
+    assert api.answered() == {(TEXT, "499"): 1}
+    assert_left_nothing(api)
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_is_aborted() -> None:
+    api = Api()
+    asked = post(api, CHAT, stream=True)
+    await told(api)
+    api.engine.delta("hi")
+    await until(lambda: len(asked.messages) >= 2)
+    await asked.leave().done()
+    assert not asked.complete
+    assert len(api.engine.aborted) == 1
+    assert api.answered() == {(CHAT, "499"): 1}
+    assert_left_nothing(api)
+
+
+async def test_a_client_that_stops_reading_and_leaves_is_aborted() -> None:
+    api = Api()
+    asked = Asked(api.app, "POST", TEXT, headers=JSON, blocked=True).whole({"prompt": "x", "stream": True})
+    await told(api)
+    for _ in range(20):
+        api.engine.delta("word ")
+        await asyncio.sleep(0)
+    await asked.leave().done()
+    assert asked.messages == []
+    assert len(api.engine.aborted) == 1
+    assert_left_nothing(api)
+
+
+async def test_tokens_pile_up_behind_a_slow_reader_as_one_event_and_none_is_lost() -> None:
+    api = Api()
+    asked = Asked(api.app, "POST", TEXT, headers=JSON, blocked=True)
+    asked.whole({"prompt": "x", "stream": True, "max_tokens": 100})
+    await told(api)
+    words = [f"w{number} " for number in range(30)]
+    for word in words:
+        api.engine.delta(word)
+        await asyncio.sleep(0)
+    api.engine.delta([], finish_reason="length")
+    asked.reading.set()
+    await asked.done()
+    chunks = [json.loads(event) for event in asked.events[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "".join(words)
+    assert len(chunks) < 5
+    assert asked.events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "retry_after", "header"),
+    [(429, 7.2, "7"), (429, None, "1"), (503, 0.1, "1"), (400, None, None)],
+)
+async def test_a_refusal_before_the_first_token_has_its_own_status_and_retry_after(
+    stream: bool, status: int, retry_after: float | None, header: str | None
+) -> None:
+    api = Api()
+    asked = post(api, stream=stream)
+    await told(api)
+    api.engine.rejects(status, "full", retry_after=retry_after)
+    await asked.done()
+    assert (asked.status, asked.error["code"], asked.error["message"]) == (
+        status,
+        "full",
+        "the engine's words",
+    )
+    assert asked.headers.get("retry-after") == header
+    assert asked.headers["content-type"] == "application/json"
+    assert api.answered() == {(TEXT, str(status)): 1}
+    assert_left_nothing(api)
+
+
+async def test_the_loss_of_the_engine_before_a_whole_answer_is_503_though_tokens_had_come() -> None:
+    api = Api()
+    asked = post(api)
+    await told(api)
+    api.engine.delta("some")
+    await turns()
+    api.engine.dies()
+    await asked.done()
+    assert (asked.status, asked.error["code"]) == (503, "engine_lost")
+    assert asked.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+async def test_the_loss_of_the_engine_in_a_stream_is_an_event_before_the_end(path: str) -> None:
+    api = Api()
+    asked = post(api, path, stream=True)
+    await told(api)
+    api.engine.delta("some")
+    await until(lambda: len(asked.messages) >= 2)
+    api.engine.dies()
+    await asked.done()
+    *_, error, done = asked.events
+    assert json.loads(error)["error"]["code"] == "engine_lost"
+    assert done == "[DONE]"
+    assert (asked.status, asked.complete) == (200, True)
+    assert api.finished() == {"error": 1}
+    assert api.engine.aborted == []
+
+
+async def test_no_usage_follows_an_error_in_a_stream() -> None:
+    api = Api()
+    asked = post(api, stream=True, stream_options={"include_usage": True})
+    await told(api)
+    api.engine.delta("some")
+    await until(lambda: len(asked.messages) >= 2)
+    api.engine.delta([], finish_reason="error")
+    await asked.done()
+    assert [set(json.loads(event)) >= {"error"} for event in asked.events[:-1]] == [False, True]
+    assert api.finished() == {"error": 1}
+
+
+async def test_before_the_engine_is_ready_a_request_is_told_how_far_it_is() -> None:
+    api = Api(ready=False)
+    api.engine.says(wire.Progress("weights", 3, 10))
+    asked = await post(api).done()
+    assert (asked.status, asked.error["code"]) == (503, "not_ready")
+    assert "weights" in asked.error["message"]
+    assert asked.headers["retry-after"] == "2"
+    api.engine.says(READY)
+    api.serving.text = None
+    asked = await post(api).done()
+    assert (asked.status, asked.error["message"]) == (503, "the tokenizer is not loaded yet")
+
+
+async def test_a_wrong_request_is_told_so_even_before_the_engine_is_ready() -> None:
+    api = Api(ready=False)
+    assert (await post(api, temperature=9).done()).status == 400
+    assert (await post(api, model="other").done()).error["code"] == "model_not_found"
+
+
+async def test_an_engine_that_dies_between_admission_and_submission_is_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = Api()
+    encode_all = TOKENIZER.encode_all
+
+    async def dying_meanwhile(texts: Any) -> list[list[int]]:
+        api.engine.dies()
+        return await encode_all(texts)
+
+    monkeypatch.setattr(TOKENIZER, "encode_all", dying_meanwhile)
+    asked = await post(api).done()
+    assert (asked.status, asked.error["code"]) == (503, "not_ready")
+    assert "signal 9" in asked.error["message"]
+    assert api.finished() == {}
+    assert_left_nothing(api)
+
+
+async def test_a_drain_refuses_before_the_body_is_read_and_lets_streams_finish() -> None:
+    api = Api()
+    running = post(api, stream=True)
+    await told(api)
+    api.serving.drain.draining = True
+    refused = await Asked(api.app, "POST", TEXT, headers=JSON).done()
+    assert (refused.status, refused.error["code"]) == (503, "not_ready")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert not await api.serving.drain.finished(0.01)
+    api.engine.delta("done", finish_reason="length")
+    await running.done()
+    assert running.events[-1] == "[DONE]"
+    assert await api.serving.drain.finished(1)
+
+
+async def test_a_request_whose_body_still_comes_is_under_way_for_a_drain() -> None:
+    api = Api()
+    asked = Asked(api.app, "POST", TEXT, headers=JSON).part(b'{"prompt": ')
+    await turns()
+    assert api.serving.drain.under_way == 1
+    api.serving.drain.draining = True
+    asked.part(b'"x"}', more=False)
+    await told(api)
+    api.engine.delta("x", finish_reason="length")
+    assert (await asked.done()).status == 200
+
+
+async def test_more_than_may_wait_is_429_until_the_first_token_makes_room() -> None:
+    api = Api(waiting=2)
+    first = post(api, prompt=["a", "b"])
+    await told(api, 2)
+    refused = await post(api).done()
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    assert refused.headers["retry-after"] == "1"
+    assert "2 requests are waiting, at most 2 may" in refused.error["message"]
+    api.engine.delta("x", of=0)
+    second = post(api)
+    await told(api, 3)
+    for asked in (first, second):
+        await asked.leave().done()
+    assert_left_nothing(api)
+
+
+async def test_a_body_in_pieces_cut_inside_a_character_is_one_body() -> None:
+    api = Api()
+    raw = json.dumps({"prompt": "\u4e16\U0001f389", "max_tokens": 1}, ensure_ascii=False).encode()
+    asked = Asked(api.app, "POST", TEXT, headers=JSON)
+    for place in range(len(raw)):
+        asked.part(raw[place : place + 1])
+    asked.part(b"", more=False)
+    await told(api)
+    assert list(api.engine.requests[0].token_ids[1:]) == ids_of("\u4e16\U0001f389")
+    api.engine.delta("x", finish_reason="length")
+    assert (await asked.done()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 200),
+        ([("CONTENT-TYPE", "APPLICATION/JSON; Charset=UTF-8")], 200),
+        ([("Content-Type", "application/ld+json")], 200),
+        ([("Content-Type", "application/json"), ("Content-Length", "9" * 40)], 413),
+        ([("Content-Type", "")], 415),
+        ([("Content-Type", "json")], 415),
+        ([("Content-Type", "application/jsonp")], 415),
+        ([("Content-Type", "x" * 5000)], 415),
+    ],
+)
+async def test_headers_decide_what_is_taken_for_a_body(headers: list[tuple[str, str]], status: int) -> None:
+    api = Api()
+    asked = ask(api.app, "POST", TEXT, {"prompt": "x"}, headers=headers)
+    if status == 200:
+        await told(api)
+        api.engine.delta("x", finish_reason="length")
+    await asked.done()
+    assert asked.status == status
+    assert len(asked.body) < 1000
+    assert api.answered() == {(TEXT, str(status)): 1}
+
+
+async def test_the_engine_hears_of_priority_salt_and_the_caller_s_trace() -> None:
+    api = Api()
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = [*JSON, ("Traceparent", f"00-{trace}-b7ad6b7169203331-01")]
+    asked = ask(api.app, "POST", CHAT, {**HELLO, "priority": -5, "cache_salt": "s"}, headers=headers)
+    await told(api)
+    [request] = api.engine.requests
+    assert (request.priority, request.cache_salt) == (-5, "s")
+    assert request.traceparent.split("-")[1] == trace
+    assert request.turn_boundary > 0
+    await asked.leave().done()
+
+
+async def test_an_empty_prompt_is_the_beginning_of_a_text() -> None:
+    api = Api()
+    asked = post(api, prompt="")
+    await told(api)
+    assert list(api.engine.requests[0].token_ids) == [TOKENIZER.bos_id]
+    await asked.leave().done()
+
+
+async def test_a_model_without_a_template_says_what_to_call_instead() -> None:
+    api = Api(template=None)
+    asked = await post(api, CHAT).done()
+    assert (asked.status, asked.error["code"], asked.error["param"]) == (400, "no_chat_template", "messages")
+    assert "/v1/completions" in asked.error["message"]
+
+
+@pytest.mark.parametrize("content", ["one", "word " * 3000], ids=["here", "in a thread"])
+async def test_a_template_that_fails_is_the_request_s_error_wherever_it_ran(content: str) -> None:
+    api = Api(template="{{ messages[0].content | dictsort }}")
+    asked = await ask(
+        api.app, "POST", CHAT, {"messages": [{"role": "user", "content": content}]}, headers=JSON
+    ).done()
+    assert (asked.status, asked.error["code"], asked.error["param"]) == (
+        400, "chat_template_error", "messages",
+    )  # fmt: skip
+
+
+async def test_tools_that_are_turned_off_are_not_asked_of_the_template() -> None:
+    api = Api()
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    refused = await post(api, CHAT, tools=tools).done()
+    assert (refused.status, refused.error["param"], refused.error["code"]) == (400, "tools", "unsupported")
+    asked = post(api, CHAT, tools=tools, tool_choice="none")
+    await told(api)
+    await asked.leave().done()

@@ -1,0 +1,50 @@
+"""Listening sockets and their URLs."""
+
+import socket
+
+import pytest
+
+from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_port_0_takes_a_free_port_that_the_url_tells(host: str) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(listener) == f"http://127.0.0.1:{port}"
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no.such.host.invalid"])
+def test_an_address_that_cannot_be_had_is_told(host: str) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"{host}:{port}"):
+            listen(host, port)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example.com", False),
+    ],
+)
+def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_the_url_of_a_socket_of_ipv6_has_brackets() -> None:
+    try:
+        bound = listen("::1", 0)
+    except CannotListen:
+        pytest.skip("::1 is not an address of this machine")
+    with bound:
+        assert url_of(bound) == f"http://[::1]:{bound.getsockname()[1]}"

@@ -1,0 +1,121 @@
+"""The gateway's own OpenAPI document: it describes all that is served, and answers stay within it."""
+
+import json
+import time
+from random import Random
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.types import Message, Receive, Scope, Send
+
+from mamba_gateway.admission import Admission
+from mamba_gateway.app import make_app
+from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.local_routes import LocalRoutes
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.upstream import UpstreamRequest
+
+CARD = {
+    "id": "m", "object": "model", "created": 1, "owned_by": "mambaserve", "root": "/m", "max_model_len": 64,
+}  # fmt: skip
+REFUSAL = {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+]  # fmt: skip
+OPERATIONS = [
+    ("/v1/completions", "POST"),
+    ("/v1/chat/completions", "POST"),
+    ("/v1/models", "GET"),
+    ("/v1/models/{name}", "GET"),
+    ("/readyz", "GET"),
+    ("/health", "GET"),
+    ("/livez", "GET"),
+    ("/metrics", "GET"),
+    ("/version", "GET"),
+    ("/openapi.json", "GET"),
+]
+
+
+class RefusingRelay:
+    """In the place of the engines: refuses whatever reaches it, as one does that knows better."""
+
+    cancelling = False
+
+    async def run(self, _request: UpstreamRequest, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        start: Message = {"type": "http.response.start", "status": 400, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": json.dumps(REFUSAL).encode()})
+
+
+def application() -> Any:
+    pool = Pool()
+    pool.set_targets([Target("http://e", "e")])
+    pool.report("http://e", Report(ready=True, models=(CARD,)))
+    metrics = GatewayMetrics(pool.snapshot)
+    made: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if not made:  # admission belongs to the loop that serves
+            admission = Admission(8, 8, 5.0, time.monotonic)
+            proxy = ProxyEndpoint(
+                RefusingRelay(),  # type: ignore[arg-type]
+                admission, metrics, None, Random(1), max_body_bytes=100_000, body_timeout=5.0,
+            )  # fmt: skip
+            made.append(make_app(LocalRoutes(pool, admission, metrics), proxy, None))
+        await made[0](scope, receive, send)
+
+    return app
+
+
+APP = application()
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_answers_stay_within_the_document(path: str, method: str) -> None:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+
+    @settings(
+        max_examples=30 if method == "POST" else 5,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    @given(case=schema[path][method].as_strategy())
+    def one(case: schemathesis.Case) -> None:
+        case.validate_response(case.call(), checks=CHECKS)
+
+    one()
+
+
+def document() -> dict[str, Any]:
+    schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+    raw: dict[str, Any] = schema.raw_schema
+    return raw
+
+
+def test_the_document_names_every_route_and_nothing_else() -> None:
+    named = {(path, method.upper()) for path, item in document()["paths"].items() for method in item}
+    assert named == set(OPERATIONS)
+
+
+def test_relayed_routes_are_described_with_the_body_that_engines_take() -> None:
+    found = document()
+    for path, name in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatCompletion")):
+        operation = found["paths"][path]["post"]
+        body = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{name}Request"}
+        assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert {"429", "502", "503", "504"} <= set(operation["responses"])
+        assert "prompt" in found["components"]["schemas"]["CompletionRequest"]["properties"]

@@ -1,0 +1,400 @@
+"""One relayed request: whatever its end, it is answered once, counted once, and leaves nothing behind."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Send
+
+from asgi import Asked, ask
+from eventually import until
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.errors import ApiError
+from mamba_edge.request_middleware import RequestMiddleware
+from mamba_gateway.admission import Admission
+from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.errors import NoEndpoint, UpstreamLost
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.relay import ResponseTruncated
+from mamba_gateway.upstream import UpstreamRequest
+
+PATH = "/v1/completions"
+BODY = {"model": "m", "prompt": "x"}
+Script = Callable[[UpstreamRequest, Send], Awaitable[None]]
+
+
+async def fine(_call: UpstreamRequest, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def begun(_call: UpstreamRequest, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{", "more_body": True})
+
+
+async def hang(_call: UpstreamRequest, _send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+class ScriptedRelay:
+    """Stands in for the engines: does what the script says, remembers the calls."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[UpstreamRequest] = []
+        self.cancelling = False
+
+    async def run(self, call: UpstreamRequest, send: Send) -> None:
+        self.calls.append(call)
+        await self.script(call, send)
+
+
+class ProxyHarness:
+    """A gateway without its server: `ask` it, then read its numbers."""
+
+    def __init__(self, script: Script = fine, keys: Path | None = None, **limits: Any) -> None:
+        pool = Pool()
+        pool.set_targets([Target("http://e")])
+        pool.report("http://e", Report(ready=True, models=({"id": "m"},)))
+        self.relay = ScriptedRelay(script)
+        self.metrics = GatewayMetrics(pool.snapshot)
+        self.admission = Admission(
+            limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic
+        )
+        self.proxy = ProxyEndpoint(
+            self.relay,  # type: ignore[arg-type]
+            self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None, Random(1),
+            max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
+        )  # fmt: skip
+
+        self.app = RequestMiddleware(self.proxy, route_of=str, answered=lambda *_: None)
+
+    def ask(self, body: Any = None, **more: Any) -> Asked:
+        return ask(self.app, "POST", PATH, BODY if body is None else body, **more)
+
+    def asked(self, **more: Any) -> Asked:
+        return Asked(self.app, "POST", PATH, **more)
+
+    def answered(self) -> dict[tuple[str, str], float]:
+        """How many requests were counted, by model and status."""
+        return {
+            (labels["model"], labels["code"]): value
+            for name, labels, value in samples(self.metrics.registry)
+            if name == "mambaserve_gateway_requests_total"
+        }
+
+    def count(self, series: str) -> float:
+        return sum(value for name, _, value in samples(self.metrics.registry) if name == series)
+
+    def is_empty(self) -> bool:
+        return (self.admission.admitted, self.admission.in_flight) == (0, 0)
+
+
+def samples(registry: CollectorRegistry) -> list[tuple[str, dict[str, str], float]]:
+    return [(one.name, one.labels, one.value) for family in registry.collect() for one in family.samples]
+
+
+def failing(error: Exception, *, after: Script | None = None) -> Script:
+    async def script(call: UpstreamRequest, send: Send) -> None:
+        if after is not None:
+            await after(call, send)
+        raise error
+
+    return script
+
+
+async def test_an_answer_is_counted_once_with_its_model_and_status() -> None:
+    harness = ProxyHarness()
+    asked = await harness.ask().done()
+    assert (asked.status, asked.body) == (200, b"{}")
+    assert harness.answered() == {("m", "200"): 1}
+    assert harness.count("mambaserve_gateway_request_duration_seconds_count") == 1
+    assert harness.count("mambaserve_gateway_time_to_first_byte_seconds_count") == 1
+    assert harness.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "status", "code"),
+    [
+        (b"{", "unknown", 400, "invalid_json"),
+        (b"\xff\xfe", "unknown", 400, "invalid_json"),
+        (b"x" * 1001, "unknown", 413, "request_too_large"),
+        ({"model": ["m"]}, "unknown", 400, "invalid_type"),
+    ],
+)
+async def test_a_refused_body_is_counted_once_under_no_model_of_its_own(
+    body: Any, model: str, status: int, code: str
+) -> None:
+    harness = ProxyHarness()
+    asked = await harness.ask(body).done()
+    assert (asked.status, asked.error["code"]) == (status, code)
+    assert asked.headers["content-type"] == "application/json"
+    assert harness.answered() == {(model, str(status)): 1}
+    assert harness.relay.calls == []
+    assert harness.is_empty()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoEndpoint("no engine is known", retry_after=2), UpstreamLost("gone"), ApiError("odd")],
+    ids=lambda error: error.code,
+)
+async def test_an_error_of_the_relay_becomes_its_envelope(error: ApiError) -> None:
+    harness = ProxyHarness(failing(error))
+    asked = await harness.ask().done()
+    assert asked.status == error.status
+    assert asked.error == {
+        "message": error.message, "type": error.kind, "param": None, "code": error.code,
+    }  # fmt: skip
+    assert ("retry-after" in asked.headers) == (error.retry_after is not None)
+    assert harness.answered() == {("m", str(error.status)): 1}
+    assert harness.is_empty()
+
+
+async def test_an_error_after_the_answer_began_sends_no_second_status() -> None:
+    harness = ProxyHarness(failing(UpstreamLost("gone"), after=begun))
+    asked = await harness.ask().done()
+    assert [message["type"] for message in asked.messages] == ["http.response.start", "http.response.body"]
+    assert harness.answered() == {("m", "200"): 1}
+
+
+async def test_a_truncated_answer_ends_without_the_end_of_its_body() -> None:
+    harness = ProxyHarness(failing(ResponseTruncated(), after=begun))
+    asked = await harness.ask().done()
+    assert not asked.complete
+    assert harness.answered() == {("m", "200"): 1}
+    assert harness.is_empty()
+
+
+async def test_a_defect_is_counted_as_the_500_that_the_client_gets() -> None:
+    harness = ProxyHarness(failing(RuntimeError("a defect")))
+    asked = await harness.ask().done()
+    assert (asked.status, asked.error["code"]) == (500, "internal_error")
+    assert harness.answered() == {("m", "500"): 1}
+    assert harness.is_empty()
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "bearer", "Basic key-1"])
+async def test_without_a_key_not_a_byte_of_the_body_is_read(header: str | None, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("key-1\n")
+    harness = ProxyHarness(keys=tmp_path / "keys")
+    asked = await harness.asked(headers=[("Authorization", header)] if header else []).done()
+    assert (asked.status, asked.error["code"]) == (401, "invalid_api_key")
+    assert asked.headers["www-authenticate"] == "Bearer"
+    assert harness.answered() == {("unknown", "401"): 1}
+
+
+async def test_the_scheme_of_a_key_may_be_written_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("key-1\n")
+    harness = ProxyHarness(keys=tmp_path / "keys")
+    asked = await harness.ask(headers=[("AUTHORIZATION", "bEaReR  key-1 ")]).done()
+    assert asked.status == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_of_the_body() -> None:
+    harness = ProxyHarness()
+    asked = await harness.asked().part(b'{"model": ').leave().done()
+    assert asked.messages == []
+    assert harness.answered() == {("unknown", "499"): 1}
+    assert harness.count("mambaserve_gateway_cancelled_total") == 1
+    assert harness.is_empty()
+
+
+async def test_a_client_that_leaves_while_waiting_for_a_place() -> None:
+    harness = ProxyHarness(hang, places=1)
+    first, second = harness.ask(), harness.ask()
+    await until(lambda: harness.admission.in_flight == 1 and harness.admission.admitted == 2)
+    second.leave()
+    await second.done()
+    assert len(harness.relay.calls) == 1
+    assert harness.admission.queued == 0
+    first.leave()
+    await first.done()
+    assert harness.answered() == {("m", "499"): 2}
+    assert harness.is_empty()
+
+
+async def test_a_client_that_leaves_before_the_answer_began() -> None:
+    harness = ProxyHarness(hang)
+    asked = harness.ask()
+    await until(lambda: bool(harness.relay.calls))
+    await asked.leave().done()
+    assert asked.messages == []
+    assert harness.answered() == {("m", "499"): 1}
+    assert harness.count("mambaserve_gateway_time_to_first_byte_seconds_count") == 0
+
+
+async def test_a_client_that_leaves_in_the_middle_of_the_answer_and_the_engine_hears_of_it() -> None:
+    ended: list[str] = []
+
+    async def endless(call: UpstreamRequest, send: Send) -> None:
+        await begun(call, send)
+        try:
+            await hang(call, send)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    harness = ProxyHarness(endless)
+    asked = harness.ask()
+    await until(lambda: len(asked.messages) == 2)
+    await asked.leave().done()
+    assert ended == ["cancelled"]
+    assert harness.answered() == {("m", "499"): 1}
+    assert harness.is_empty()
+
+
+async def test_a_client_that_leaves_while_it_does_not_read() -> None:
+    harness = ProxyHarness(fine)
+    asked = harness.ask(blocked=True)
+    await until(lambda: bool(harness.relay.calls))
+    await asked.leave().done()
+    assert harness.answered() == {("m", "499"): 1}
+    assert harness.is_empty()
+
+
+async def test_a_full_house_refuses_without_reading_and_says_when_to_come_back() -> None:
+    harness = ProxyHarness(hang, places=1, queue=0)
+    first = harness.ask()
+    await until(lambda: harness.admission.in_flight == 1)
+    refused = await harness.asked().done()
+    assert (refused.status, refused.error["code"], refused.error["type"]) == (
+        429, "rate_limit_exceeded", "rate_limit_error",
+    )  # fmt: skip
+    assert int(refused.headers["retry-after"]) >= 1
+    await first.leave().done()
+    assert harness.answered() == {("unknown", "429"): 1, ("m", "499"): 1}
+
+
+async def test_a_slow_body_takes_room_in_the_house_and_no_place() -> None:
+    harness = ProxyHarness(places=1, queue=1, body_timeout=0.05)
+    slow = harness.asked().part(b'{"model": "m"')
+    assert (await harness.ask().done()).status == 200
+    await slow.done()
+    assert (slow.status, slow.error["code"]) == (408, "request_timeout")
+    assert slow.headers["connection"] == "close"
+    assert "0.05 s" in slow.error["message"]
+    assert harness.is_empty()
+
+
+async def test_a_drain_refuses_new_requests_and_lets_those_inside_finish() -> None:
+    gate = asyncio.Event()
+
+    async def gated(call: UpstreamRequest, send: Send) -> None:
+        await gate.wait()
+        await fine(call, send)
+
+    harness = ProxyHarness(gated)
+    running = harness.ask()
+    await until(lambda: bool(harness.relay.calls))
+    harness.admission.draining = True
+    refused = await harness.ask().done()
+    assert (refused.status, refused.error["code"]) == (503, "draining")
+    assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+    gate.set()
+    assert (await running.done()).status == 200
+    await harness.admission.idle()
+
+
+async def test_the_end_of_a_drain_cuts_what_runs_and_tells_who_has_no_answer_yet() -> None:
+    harness = ProxyHarness(hang, places=1)
+    held, queued = harness.ask(), harness.ask()
+    await until(lambda: harness.admission.admitted == 2 and bool(harness.relay.calls))
+    assert harness.proxy.cancel_running() == 2
+    assert harness.relay.cancelling
+    for asked in (await held.done(), await queued.done()):
+        assert (asked.status, asked.error["code"]) == (503, "draining")
+    assert harness.answered() == {("m", "503"): 2}
+    assert harness.is_empty()
+
+
+async def test_the_end_of_a_drain_leaves_a_half_answer_open_so_that_the_connection_closes() -> None:
+    async def half(call: UpstreamRequest, send: Send) -> None:
+        await begun(call, send)
+        await hang(call, send)
+
+    harness = ProxyHarness(half)
+    asked = harness.ask()
+    await until(lambda: len(asked.messages) == 2)
+    harness.proxy.cancel_running()
+    await asked.done()
+    assert not asked.complete
+    assert harness.answered() == {("m", "200"): 1}
+
+
+async def test_a_cut_of_an_idle_gateway_cuts_nothing() -> None:
+    assert ProxyHarness().proxy.cancel_running() == 0
+
+
+async def test_the_engine_gets_the_body_the_query_and_end_to_end_headers_as_they_came() -> None:
+    harness = ProxyHarness()
+    raw = b'{ "model" : "m",\n"n": 1e0, "prompt":"\\u00e9" }'
+    headers = [("X-Request-ID", "mine"), ("Content-Length", str(len(raw))), ("X-Custom", "caf\xe9")]
+    await harness.ask(raw, headers=headers, query="a=%2F&b=+&a").done()
+    [call] = harness.relay.calls
+    assert (call.path, call.query, call.body, call.model) == (PATH, "a=%2F&b=+&a", raw, "m")
+    sent = dict(call.headers)
+    assert sent["x-request-id"] == "mine"
+    assert sent["x-custom"] == "caf\xe9"
+    assert "content-length" not in sent
+
+
+async def test_many_requests_at_once_with_every_end_leave_nothing_and_are_each_counted_once() -> None:
+    rng = Random(4)
+
+    async def any_end(call: UpstreamRequest, send: Send) -> None:
+        number = json.loads(call.body)["number"]
+        await asyncio.sleep(rng.uniform(0, 0.01))
+        if number % 5 == 0:
+            raise NoEndpoint("none", retry_after=2)
+        await begun(call, send)
+        if number % 5 == 1:
+            raise ResponseTruncated
+        await asyncio.sleep(rng.uniform(0, 0.01))
+        await send({"type": "http.response.body", "body": b"}"})
+
+    harness = ProxyHarness(any_end, places=4, queue=100)
+    crowd = [harness.ask({"model": "m", "number": number}) for number in range(60)]
+    for number, asked in enumerate(crowd):
+        if number % 5 == 2:
+            asked.leave()
+    await asyncio.gather(*(asked.done() for asked in crowd))
+    counted = harness.answered()
+    assert sum(counted.values()) == 60
+    assert counted["m", "503"] == 12
+    assert counted.get(("m", "499"), 0) == harness.count("mambaserve_gateway_cancelled_total")
+    assert harness.is_empty()
+
+
+async def test_a_cut_reaches_a_client_that_is_still_sending_its_body() -> None:
+    harness = ProxyHarness()
+    asked = harness.asked().part(b'{"model": ')
+    await until(lambda: harness.admission.admitted == 1)
+    await asyncio.sleep(0)
+    assert harness.proxy.cancel_running() == 1
+    await asked.done()
+    assert (asked.status, asked.error["code"]) == (503, "draining")
+    assert harness.relay.calls == []
+    assert harness.answered() == {("unknown", "503"): 1}
+    assert harness.is_empty()
+
+
+async def test_a_server_that_cancels_a_request_in_its_body_leaves_nothing() -> None:
+    harness = ProxyHarness()
+    asked = harness.asked().part(b'{"model": ')
+    await until(lambda: harness.admission.admitted == 1)
+    asked.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked.done()
+    assert asked.messages == []
+    assert harness.is_empty()
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,117 @@
+"""Routing: filter, score, pick."""
+
+from random import Random
+
+import pytest
+
+from mamba_gateway.routing import (
+    NoCandidate,
+    RoutingRequest,
+    available,
+    choose,
+    least_loaded,
+    random_best,
+    serving,
+    untried,
+)
+
+ASK = RoutingRequest("m")
+
+
+def test_only_ready_endpoints_that_stay_are_available(endpoint) -> None:
+    well = endpoint("well")
+    others = [
+        endpoint("a", ready=False),
+        endpoint("b", draining=True),
+        endpoint("c", ready=False, draining=True),
+    ]
+    assert available([*others, well]) == (well,)
+
+
+def test_an_endpoint_serves_its_models_and_one_of_unknown_models_serves_any(endpoint) -> None:
+    one, two, unknown = endpoint("1"), endpoint("2", models=frozenset({"z"})), endpoint("3", models=None)
+    assert serving([one, two, unknown], "z") == (two, unknown)
+    assert serving([one, two, unknown], None) == (one, two, unknown)
+
+
+def test_an_endpoint_that_was_tried_is_left_out(endpoint) -> None:
+    one, two = endpoint("1"), endpoint("2")
+    assert untried([one, two], ["http://1", "http://gone"]) == (two,)
+
+
+def test_load_counts_ours_exactly_and_others_as_reported(endpoint) -> None:
+    # Seven were there when it reported, four of them ours; by now we have one left.
+    assert endpoint("a", running=5, waiting=2, in_flight_at_report=4, in_flight=1).load == 4
+    # A report may lag behind what we sent: never less than ours.
+    assert endpoint("a", running=0, in_flight_at_report=3, in_flight=3).load == 3
+
+
+def test_scores_run_from_one_for_the_least_to_zero_for_the_most_loaded(endpoint) -> None:
+    scored = least_loaded([endpoint("a", running=1), endpoint("b", running=3), endpoint("c", in_flight=5)])
+    assert scored == {"http://a": 1.0, "http://b": 0.5, "http://c": 0.0}
+
+
+def test_equal_loads_score_alike(endpoint) -> None:
+    assert set(least_loaded([endpoint("a", running=2), endpoint("b", in_flight=2)]).values()) == {1.0}
+
+
+def test_a_tie_is_broken_evenly_and_repeatably(endpoint) -> None:
+    ends = [endpoint(str(n)) for n in range(4)]
+    scores = {end.url: 1.0 for end in ends}
+    picks = [random_best(ends, scores, rng).name for rng in [Random(1)] for _ in range(400)]
+    assert picks == [random_best(ends, scores, rng).name for rng in [Random(1)] for _ in range(400)]
+    assert all(70 < picks.count(str(n)) < 130 for n in range(4))
+
+
+def test_a_picker_without_endpoints_refuses() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        random_best([], {}, Random(0))
+
+
+def test_the_least_loaded_of_those_that_fit_is_chosen(endpoint) -> None:
+    ends = [
+        endpoint("busy", running=9),
+        endpoint("idle-but-leaving", draining=True),
+        endpoint("idle-but-other", models=frozenset({"z"})),
+        endpoint("right", running=2),
+        endpoint("ours", in_flight=3),
+    ]
+    chosen = choose(ends, ASK, Random(0))
+    assert chosen is ends[3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (None, NoCandidate.NONE_KNOWN),
+        ({"ready": False}, NoCandidate.NONE_READY),
+        ({"draining": True}, NoCandidate.NONE_READY),
+        ({"models": frozenset({"z"})}, NoCandidate.MODEL_UNKNOWN),
+        ({"models": None, "ready": False}, NoCandidate.NONE_READY),
+    ],
+)
+def test_no_choice_says_why(changes, why, endpoint) -> None:
+    ends = [] if changes is None else [endpoint("a", **changes)]
+    assert choose(ends, ASK, Random(0)) is why
+
+
+def test_a_model_whose_engines_are_away_is_not_unknown(endpoint) -> None:
+    ends = [endpoint("other", models=frozenset({"z"})), endpoint("away", ready=False)]
+    assert choose(ends, ASK, Random(0)) is NoCandidate.NONE_READY
+
+
+def test_all_tried_is_told_apart_from_none_ready(endpoint) -> None:
+    assert (
+        choose([endpoint("a")], RoutingRequest("m", tried=("http://a",)), Random(0)) is NoCandidate.ALL_TRIED
+    )
+
+
+def test_weights_let_one_scorer_outdo_another(endpoint) -> None:
+    ends = [endpoint("idle"), endpoint("warm", running=4)]
+
+    def warmth(endpoints):
+        return {end.url: float(end.name == "warm") for end in endpoints}
+
+    by_warmth = choose(ends, ASK, Random(0), ((1.0, least_loaded), (2.0, warmth)))
+    by_load = choose(ends, ASK, Random(0), ((2.0, least_loaded), (1.0, warmth)))
+    assert (by_warmth, by_load) == (ends[1], ends[0])

@@ -1,0 +1,69 @@
+"""What acts in a cluster alone is said by `up`, field by field; what acts here too is not mentioned."""
+
+from typing import Any
+
+import pytest
+
+from mamba_api.v1alpha1 import Spec
+from mamba_cli.local.cluster_only import CLUSTER_ONLY, not_in_local_mode
+
+
+def spec(**parts: Any) -> Spec:
+    return Spec.model_validate({"model": {"uri": "hf://a/b"}, **parts})
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("replicas", {"replicas": 2}, "one engine runs here"),
+    ("scaling.mode", {"scaling": {"mode": "External"}}, "one engine runs here"),
+    ("scaling.minReplicas", {"scaling": {"minReplicas": 0}}, "one engine runs here"),
+    ("scaling.maxReplicas", {"scaling": {"maxReplicas": 3}}, "one engine runs here"),
+    ("scaling.scaleDownDelay", {"scaling": {"scaleDownDelay": "1s"}}, "one engine runs here"),
+    ("gateway.limits.maxInFlight", {"gateway": {"limits": {"maxInFlight": 1}}}, "its own limits"),
+    ("gateway.limits.maxQueued", {"gateway": {"limits": {"maxQueued": 1}}}, "its own limits"),
+    ("gateway.limits.queueTimeout", {"gateway": {"limits": {"queueTimeout": "1s"}}}, "its own limits"),
+    ("gateway.limits.requestTimeout", {"gateway": {"limits": {"requestTimeout": "1s"}}}, "its own limits"),
+    ("gateway.limits.maxBodySize", {"gateway": {"limits": {"maxBodySize": "1Mi"}}}, "its own limits"),
+    ("gateway.auth", {"gateway": {"auth": {"secretRef": {"name": "s"}}}}, "anyone on this machine"),
+    ("engine.env[].valueFrom", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "A: valueFrom"),
+    ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
+    ("model.cache", {"model": {"uri": "hf://a/b", "cache": {"size": "1Gi"}}}, "cluster alone"),
+    ("engine.image", {"engine": {"image": "mine"}}, "cluster alone"),
+    ("resources.gpuResource", {"resources": {"gpuResource": "amd.com/gpu"}}, "cluster alone"),
+    ("resources.cpu", {"resources": {"cpu": "2"}}, "cluster alone"),
+    ("resources.memory", {"resources": {"memory": "2Gi"}}, "cluster alone"),
+    ("scheduling.nodeSelector", {"scheduling": {"nodeSelector": {"a": "b"}}}, "cluster alone"),
+    ("scheduling.tolerations", {"scheduling": {"tolerations": [{"key": "gpu"}]}}, "cluster alone"),
+    ("scheduling.affinity", {"scheduling": {"affinity": {"nodeAffinity": {}}}}, "cluster alone"),
+    ("scheduling.priorityClassName", {"scheduling": {"priorityClassName": "high"}}, "cluster alone"),
+    ("scheduling.runtimeClassName", {"scheduling": {"runtimeClassName": "nvidia"}}, "cluster alone"),
+    ("gateway.image", {"gateway": {"image": "mine"}}, "cluster alone"),
+    ("gateway.replicas", {"gateway": {"replicas": 2}}, "cluster alone"),
+    ("gateway.podTemplate", {"gateway": {"podTemplate": {"spec": {}}}}, "cluster alone"),
+    ("telemetry.otlpEndpoint", {"telemetry": {"otlpEndpoint": "http://c:4318"}}, "cluster alone"),
+    ("telemetry.sampling", {"telemetry": {"sampling": 1.0}}, "cluster alone"),
+    ("rollout.maxSurge", {"rollout": {"maxSurge": 2}}, "cluster alone"),
+    ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 1}}, "cluster alone"),
+    ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "cluster alone"),
+    ("podTemplate", {"podTemplate": {"spec": {}}}, "cluster alone"),
+]
+
+
+@pytest.mark.parametrize(("path", "parts", "words"), CASES, ids=[one[0] for one in CASES])
+def test_a_field_that_acts_in_a_cluster_alone_is_named(path: str, parts: dict[str, Any], words: str) -> None:
+    [note] = not_in_local_mode(spec(**parts))
+
+    assert f"spec.{path.partition('[]')[0]}" in note
+    assert words in note
+
+
+def test_every_such_field_is_tried() -> None:
+    assert {path for path, *_ in CASES} == CLUSTER_ONLY
+
+
+def test_nothing_is_said_about_what_acts_here_too() -> None:
+    acting = spec(
+        engine={"pageSize": 32, "env": [{"name": "A", "value": "b"}]}, memory={"arena": "1Gi"},
+        stateCache={"strategy": "NoBuffer"}, rollout={"drainTimeout": "1s"}, resources={"gpus": 0},
+    )  # fmt: skip
+
+    assert not_in_local_mode(acting) == []

@@ -1,0 +1,168 @@
+"""From a spec to how the children are started: every field arrives, and the real commands take them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_cli import main
+from mamba_cli.local.documents import LoadedDeployment
+from mamba_cli.local.edits import changes_of
+from mamba_cli.local.unit import Unit, gateway_argv, unit_of
+from mamba_cli.settings_options import given
+from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.families import load_model_config
+from mamba_planner.spec_settings import engine_settings
+
+CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "granite-4.0-h-350m.json"
+GIB = 1 << 30
+
+
+def deployment(**spec: Any) -> MambaDeployment:
+    body = {"metadata": {"name": "one"}, "spec": {"model": {"uri": "file:///m"}, **spec}}
+    return MambaDeployment.model_validate(body)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> MemoryPlan:
+    (tmp_path / "config.json").write_text(CONFIG.read_text())
+    return plan(load_model_config(tmp_path), Constraints(arena_bytes=GIB), Device("cpu", 0))
+
+
+def parsed(argv: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that the real `mambaserve serve` or `gateway` would run with."""
+    main._collect()
+    group: Any = typer.main.get_command(main.app)
+    return given(group.commands[argv[0]].make_context(argv[0], list(argv[1:])), "model")
+
+
+def unit_for(spec: MambaDeployment, planned: MemoryPlan, folder: Path, **more: Any) -> Unit:
+    loaded = LoadedDeployment(folder / "mamba.yaml", spec)
+    made = {"device": "cpu", "host": "0.0.0.0", "port": 8000, "engine_port": 5, "admin_port": 6, **more}
+    return unit_of(loaded, planned, directory=folder, launcher=("run",), **made)
+
+
+def settings_of(unit: Unit) -> EngineSettings:
+    """What the engine reads, once its file is written."""
+    command = unit.commands()[unit.engine]
+    assert command.file is not None
+    command.file.write_text(command.document)
+    assert command.argv[:2] == ("run", "serve")
+    return EngineSettings(**parsed(command.argv[1:]))
+
+
+def test_the_engine_gets_every_field_and_the_plan(planned: MemoryPlan, tmp_path: Path) -> None:
+    spec = deployment(
+        model={"uri": "file:///m", "servedName": "nice"},
+        engine={
+            "pageSize": 32,
+            "chunkedPrefillTokens": 512,
+            "overlapSchedule": False,
+            "batchInvariant": True,
+        },
+        stateCache={
+            "trackInterval": 64,
+            "eviction": "LRU",
+            "maxCheckpointsPerPath": 2,
+            "prefixCaching": False,
+        },
+        rollout={"drainTimeout": "12s"},
+    )
+    settings = settings_of(unit_for(spec, planned, tmp_path))
+    assert settings.served_model_name == "nice"
+    assert (settings.strategy, settings.state_dtype) == (planned.strategy, planned.state_dtype)
+    assert (settings.port, settings.admin_port, settings.host) == (5, 6, "127.0.0.1")
+    assert (settings.page_size, settings.chunked_prefill_tokens, settings.track_interval) == (32, 512, 64)
+    assert (settings.overlap, settings.prefix_caching, settings.batch_invariant) == (False, False, True)
+    assert (settings.eviction, settings.max_checkpoints_per_path) == ("LRU", 2)
+    assert settings.arena_bytes == planned.arena_bytes
+    assert settings.max_running_requests == planned.max_running_requests
+    assert settings.max_model_len == planned.max_model_len
+    assert settings.drain_timeout == 12
+
+
+def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: MemoryPlan, tmp_path: Path) -> None:
+    settings = settings_of(unit_for(deployment(), planned, tmp_path))
+    again = plan_engine(load_model_config(tmp_path), settings, Device("cpu", GIB, told=False))
+    assert (again.strategy, again.state_dtype) == (planned.strategy, planned.state_dtype)
+    assert (again.arena_bytes, again.slabs) == (planned.arena_bytes, planned.slabs)
+    assert again.max_running_requests == planned.max_running_requests
+
+
+def test_on_a_gpu_the_engine_plans_with_what_the_device_has(planned: MemoryPlan, tmp_path: Path) -> None:
+    spec = deployment(memory={"deviceMemory": "24Gi", "utilization": 0.8})
+    settings = settings_of(unit_for(spec, planned, tmp_path, device="cuda"))
+    assert (settings.arena_bytes, settings.utilization, settings.device_memory) == (None, 0.8, 24 * GIB)
+
+
+def test_extra_arguments_have_the_last_word(planned: MemoryPlan, tmp_path: Path) -> None:
+    spec = deployment(engine={"extraArgs": ["--seed", "7", "--page-size", "32"]})
+    unit = unit_for(spec, planned, tmp_path)
+    assert unit.commands()[unit.engine].argv[-2:] == ("--page-size", "32")
+    settings = settings_of(unit)
+    assert (settings.seed, settings.page_size) == (7, 32)
+
+
+def test_gateway_accepts_its_arguments() -> None:
+    argv = gateway_argv(deployment(), backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    options = parsed(tuple(argv))
+    assert options["backend"] == ["http://127.0.0.1:5"] or options["backend"] == ("http://127.0.0.1:5",)
+    assert options["port"] == 9
+
+
+def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
+    spec = deployment(
+        model={"uri": "file://./model"},
+        engine={"env": [{"name": "A", "value": "b"}]},
+        rollout={"drainTimeout": "12s"},
+    )
+    unit = unit_for(spec, planned, tmp_path)
+    assert (unit.engine, unit.gateway) == ("one-engine", "one-gateway")
+    assert (unit.url, unit.engine_url) == ("http://127.0.0.1:8000", "http://127.0.0.1:5")
+    assert settings_of(unit).model == str(tmp_path / "model")
+    assert unit.gateway_argv[-2:] == ("--drain-timeout", "12")
+    assert unit.commands()[unit.engine].environment == {"A": "b"}
+    assert '"model": "one"' in unit.curl()
+
+
+def test_constraints_and_workload_follow_the_spec() -> None:
+    settings = engine_settings(
+        deployment(
+            model={"uri": "file:///m", "maxModelLen": 99},
+            engine={"dtype": "float16", "maxRunningRequests": 3},
+            stateCache={"strategy": "ExtraBuffer", "stateDtype": "float16"},
+            memory={"arena": "1Gi", "utilization": 0.7},
+            workload={"promptTokens": 5, "outputTokens": 6, "sharedPrefixRatio": 0.25, "concurrency": 7},
+        )
+    )
+    assert Constraints.of(settings) == Constraints(
+        strategy="ExtraBuffer", state_dtype="float16", dtype="float16", max_model_len=99,
+        max_running_requests=3, utilization=0.7, arena_bytes=GIB,
+    )  # fmt: skip
+    assert Workload.of(settings) == Workload(5, 6, 0.25, 7, declared=True)
+    assert Workload.of(engine_settings(deployment())) == Workload()
+    assert Constraints.of(settings, 2).tensor_parallel == 2
+
+
+def test_auto_leaves_the_choice_open() -> None:
+    assert Constraints.of(engine_settings(deployment())) == Constraints()
+
+
+def test_an_edit_is_split_into_what_is_live_and_what_waits() -> None:
+    old = deployment()
+    new = deployment(stateCache={"strategy": "NoBuffer", "eviction": "LRU"}, memory={"arena": "1Gi"})
+    (change,) = changes_of([old], [new])
+    assert change.live == ("spec.stateCache.strategy",)
+    assert set(change.later) == {"spec.stateCache.eviction", "spec.memory.arena"}
+    assert changes_of([old], [old]) == []
+
+
+def test_objects_that_come_and_go_wait_for_the_next_start() -> None:
+    one = deployment()
+    two = one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": "two"})})
+    (gone, came) = changes_of([one], [two])
+    assert (gone.name, gone.later) == ("one", ("the object was removed",))
+    assert (came.name, came.later) == ("two", ("the object was added",))

@@ -1,0 +1,15 @@
+"""The clock of tests whose API server lives in their own process."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from virtual_loop import loop_factories
+
+OVER_SOCKETS = ("test_client", "test_client_faults")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Any:
+    """Virtual time for clients and servers that talk over sockets: load cannot make anything late."""
+    return loop_factories(item) if item.path.stem in OVER_SOCKETS else {"real": asyncio.new_event_loop}

@@ -1,0 +1,46 @@
+"""Each setting of a process, and so each option and environment variable, is read somewhere in its code."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from mamba_gateway.settings import GatewaySettings
+from mamba_operator.settings import OperatorSettings
+from mamba_planner.engine_settings import EngineSettings
+
+ROOT = Path(__file__).parents[3]
+CODE: dict[type[BaseModel], tuple[str, ...]] = {
+    OperatorSettings: ("operator/mamba_operator",),
+    GatewaySettings: ("server/mamba_gateway", "server/mamba_cli/commands"),
+    EngineSettings: ("server/mamba_server", "operator/mamba_planner", "server/mamba_edge"),
+}
+REFUSED = {(GatewaySettings, "redis_url")}
+READ_AS = {name: "workload" for name in EngineSettings.model_fields if name.startswith("workload_")}
+"""Settings that are read together under another name."""
+CASES = [(kind, name) for kind in CODE for name in kind.model_fields if (kind, name) not in REFUSED]
+
+
+@cache
+def read(kind: type[BaseModel]) -> frozenset[str]:
+    """Names of all attributes that the process's packages read, its settings module left out."""
+    return frozenset(
+        node.attr
+        for folder in CODE[kind]
+        for path in (ROOT / folder).rglob("*.py")
+        if "settings" not in path.stem
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    )
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind.__name__}.{name}" for kind, name in CASES])
+def test_a_setting_is_read(kind: type[BaseModel], name: str) -> None:
+    assert READ_AS.get(name, name) in read(kind)
+
+
+def test_a_setting_that_nothing_reads_is_refused() -> None:
+    with pytest.raises(ValidationError, match="redis_url"):
+        GatewaySettings(backend=("http://a:1",), redis_url="redis://h/0")

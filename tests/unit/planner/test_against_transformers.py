@@ -1,0 +1,87 @@
+"""The adapters agree with transformers' own classes: parameter counts and today's saved configurations."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mamba_planner.families import model_config_from_hf
+
+transformers = pytest.importorskip("transformers")
+
+SMALL: dict[str, dict[str, Any]] = {
+    "NemotronH": {
+        "vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "intermediate_size": 48, "ssm_state_size": 16, "mamba_num_heads": 8,
+        "mamba_head_dim": 8, "n_groups": 2, "moe_intermediate_size": 20, "n_routed_experts": 4,
+        "moe_shared_expert_intermediate_size": 24, "moe_latent_size": 12,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+    },
+    "Bamba": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "attn_layer_indices": [2],
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "mamba_n_heads": 8,
+        "mamba_d_state": 16, "tie_word_embeddings": True,
+    },
+    "GraniteMoeHybrid": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 20,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_attention_heads": 4, "num_key_value_heads": 2, "shared_intermediate_size": 24,
+        "mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4, "mamba_proj_bias": True,
+    },
+    "FalconH1": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "mamba_d_ssm": 48, "mamba_n_heads": 6,
+        "mamba_d_state": 16, "mamba_rms_norm": True, "projectors_bias": True,
+    },
+    "Mamba2": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8,
+        "state_size": 16, "n_groups": 2, "use_bias": True,
+    },
+    "Qwen3Next": {
+        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24, "num_experts": 4,
+        "mlp_only_layers": [1],
+    },
+}  # fmt: skip
+
+
+def saved(name: str) -> tuple[Any, dict[str, Any]]:
+    """The transformers configuration and what it would write to config.json."""
+    config = getattr(transformers, f"{name}Config")(**SMALL[name])
+    written = json.loads(config.to_json_string(use_diff=True))
+    return config, {**written, "architectures": [f"{name}ForCausalLM"]}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_parameter_count_is_that_of_the_reference_model(name: str) -> None:
+    import torch
+
+    config, written = saved(name)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+    assert model_config_from_hf(written).parameters == model.num_parameters()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_configuration_saved_today_is_read(name: str) -> None:
+    config, written = saved(name)
+    neutral = model_config_from_hf(written)
+    kinds = {"linear_attention": 1, "hybrid": 1}
+    assert neutral.recurrent_layers == sum(kinds.get(kind, 0) for kind in config.layer_types)
+    assert neutral.hidden_size == 32
+    assert neutral.architecture == f"{name}ForCausalLM"
+
+
+@pytest.mark.parametrize("name", ["NemotronH", "Mamba2"])
+def test_the_time_step_limit_is_the_one_the_reference_applies(name: str) -> None:
+    import torch
+
+    config, written = saved(name)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+    mixer = next(module for module in model.modules() if hasattr(module, "time_step_limit"))
+    mamba = model_config_from_hf(written).mamba
+    assert mamba is not None
+    assert mamba.dt_limit == tuple(mixer.time_step_limit)
