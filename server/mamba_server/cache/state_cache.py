@@ -433,7 +433,7 @@ class StateCache:
         """The sequence ended or was preempted: give back all, once its last launched step is complete.
 
         `token_ids()` is asked then for the tokens that count; what lies deeper (past a stop
-        string, or written by a step whose token was dropped) is not donated (L3, L4).
+        string, or written by a step whose token was dropped) is not donated any more (L3, L4).
         """
         if allocation.last_step > self.arena.completed:
             self._retiring.append(_Retiring(allocation.last_step, allocation, token_ids))

@@ -408,6 +408,22 @@ def test_without_a_buffer_an_answer_leaves_checkpoints_in_free_slots_and_they_ar
     assert bench.cache.tree.checkpoints == 0
 
 
+def test_without_a_buffer_a_checkpoint_behind_a_stop_string_serves_only_the_tokens_it_saw() -> None:
+    bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=8, cap=9)
+    tokens = ids(range(60))
+    allocation = bench.prefill(tokens[:17])
+    while allocation.depth < 43:
+        bench.decode(allocation)
+        bench.commit(allocation, tokens)
+    bench.cache.retire(allocation, lambda: tokens[:39])
+    bench.check()
+    # Complete, and given to the tree, before the stop string was found.
+    assert max(bench.checkpoints(tokens)) == 40
+    cut = ids(range(39), range(100, 110))
+    assert bench.cache.match(cut, "", bench.step + 1).resumable == 32
+    assert bench.cache.match(tokens, "", bench.step + 1).resumable == 40
+
+
 def test_without_a_buffer_an_answer_takes_no_slot_that_an_admission_could_need() -> None:
     bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=100)
     allocation = bench.prefill(ids(range(17)))
