@@ -113,3 +113,50 @@ def test_make_targets_named_in_the_readme_exist() -> None:
     targets = {target for words in named for target in words.split()}
     assert {"demo", "test", "lint", "docs", "crds"} <= targets
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """Text of every source file, by its path from the project's root."""
+    folders = ("operator", "server", "kernels", "tests", "benchmarks", "scripts", "training")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return {f"/{path.relative_to(ROOT)}": path.read_text() for path in paths}
+
+
+def test_source_files_named_on_pages_exist(docs: ModuleType, sources: dict[str, str]) -> None:
+    named = {
+        (str(page), name)
+        for page in docs.pages()
+        for name in re.findall(r"`((?:[\w-]+/)*[a-z_]\w*\.py)\b", (ROOT / page).read_text())
+    }
+    assert len(named) > 80
+    assert [each for each in named if not any(path.endswith(f"/{each[1]}") for path in sources)] == []
+
+
+def test_modules_named_on_pages_exist_and_have_what_is_named(
+    docs: ModuleType, sources: dict[str, str]
+) -> None:
+    modules = {path.split("/", 2)[2].removesuffix(".py").replace("/", "."): path for path in sources}
+    modules |= {
+        name.removesuffix(".__init__"): path for name, path in modules.items() if name.endswith(".__init__")
+    }
+
+    def exists(name: str) -> bool:
+        module, _, attribute = name.rpartition(".")
+        return name in modules or (module in modules and attribute in sources[modules[module]])
+
+    named = {
+        (str(page), name)
+        for page in docs.pages()
+        for name in re.findall(r"`(mamba_\w+(?:\.[a-z]\w*)+)", (ROOT / page).read_text())
+    }
+    assert len(named) > 5
+    assert [each for each in named if not exists(each[1])] == []
+
+
+def test_the_layout_in_the_readme_has_every_package() -> None:
+    layout = (ROOT / "README.md").read_text().partition("## Layout")[2]
+    rows = dict(re.findall(r"^\| `(\w+)/` \| (.+) \|$", layout, re.MULTILINE))
+    for folder in ("operator", "server", "kernels"):
+        packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+        assert set(re.findall(r"`(mamba_\w+)`", rows[folder])) == packages
