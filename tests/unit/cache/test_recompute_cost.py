@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from cache_bench import CacheBench
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction, Policy
@@ -175,6 +176,20 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
     planned = [each.depth for each in cache.plan_prefill(allocation, len(prompt), 1)]
     assert (cache.counters.evicted > 0) is evicts
     assert any(depth in planned for depth in allocation.placement.optional) is evicts
+
+
+@pytest.mark.parametrize(("length", "made"), [(9, 0), (1601, 1)])
+def test_the_end_of_a_prompt_pushes_out_only_what_is_worth_less(length: int, made: int) -> None:
+    bench = CacheBench.make(policy="RecomputeCost", slabs=8, per_slab=0, overlap=False, interval=10_000)
+    for number in range(6):
+        bench.serve(tokens(10_000 * number, 401 + 100 * number))
+    # Two slots are left for the next admission, and five hold states of 400 to 900 tokens.
+    assert (bench.arena.free_slots, bench.cache.tree.checkpoints) == (2, 5)
+    before = bench.cache.counters.made
+    prompt = tokens(90_000, length)
+    bench.serve(prompt)
+    assert bench.cache.counters.made - before == bench.cache.counters.evicted == made
+    assert bench.checkpoints(prompt) == [length - 1] * made
 
 
 def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
