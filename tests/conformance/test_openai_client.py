@@ -316,8 +316,8 @@ class TestExtensions:
         seen = next(item for item in api.engine()["seen"] if item.get("cache_salt") == "boundary")
         boundary = seen["turn_boundary"]
         im_start = 3
-        assert seen["prompt"][boundary] == im_start
-        assert im_start not in seen["prompt"][boundary + 1 :]
+        assert seen["token_ids"][boundary] == im_start
+        assert im_start not in seen["token_ids"][boundary + 1 :]
 
 
 class TestErrors:

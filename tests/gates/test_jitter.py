@@ -12,7 +12,7 @@ import pytest
 from engines import Answer, greedy, make_engine, run
 from gate_cases import CASES, LARGE, Case
 from mamba_planner.memory_plan import MemoryPlan
-from mamba_planner.planner import plan
+from mamba_planner.planner import plan_engine
 from mamba_server.engine import boot
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.forward_stream import ForwardStream, Result, Ticket
@@ -98,9 +98,9 @@ def test_a_harassed_run_equals_the_quiet_one_bit_by_bit(
 
     def hopeful(*args: Any, **fields: Any) -> MemoryPlan:
         # More at once than the arena can hold to their end.
-        return replace(plan(*args, **fields), max_running_requests=8)
+        return replace(plan_engine(*args, **fields), max_running_requests=8)
 
-    monkeypatch.setattr(boot, "plan", hopeful)
+    monkeypatch.setattr(boot, "plan_engine", hopeful)
     jitters: list[Jitter] = []
 
     def wrap(stream: ForwardStream) -> ForwardStream:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from engines import Answer, greedy, make_engine, run
 from mamba_planner.memory_plan import MemoryPlan
-from mamba_planner.planner import plan
+from mamba_planner.planner import plan_engine
 from mamba_server.engine import boot
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import random_nemotron_h
@@ -117,9 +117,9 @@ def test_a_pool_so_small_that_sequences_are_preempted_changes_nothing(
 
     def hopeful(*args: Any, **fields: Any) -> MemoryPlan:
         # More at once than the arena can hold to their end.
-        return replace(plan(*args, **fields), max_running_requests=16)
+        return replace(plan_engine(*args, **fields), max_running_requests=16)
 
-    monkeypatch.setattr(boot, "plan", hopeful)
+    monkeypatch.setattr(boot, "plan_engine", hopeful)
     engine = make_engine(path, dtype="float32", strategy=strategy, max_model_len=800, arena_bytes=24 * slab)
     wanted = requests(engine.model.vocab_size, seed=3)
     answers = run(engine, wanted)
