@@ -11,6 +11,7 @@ BENCHMARKS = (
     "serve",
     "http_cpu",
     "cache.hit_rate",
+    "cache.policy_table",
     "cache.fragmentation",
     "cache.cpu_time",
     "cache.real_engine",

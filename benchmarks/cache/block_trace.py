@@ -15,10 +15,10 @@ BLOCK = 512
 Tokens = npt.NDArray[np.int32]
 
 
-def prompt(arrival: Arrival) -> Tokens:
+def prompt(arrival: Arrival, block: int = BLOCK) -> Tokens:
     """The prompt's tokens, int32[input_tokens]: equal blocks have equal tokens, different ones no token."""
     ids = np.array(arrival.block_ids, np.int32)
-    tokens: Tokens = (ids[:, None] * BLOCK + np.arange(BLOCK, dtype=np.int32)).reshape(-1)
+    tokens: Tokens = (ids[:, None] * np.int32(block) + np.arange(block, dtype=np.int32)).reshape(-1)
     return tokens[: arrival.input_tokens]
 
 

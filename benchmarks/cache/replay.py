@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from benchmarks.cache.block_trace import prompt
+from benchmarks.cache.block_trace import BLOCK, prompt
 
 from mamba_cli.bench.traces import Arrival
 from mamba_planner.strategy import reservation
@@ -104,7 +104,7 @@ def build(
     )  # fmt: skip
 
 
-def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy) -> Replayed:
+def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy, block: int = BLOCK) -> Replayed:
     """Run the arrivals one after the other. Requests that could never fit are counted, not served."""
     arrivals = list(arrivals)
     longest = max((a.input_tokens for a in arrivals), default=0) + policy.most_outputs
@@ -114,7 +114,7 @@ def replay(arrivals: Iterable[Arrival], size: CacheSize, policy: CachePolicy) ->
     for number, arrival in enumerate(arrivals):
         outputs = max(1, min(arrival.output_tokens, policy.most_outputs))
         request = AddRequest(
-            f"r{number}", prompt(arrival).tolist(), SamplingParams(max_tokens=outputs, ignore_eos=True)
+            f"r{number}", prompt(arrival, block).tolist(), SamplingParams(max_tokens=outputs, ignore_eos=True)
         )
         if core.add(request) is not None:
             refused += 1

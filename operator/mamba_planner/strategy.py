@@ -22,7 +22,7 @@ class Reservation:
     tracking_slots: int
     """Held all the time."""
     tracks_decode: bool
-    """Writes a checkpoint at each track interval while decoding."""
+    """Writes a checkpoint at each track interval while decoding; otherwise only into slots that are free."""
     borrows: bool
     """Takes one more slot around a boundary and gives the older back."""
     evicts_for_checkpoints: bool

@@ -127,12 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
-        "        node.stamp += 1\n        node.hits = 0\n", "        node.hits = 0\n",
-    ),
-    Mutant(
-        "a guess at a branch weighs as much as a checkpoint that was asked for", CACHE + "eviction.py",
-        "return self._clock + GUESS * tokens > node.priority", "return self._clock + tokens > node.priority",
-        ("tests/unit/cache/test_recompute_cost.py",),
+        "        node.stamp += 1\n        if node.ghost", "        if node.ghost",
     ),
     Mutant(
         "the cap of a path takes branch points", CACHE + "state_cache.py",
@@ -142,11 +137,50 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoints on the grid leave nothing for the next admission", CACHE + "state_cache.py",
-        "if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:", "if self.arena.free_slots > 0:",
+        "return self.arena.free_slots > 2 * self.strategy.slots_per_sequence",
+        "return self.arena.free_slots > 0",
         ("tests/unit/cache/test_state_cache.py",),
     ),
     Mutant(
         "a row takes more pages than it has places for", CACHE + "persistent_batch.py",
         "if after > self.pages.shape[1]:", "if False:", ("tests/unit/cache/test_persistent_batch.py",),
+    ),
+    Mutant(
+        "a checkpoint is weighed without the bytes it takes", CACHE + "eviction.py",
+        "slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0", "slabs = 1.0",
+        (UNIT,),
+    ),
+    Mutant(
+        "the checkpoint above an evicted one inherits nothing", CACHE + "eviction.py",
+        "        self.inherit(node.above(), node.ghost)\n", "        pass\n", (UNIT,),
+    ),
+    Mutant(
+        "a new checkpoint pushes out what is worth more", CACHE + "state_cache.py",
+        "if worth > most and (worth > least or (spare and depth in required)):", "if worth > most:", (UNIT,),
+    ),
+    Mutant(
+        "the ghost tree grows without bound", CACHE + "ghosts.py",
+        "while self.bytes > self.most_bytes and", "while False and", (UNIT,),
+    ),
+    Mutant(
+        "the end of an answered turn counts as an end still", CACHE + "ghosts.py",
+        "            ghost.uses += 1\n", "            pass\n", (UNIT,),
+    ),
+    Mutant(
+        "a branch is sought in resident pages alone", CACHE + "state_cache.py",
+        "return (*branches, shared, *(depth for _, depth in known))",
+        "return (*branches, match.kv_depth)", (UNIT,),
+    ),
+    Mutant(
+        "ages never change", CACHE + "ghosts.py",
+        "        aged = list(self._age())\n", "        aged: list[Ghost] = []\n", (UNIT,),
+    ),
+    Mutant(
+        "a class is believed however badly it foretells", CACHE + "returns.py",
+        "or self.score > -SLACK else", "or True else", (UNIT,),
+    ),
+    Mutant(
+        "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",
+        "            node.ghost.node = node.ghost.heir = None\n", "            pass\n", (UNIT,),
     ),
 )  # fmt: skip

@@ -171,8 +171,8 @@ class StateCache(ApiModel):
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
     """Most checkpoints kept along one path of the radix tree."""
     eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"
-    """Which checkpoint goes first when memory is short: the cheapest to recompute, or the least recently
-    used."""
+    """Which checkpoint goes first when memory is short: the one expected to save least, or the least
+    recently used."""
     prefix_caching: bool = True
     """Reuse checkpoints between requests that share a prefix."""
 

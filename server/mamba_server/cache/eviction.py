@@ -1,22 +1,20 @@
-"""Which checkpoint or leaf goes first: least recently used, or recency against recompute cost.
+"""Which checkpoint or leaf goes first: the least recently used, or what promises least for what it takes.
 
-RecomputeCost is GreedyDual-Size-Frequency (Cherkasova, 1998; GreedyDual-Size: Cao and Irani, 1997): priority
-is the clock at the last use plus the cost, times one more than the hits so far, and the clock rises to the
-priority of whatever is evicted. The cost of a checkpoint is the tokens to recompute from the nearest
-shallower one; FLOPs per token and bytes per state are the same for all of a model, so they only scale it.
-Called by the tree and the state cache.
+RecomputeCost weighs a checkpoint by the tokens that keeping it saves per request and slab: the rate at
+which its class returns at its age (the ghost tree counts that), times the tokens from the nearest shallower
+checkpoint, over the slabs of its state and of the pages that only it can resume. That is the slope of the
+bound on what a cache of this size can save. Called by the tree, the reclaimer and the state cache.
 """
 
 import heapq
 import itertools
+import math
 from typing import Literal
 
+from mamba_server.cache.ghosts import Ghost, GhostTree
 from mamba_server.cache.node import Node
 
 Policy = Literal["RecomputeCost", "LRU"]
-
-GUESS = 0.05
-"""What a checkpoint on the track-interval grid counts, until its first hit, of one at an end or a branch."""
 
 
 class Eviction:
@@ -27,41 +25,54 @@ class Eviction:
         self._checkpoints = Heap()
         self._bare = Heap()
         self._clock = 0.0
+        self._ghosts: GhostTree | None = None
+        self._pages_per_slab = 0
 
-    def used(self, node: Node, *, hit: bool = False) -> None:
-        """`node` was made, or (`hit`) resumed from, just now."""
-        if self.policy == "LRU":
-            self._clock += 1.0
-        node.hits += hit
+    def foresee(self, ghosts: GhostTree, pages_per_slab: int) -> None:
+        """Take the rates of return from `ghosts`. `pages_per_slab`: 0 where pages take no memory."""
+        self._ghosts = ghosts
+        self._pages_per_slab = pages_per_slab
+
+    def used(self, node: Node) -> None:
+        """`node` was made or resumed from just now."""
+        self._clock += 1.0
         node.used_at = self._clock
-        node.priority = self._current(node)
+        node.priority = self.weigh(node)
         self.offer(node)
 
-    def _current(self, node: Node) -> float:
+    def weigh(self, node: Node) -> float:
+        """What `node` is worth just now: the least goes first."""
         if self.policy == "LRU" or not node.slot:
             return node.used_at
-        weight = GUESS if node.guess and not node.hits else 1 + node.hits
-        return node.used_at + (node.depth - node.checkpoint_above()) * weight
+        # Of what the ghost tree has forgotten nothing is known but that it is old.
+        unknown = self._ghosts.unknown if self._ghosts is not None else 1.0
+        rate = node.ghost.rate if node.ghost is not None else unknown
+        return self.worth(rate, node.depth - node.checkpoint_above(), node.own_pages())
 
-    def offer(self, node: Node) -> None:
-        """`node` may be a victim (again)."""
-        node.stamp += 1
-        (self._checkpoints if node.slot else self._bare).push(node)
+    def worth(self, rate: float, tokens: int, pages: int) -> float:
+        """Tokens saved per request and slab: a checkpoint that returns at `rate`, with `pages` of its own."""
+        slabs = 1 + pages / self._pages_per_slab if self._pages_per_slab else 1.0
+        return rate * tokens / slabs
 
-    def displaces(self, tokens: int) -> bool:
-        """Whether a new checkpoint, `tokens` past the one above it and never hit, is worth an old one.
+    def inherit(self, node: Node | None, ghost: Ghost | None) -> None:
+        """There is no checkpoint at `ghost`: who comes back to it resumes at `node`, the nearest above."""
+        if node is not None and node.ghost is not None and ghost is not None and node.ghost.serves(ghost):
+            self.offer(node)
 
-        A guess at where prompts part must not push out what has proved itself. LRU cannot tell them apart, so
-        there it displaces nothing.
-        """
-        if self.policy == "LRU":
-            return False
+    def least(self) -> float:
+        """The worth of the next victim; infinite if there is none."""
         while (node := self.checkpoint()) is not None:
             # A locked one is offered again when it is unlocked.
             if not node.state_lock:
                 self.offer(node)
-                return self._clock + GUESS * tokens > node.priority
-        return False
+                return node.priority
+        return math.inf
+
+    def offer(self, node: Node) -> None:
+        """`node` may be a victim (again)."""
+        node.priority = self.weigh(node)
+        node.stamp += 1
+        (self._checkpoints if node.slot else self._bare).push(node)
 
     def bare(self) -> Node | None:
         """The least recently used node without a checkpoint, out of the heap; None if there is none."""
@@ -70,19 +81,17 @@ class Eviction:
     def checkpoint(self) -> Node | None:
         """The node with the least valuable checkpoint, out of the heap; None if there is none."""
         while (node := self._checkpoints.pop()) is not None:
-            current = self._current(node)
+            current = self.weigh(node)
             if current > node.priority:
                 # The checkpoint above it is gone since: losing this one too costs more than was thought.
-                node.priority = current
                 self.offer(node)
                 continue
             return node
         return None
 
     def evicted(self, node: Node) -> None:
-        """`node` was the victim: the clock rises to its priority."""
-        if self.policy == "RecomputeCost":
-            self._clock = max(self._clock, node.priority)
+        """`node` is the victim: the checkpoint above it serves who comes back."""
+        self.inherit(node.above(), node.ghost)
 
 
 class Heap:

@@ -1,9 +1,12 @@
 """A node of the radix tree: a run of pages with, optionally, one checkpoint at its end."""
 
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from mamba_server.cache.ghosts import Ghost
 
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
@@ -16,8 +19,7 @@ class Node:
     __slots__ = (
         "children",
         "depth",
-        "guess",
-        "hits",
+        "ghost",
         "kv_lock",
         "pages",
         "parent",
@@ -43,10 +45,8 @@ class Node:
         """The step that wrote the checkpoint: only later ones can match it (O7)."""
         self.kv_lock = 0
         self.state_lock = 0
-        self.guess = False
-        """Its checkpoint was placed on the track-interval grid: nobody asked for this very depth yet."""
-        self.hits = 0
-        """Resumes from the checkpoint that is here now."""
+        self.ghost: Ghost | None = None
+        """What is known of returns to the checkpoint that is here now."""
         self.used_at = 0.0
         """The eviction clock when it was made or hit last."""
         self.priority = 0.0
@@ -68,14 +68,27 @@ class Node:
         out.reverse()
         return out
 
+    def above(self) -> Optional["Node"]:
+        """The node of the nearest shallower checkpoint."""
+        node = self.parent
+        while node is not None and not node.slot:
+            node = node.parent
+        return node
+
     def checkpoint_above(self) -> int:
         """Depth of the nearest shallower checkpoint; 0 if there is none."""
-        node = self.parent
-        while node is not None:
-            if node.slot:
-                return node.depth
+        node = self.above()
+        return node.depth if node is not None else 0
+
+    def own_pages(self) -> int:
+        """Pages that go with its checkpoint: no other one needs them."""
+        if self.children:
+            return 0
+        count, node = len(self.pages), self.parent
+        while node is not None and node.parent is not None and not node.slot and len(node.children) == 1:
+            count += len(node.pages)
             node = node.parent
-        return 0
+        return count
 
 
 def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:

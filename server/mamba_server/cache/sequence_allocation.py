@@ -8,6 +8,7 @@ changes it. How far the sequence has come stands in its row of the persistent ba
 from dataclasses import dataclass
 
 from mamba_server.cache.arena import Pages
+from mamba_server.cache.ghosts import Sighting
 from mamba_server.cache.node import Node
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
@@ -44,7 +45,9 @@ class SequenceAllocation:
         "resumed",
         "row",
         "salt",
+        "sighting",
         "spare",
+        "worthwhile",
     )
 
     def __init__(
@@ -61,6 +64,10 @@ class SequenceAllocation:
         """Complete checkpoints in tracking slots, shallow first."""
         self.pending: list[PendingCheckpoint] = []
         self.placement = placement
+        self.worthwhile: frozenset[int] = frozenset()
+        """Optional depths whose checkpoints promise more than what they would push out."""
+        self.sighting: Sighting | None = None
+        """Its prompt in the ghost tree."""
         self.node: Node | None = None
         """Deepest tree node whose pages this sequence uses (page lock held)."""
         self.match_node: Node | None = None

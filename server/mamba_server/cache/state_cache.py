@@ -15,6 +15,7 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.ghosts import GhostTree, Place, Sighting
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement, place
@@ -57,6 +58,10 @@ class StateCache:
         self.reclaimer = Reclaimer(arena, tree, self.counters)
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_Retiring] = []
+        self.ghosts: GhostTree | None = None
+        if prefix_caching and tree.eviction.policy == "RecomputeCost":
+            self.ghosts = GhostTree(tree.page_size)
+            tree.eviction.foresee(self.ghosts, arena.pages_per_slab)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
     # --- admission -----------------------------------------------------------------------------------
@@ -118,11 +123,12 @@ class StateCache:
                 self.tree.unlock(match.node)
             return None
         placement = Placement((), ())
+        sighting = self._sight(token_ids, salt) if self.ghosts is not None else None
         if self.prefix_caching:
             placement = place(
                 len(token_ids),
                 match.resumable,
-                (match.kv_depth, *branches),
+                self._parting(match, branches, sighting),
                 turn_boundary,
                 self.page_size,
                 self.track_interval,
@@ -133,6 +139,9 @@ class StateCache:
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
         allocation = SequenceAllocation(self.batch, row, salt, spare, placement)
+        allocation.sighting = sighting
+        if sighting is not None:
+            self._choose(allocation, match, branches)
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
             self.tree.touch(match.node)
@@ -141,6 +150,68 @@ class StateCache:
             allocation.first_page = token_ids[: self.page_size].tobytes()
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
+
+    def _sight(self, token_ids: Tokens, salt: str) -> Sighting:
+        assert self.ghosts is not None
+        sighting, aged = self.ghosts.seen(token_ids, salt)
+        for ghost in aged:
+            if ghost.node is not None:
+                self.tree.eviction.offer(ghost.node)
+        return sighting
+
+    def _parting(self, match: Match, branches: Sequence[int], sighting: Sighting | None) -> Sequence[int]:
+        """Depths at which other prompts part from this one, most important first."""
+        if sighting is None:
+            return (match.kv_depth, *branches)
+        shared = max(match.kv_depth, sighting.shared * self.page_size)
+        known = sorted(
+            (
+                (ghost.rate * (ghost.depth * self.page_size - match.resumable), ghost.depth * self.page_size)
+                for ghost in sighting.path()
+                if ghost.depth * self.page_size > match.resumable
+                and (ghost.uses or ghost.place is Place.BRANCH)
+            ),
+            reverse=True,
+        )
+        return (*branches, shared, *(depth for _, depth in known))
+
+    def _choose(self, allocation: SequenceAllocation, match: Match, sure: Sequence[int]) -> None:
+        """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
+        ghosts, sighting, eviction = self.ghosts, allocation.sighting, self.tree.eviction
+        assert ghosts is not None
+        assert sighting is not None
+        required, optional = allocation.placement.required, allocation.placement.optional
+        places = [(depth, Place.END, 0) for depth in required]
+        places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
+        marked = {
+            depth: ghosts.mark(sighting, depth // self.page_size, place, rank)
+            for depth, place, rank in places
+        }
+        left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
+        chosen = {depth: left.pop(depth) for depth in sure if depth in left}
+        least = eviction.least()
+        spare = self._slots_to_spare
+        while left:
+            best, most = 0, -1.0
+            for depth, ghost in left.items():
+                tokens = depth - max((each for each in chosen if each < depth), default=match.resumable)
+                pages = 0 if any(each > depth for each in chosen) else tokens // self.page_size
+                worth = eviction.worth(ghost.rate, tokens, pages)
+                if worth > most and (worth > least or (spare and depth in required)):
+                    best, most = depth, worth
+            if not best:
+                break
+            chosen[best] = left.pop(best)
+        for depth, ghost in left.items():
+            above = max((each for each in chosen if each < depth), default=0)
+            if above:
+                chosen[above].serves(ghost)
+            else:
+                eviction.inherit(match.node, ghost)
+        forgotten = [depth for depth in required if marked[depth] is None]
+        kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
+        allocation.placement = Placement(kept, optional)
+        allocation.worthwhile = frozenset(depth for depth in optional if depth in chosen)
 
     def prefill_done(self, allocation: SequenceAllocation) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
@@ -198,17 +269,18 @@ class StateCache:
             out.append(checkpoint)
         return out
 
+    @property
+    def _slots_to_spare(self) -> bool:
+        """Never the last free slab: that one belongs to whoever is admitted next."""
+        return self.arena.free_slots > 2 * self.strategy.slots_per_sequence
+
     def _optional_slot(self, allocation: SequenceAllocation, depth: int) -> int:
         """A slot for a track-interval checkpoint: a free one, or that of a state worth less than this."""
-        # Never the last free slab: that one belongs to whoever is admitted next.
-        if self.arena.free_slots > 2 * self.strategy.slots_per_sequence:
+        if self._slots_to_spare:
             return self._checkpoint_slot(allocation, evict=False)
         if not self.strategy.evicts_for_checkpoints:
             return 0
-        above = max((d for d in allocation.placement.depths if d < depth), default=allocation.resumed)
-        if not self.tree.eviction.displaces(depth - max(above, allocation.resumed)):
-            return 0
-        return self._checkpoint_slot(allocation, evict=True)
+        return self._checkpoint_slot(allocation, evict=True) if depth in allocation.worthwhile else 0
 
     def _checkpoint_slot(self, allocation: SequenceAllocation, *, evict: bool) -> int:
         grant = self.reclaimer.allocate(AllocationSite.PREFILL_CHECKPOINT, tracking=1, evict=evict)
@@ -216,7 +288,9 @@ class StateCache:
 
     def tracks_decode(self, depth: int, outputs: int) -> bool:
         """Whether a sequence leaves a checkpoint at `depth`, reached with its `outputs`-th output token."""
-        if not self.prefix_caching or not self.strategy.tracks_decode or depth % self.page_size:
+        if not self.prefix_caching or depth % self.page_size:
+            return False
+        if not self.strategy.tracks_decode and not self._slots_to_spare:
             return False
         spacing = decode_spacing(outputs, self.page_size, self.track_interval)
         return not depth % spacing or not depth % self.track_interval
@@ -233,6 +307,9 @@ class StateCache:
             # L2: outside the boundary window a lazy sequence holds one tracking slot.
             grant = self.reclaimer.allocate(AllocationSite.BORROW, tracking=1)
             slot = grant.slots[0] if grant is not None else 0
+        elif not self.strategy.tracks_decode:
+            # Without a buffer: a free slot, the tree's (so anybody's) as soon as it is written.
+            slot = self._checkpoint_slot(allocation, evict=False)
         elif allocation.ready:
             slot = allocation.ready.pop(0).slot
             self.arena.move(slot, SlotState.TRACK_PENDING)
@@ -240,7 +317,7 @@ class StateCache:
             self.counters.skipped += 1
             return 0
         checkpoint = Checkpoint(allocation.depth + 1, slot)
-        allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=True))
+        allocation.pending.append(PendingCheckpoint(checkpoint, step, decode=self.strategy.tracks_decode))
         self.arena.name_in_step(slot, step)
         return slot
 
@@ -302,7 +379,13 @@ class StateCache:
         count = len(token_ids) // self.page_size
         pages = allocation.pages[:count]
         guess = len(token_ids) in allocation.placement.optional
-        node, had, taken = self.tree.insert(token_ids, pages, slot, step, allocation.salt, guess=guess)
+        ghost, sighting = None, allocation.sighting
+        if self.ghosts is not None and slot and sighting is not None:
+            if count <= sighting.tip.depth:
+                ghost = self.ghosts.mark(sighting, count, Place.GRID if guess else Place.END)
+            else:
+                ghost = self.ghosts.answered(sighting, token_ids, allocation.salt)
+        node, had, taken = self.tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)
         if allocation.node is None or node.depth > allocation.node.depth:
             self.tree.lock(node, state=False)
             if allocation.node is not None:
@@ -328,18 +411,20 @@ class StateCache:
             self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
     def _cap_path(self, node: Node) -> None:
-        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to recompute goes."""
+        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes."""
         path = self.tree.checkpoints_on_path(node)
         while len(path) > self.cap:
             above = [0] + [each.depth for each in path[:-1]]
             droppable = [
-                (each.depth - shallower, index)
+                (each.depth - shallower if self.ghosts is None else self.tree.eviction.weigh(each), index)
                 for index, (each, shallower) in enumerate(zip(path, above, strict=True))
                 if each is not node and not each.state_lock and len(each.children) < 2
             ]
             if not droppable:
                 return
-            self.arena.free_slot(self.tree.drop_state(path.pop(min(droppable)[1])))
+            dropped = path.pop(min(droppable)[1])
+            self.tree.eviction.evicted(dropped)
+            self.arena.free_slot(self.tree.drop_state(dropped))
             self.counters.evicted += 1
 
     # --- retire --------------------------------------------------------------------------------------
@@ -348,7 +433,7 @@ class StateCache:
         """The sequence ended or was preempted: give back all, once its last launched step is complete.
 
         `token_ids()` is asked then for the tokens that count; what lies deeper (past a stop
-        string, or written by a step whose token was dropped) is not donated (L3, L4).
+        string, or written by a step whose token was dropped) is not donated any more (L3, L4).
         """
         if allocation.last_step > self.arena.completed:
             self._retiring.append(_Retiring(allocation.last_step, allocation, token_ids))
@@ -435,7 +520,7 @@ class StateCache:
                 allocation.ready.remove(fitting[-1])
                 self._donate(allocation, token_ids, fitting[-1], allocation.last_step)
         whole = usable // self.page_size * self.page_size
-        if whole:
+        if whole and self.ghosts is None:
             self._insert(allocation, token_ids[:whole], 0, allocation.last_step)
 
     # --- change of strategy --------------------------------------------------------------------------

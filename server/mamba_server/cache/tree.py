@@ -12,6 +12,7 @@ import numpy as np
 
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.ghosts import Ghost
 from mamba_server.cache.node import Node, Pages, Tokens
 
 
@@ -174,18 +175,25 @@ class RadixTree:
 
     def touch(self, node: Node) -> None:
         """A hit refreshes only the checkpoint it used."""
-        self.eviction.used(node, hit=True)
+        self.eviction.used(node)
 
     # --- insert --------------------------------------------------------------------------------------
 
     def insert(
-        self, token_ids: Tokens, pages: Pages, slot: int, step: int, salt: str, *, guess: bool = False
+        self,
+        token_ids: Tokens,
+        pages: Pages,
+        slot: int,
+        step: int,
+        salt: str,
+        *,
+        ghost: Ghost | None = None,
     ) -> tuple[Node, int, bool]:
         """Give the pages (and the checkpoint) of `token_ids` to the tree.
 
         Returns (node that ends at len(token_ids), tokens whose pages the tree had already, slot taken?). The
         caller keeps the pages of those first tokens and, if not taken, the slot: one owner each (W2).
-        `guess`: the checkpoint lies on the track-interval grid, not at an end or a branch.
+        `ghost`: what is known of returns to the checkpoint.
         """
         if (
             len(token_ids) % self.page_size
@@ -214,11 +222,19 @@ class RadixTree:
         if slot and not node.slot:
             node.slot = slot
             node.produced_step = step
-            node.guess = guess
+            node.ghost = ghost
+            if ghost is not None:
+                ghost.node = node
             self.checkpoints += 1
             self._evicted.pop(id(node), None)
             taken = True
             self.eviction.used(node)
+            above = node.above()
+            if above is not None:
+                # Who came back to what lay below it resumes from the new one.
+                if above.ghost is not None:
+                    above.ghost.heir = None
+                self.eviction.offer(above)
             self._emit(node, gained=True)
         return node, at, taken
 
@@ -253,7 +269,9 @@ class RadixTree:
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
         node.stamp += 1
-        node.hits = 0
+        if node.ghost is not None:
+            node.ghost.node = node.ghost.heir = None
+            node.ghost = None
         self.checkpoints -= 1
         self._evicted[id(node)] = None
         if not node.kv_lock:

@@ -1,11 +1,13 @@
-"""What goes first when room is short: cost over recency, hits over guesses, costs that follow the tree."""
+"""What goes first when room is short: tokens saved, returns foreseen, bytes taken."""
 
 import numpy as np
 import pytest
 
+from cache_bench import CacheBench
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite, Arena
-from mamba_server.cache.eviction import GUESS, Eviction, Policy
+from mamba_server.cache.eviction import Eviction, Policy
+from mamba_server.cache.ghosts import GhostTree
 from mamba_server.cache.node import Node
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
@@ -28,8 +30,21 @@ def tree(policy: Policy = "RecomputeCost") -> RadixTree:
     return RadixTree(PAGE, Eviction(policy))
 
 
-def add(to: RadixTree, prompt: np.ndarray, slot: int, *, guess: bool = False) -> Node:
-    return to.insert(prompt, pages(len(prompt)), slot, 1, "", guess=guess)[0]
+def add(to: RadixTree, prompt: np.ndarray, slot: int) -> Node:
+    return to.insert(prompt, pages(len(prompt)), slot, 1, "")[0]
+
+
+def seen(ghosts: GhostTree, to: RadixTree, prompt: np.ndarray, slot: int = 0) -> Node | None:
+    """A request for `prompt` came by; with `slot`, it leaves a checkpoint at its end."""
+    sighting, aged = ghosts.seen(prompt, "")
+    for ghost in aged:
+        if ghost.node is not None:
+            to.eviction.offer(ghost.node)
+    depth = (len(prompt) - 1) // PAGE
+    if not slot:
+        return None
+    cut = prompt[: depth * PAGE]
+    return to.insert(cut, pages(len(cut)), slot, 1, "", ghost=sighting.tip)[0]
 
 
 def order(of: RadixTree) -> list[int]:
@@ -67,58 +82,71 @@ def test_a_checkpoint_is_worth_more_once_the_one_above_it_is_gone() -> None:
     assert order(it) == [3, 2]
 
 
-def test_what_was_resumed_from_outlives_what_was_not() -> None:
-    it = tree()
-    old = add(it, tokens(0, 60), 1)
-    add(it, tokens(1000, 100), 2)
-    it.touch(old)
+def foreseeing(pages_per_slab: int = 0) -> tuple[GhostTree, RadixTree]:
+    ghosts, to = GhostTree(PAGE), tree()
+    to.eviction.foresee(ghosts, pages_per_slab)
+    return ghosts, to
+
+
+def test_what_kept_coming_back_outlives_what_never_did() -> None:
+    ghosts, it = foreseeing()
+    asked = np.concatenate([tokens(0, 40), tokens(500, 1)])
+    for number in range(200):
+        # One prefix goes on ever anew; prompts of the same length come once.
+        seen(ghosts, it, np.concatenate([asked[:40], tokens(10_000 + 10 * number, 9)]))
+        seen(ghosts, it, tokens(50_000 + 100 * number, 60))
+    seen(ghosts, it, asked, 1)
+    seen(ghosts, it, tokens(90_000, 60), 2)
     assert order(it) == [2, 1]
 
 
-def test_a_guess_goes_before_an_end_until_it_is_hit() -> None:
-    it = tree()
-    add(it, tokens(0, 400), 1, guess=True)
-    add(it, tokens(1000, 40), 2)
-    assert GUESS * 400 < 40
-    assert next(iter(order(it))) == 1
+def test_the_end_of_a_turn_that_was_answered_goes_before_the_newest_end() -> None:
+    ghosts, it = foreseeing()
+    for chat in range(60):
+        for turn in range(1, 6):
+            seen(ghosts, it, tokens(1000 * chat, 80 * turn))
+    for turn in (1, 2):
+        # The next turn passes the first end, so nobody comes back to that one.
+        seen(ghosts, it, tokens(999_000, 80 * turn), turn)
+    assert order(it)[0] == 1
 
-    it = tree()
-    guess = add(it, tokens(0, 400), 1, guess=True)
-    add(it, tokens(1000, 40), 2)
-    it.touch(guess)
+
+def test_what_takes_more_pages_for_the_same_tokens_goes_first() -> None:
+    _, it = foreseeing(pages_per_slab=2)
+    stem = tokens(0, 40)
+    shared = it.insert(stem, pages(40), 0, 1, "")[0]
+    it.lock(shared, state=False)
+    upper = it.insert(stem[:20], pages(20), 1, 1, "")[0]
+    alone = it.insert(tokens(1000, 20), pages(20), 2, 1, "")[0]
+    assert (upper.own_pages(), alone.own_pages()) == (0, 5)
     assert order(it) == [2, 1]
 
 
-def test_a_lost_checkpoint_takes_its_hits_with_it() -> None:
-    it = tree()
-    node = add(it, tokens(0, 400), 1)
-    it.touch(node)
-    assert node.hits == 1
-    it.drop_state(node)
-    assert node.hits == 0
+def test_who_comes_back_to_an_evicted_checkpoint_makes_the_one_above_worth_more() -> None:
+    ghosts, it = foreseeing()
+    upper = seen(ghosts, it, tokens(0, 41), 1)
+    lower = seen(ghosts, it, tokens(0, 61), 2)
+    assert upper is not None
+    assert lower is not None
+    before = upper.priority
+    it.eviction.evicted(lower)
+    it.drop_state(lower)
+    assert upper.priority > before
 
 
-def test_a_guess_displaces_only_what_is_worth_less() -> None:
+def test_looking_for_the_least_worth_changes_nothing() -> None:
     it = tree()
     add(it, tokens(0, 100), 1)
-    assert not it.eviction.displaces(int(100 / GUESS) - PAGE)
-    assert it.eviction.displaces(int(100 / GUESS) + PAGE)
-
-
-def test_looking_for_a_victim_changes_nothing() -> None:
-    it = tree()
-    add(it, tokens(0, 100), 1)
     add(it, tokens(1000, 40), 2)
-    it.eviction.displaces(1)
-    it.eviction.displaces(1 << 20)
+    assert it.eviction.least() == it.eviction.least() == 40
     assert order(it) == [2, 1]
 
 
-def test_nothing_is_displaced_in_an_empty_or_a_locked_tree() -> None:
+def test_nothing_is_worth_less_than_what_is_locked() -> None:
     it = tree()
-    assert not it.eviction.displaces(1 << 20)
+    assert it.eviction.least() == float("inf")
     it.lock(add(it, tokens(0, 100), 1), state=True)
-    assert not it.eviction.displaces(1 << 20)
+    assert it.eviction.least() == float("inf")
 
 
 @pytest.mark.parametrize(("strategy", "evicts"), [("NoBuffer", False), ("ExtraBuffer", True)])
@@ -150,6 +178,20 @@ def test_grid_checkpoints_push_out_cheap_states_where_the_strategy_evicts(
     assert any(depth in planned for depth in allocation.placement.optional) is evicts
 
 
+@pytest.mark.parametrize(("length", "made"), [(9, 0), (1601, 1)])
+def test_the_end_of_a_prompt_pushes_out_only_what_is_worth_less(length: int, made: int) -> None:
+    bench = CacheBench.make(policy="RecomputeCost", slabs=8, per_slab=0, overlap=False, interval=10_000)
+    for number in range(6):
+        bench.serve(tokens(10_000 * number, 401 + 100 * number))
+    # Two slots are left for the next admission, and five hold states of 400 to 900 tokens.
+    assert (bench.arena.free_slots, bench.cache.tree.checkpoints) == (2, 5)
+    before = bench.cache.counters.made
+    prompt = tokens(90_000, length)
+    bench.serve(prompt)
+    assert bench.cache.counters.made - before == bench.cache.counters.evicted == made
+    assert bench.checkpoints(prompt) == [length - 1] * made
+
+
 def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
     cache = StateCache(
         Arena(13, 4),
@@ -160,7 +202,7 @@ def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
         cap=4,
     )
     for number in range(8):
-        # Four prompts with a checkpoint, hit once, and four of which only the pages are left.
+        # Four prompts with a checkpoint and four of which only the pages are left.
         tracking = int(number < 4)
         grant = cache.arena.allocate(AllocationSite.EXTEND, tracking=tracking, pages=4)
         assert grant is not None
@@ -168,10 +210,8 @@ def test_pages_nobody_can_resume_over_do_not_push_out_states() -> None:
             cache.arena.move(slot, SlotState.TRACK_READY)
             cache.arena.move(slot, SlotState.CACHED)
         slot = grant.slots[0] if grant.slots else 0
-        node, _, _ = cache.tree.insert(tokens(1000 * number, 16), grant.pages, slot, 1, "")
+        cache.tree.insert(tokens(1000 * number, 16), grant.pages, slot, 1, "")
         cache.arena.give_pages_to_tree(grant.pages)
-        if slot:
-            cache.tree.touch(node)
     prompt = tokens(90_000, 40)
     assert cache.admit(prompt, "", cache.match(prompt, "", 2), 40, 0) is not None
     assert cache.tree.checkpoints == 4

@@ -386,3 +386,50 @@ def test_slots_per_running_sequence(name: str, overlap: bool, slots: int) -> Non
 def test_an_unknown_strategy_is_named() -> None:
     with pytest.raises(ValueError, match=r"'Extra'.*NoBuffer"):
         reservation("Extra", overlap=True)
+
+
+def test_without_a_buffer_an_answer_leaves_checkpoints_in_free_slots_and_they_are_anybodys() -> None:
+    bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=100)
+    tokens = ids(range(60))
+    allocation = bench.prefill(tokens[:17])
+    for _ in range(20):
+        depth = allocation.depth + 1
+        assert bench.cache.extend(allocation, depth)
+        bench.step += 1
+        if bench.cache.tracks_decode(depth, depth - 17):
+            assert bench.cache.plan_decode(allocation, bench.step)
+        bench.cache.launched(allocation, depth, bench.step)
+        bench.commit(allocation, tokens)
+        assert allocation.tracking_slots == []
+    bench.cache.retire(allocation, lambda: tokens[:37])
+    bench.check()
+    assert max(bench.checkpoints(tokens)) == 36
+    bench.cache.reclaimer.make(bench.arena.free_slots + bench.cache.tree.checkpoints, 0)
+    assert bench.cache.tree.checkpoints == 0
+
+
+def test_without_a_buffer_a_checkpoint_behind_a_stop_string_serves_only_the_tokens_it_saw() -> None:
+    bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=8, cap=9)
+    tokens = ids(range(60))
+    allocation = bench.prefill(tokens[:17])
+    while allocation.depth < 43:
+        bench.decode(allocation)
+        bench.commit(allocation, tokens)
+    bench.cache.retire(allocation, lambda: tokens[:39])
+    bench.check()
+    # Complete, and given to the tree, before the stop string was found.
+    assert max(bench.checkpoints(tokens)) == 40
+    cut = ids(range(39), range(100, 110))
+    assert bench.cache.match(cut, "", bench.step + 1).resumable == 32
+    assert bench.cache.match(tokens, "", bench.step + 1).resumable == 40
+
+
+def test_without_a_buffer_an_answer_takes_no_slot_that_an_admission_could_need() -> None:
+    bench = CacheBench.make(strategy="NoBuffer", slabs=30, interval=100)
+    allocation = bench.prefill(ids(range(17)))
+    taken = bench.arena.allocate(AllocationSite.EXTEND, pages=4 * (bench.arena.free_slots - 2))
+    assert taken is not None
+    assert not bench.cache.tracks_decode(20, 3)
+    bench.arena.free_pages_of(taken.pages, 0, 1)
+    assert bench.cache.tracks_decode(20, 3)
+    bench.cache.retire(allocation, lambda: ids(range(17)))

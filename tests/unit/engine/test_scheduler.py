@@ -197,7 +197,7 @@ def test_the_next_turn_resumes_three_quarters_of_the_answer_however_short(
     engine.close()
 
 
-def test_without_buffer_an_answer_leaves_no_checkpoint_on_its_way() -> None:
+def test_without_buffer_an_answer_leaves_checkpoints_in_free_slots_and_holds_none() -> None:
     engine = trial(strategy="NoBuffer", slabs=400, intervals=1)
     engine.add(list(range(1, 31)), 40)
     engine.step()
@@ -205,7 +205,10 @@ def test_without_buffer_an_answer_leaves_no_checkpoint_on_its_way() -> None:
     made = engine.cache.counters.made
     for _ in range(35):
         engine.step()
-    assert engine.cache.counters.made == made > 0
+        (allocation,) = engine.cache.allocations.values()
+        assert not any(pending.decode for pending in allocation.pending)
+        assert not allocation.spare + allocation.ready
+    assert engine.cache.counters.made > made > 0
     engine.close()
 
 

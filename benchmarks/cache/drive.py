@@ -1,0 +1,73 @@
+"""Puts the prompts of a workload through the state cache, one after the other, and counts what is saved.
+
+The cache's own match, admission, placement, eviction and retirement run; the scheduler and the core around
+them do not: one sequence at a time leaves them nothing to decide. Called by the policy table; `replay`
+drives the whole engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.cache.block_trace import prompt
+from benchmarks.cache.replay import CacheSize
+from benchmarks.cache.workloads import Workload
+
+from mamba_planner.strategy import reservation
+from mamba_server.cache.eviction import Eviction, Policy
+from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.tree import RadixTree
+
+CAP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What one run saved."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    refused: int
+    made: int
+    evicted: int
+
+
+def cache_of(size: CacheSize, workload: Workload, policy: Policy) -> StateCache:
+    """The product's cache of that size, pages as long as the workload's blocks."""
+    longest = max((arrival.input_tokens for arrival in workload.arrivals), default=0)
+    return StateCache(
+        size.arena(workload.block),
+        RadixTree(workload.block, Eviction(policy)),
+        PersistentBatch(1, -(-longest // workload.block)),
+        reservation("ExtraBuffer", overlap=False),
+        track_interval=workload.block,
+        cap=CAP,
+    )
+
+
+def drive(workload: Workload, cache: StateCache, progress: Callable[[int], None] = lambda _: None) -> Driven:
+    """Run every request to its end. One that could never fit is counted, not served."""
+    total = saved = refused = 0
+    for number, arrival in enumerate(workload.arrivals):
+        progress(number)
+        token_ids = prompt(arrival, workload.block)
+        if cache.never_fits(len(token_ids)):
+            refused += 1
+            continue
+        step = number + 1
+        match = cache.match(token_ids, "", step)
+        allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
+        if allocation is None:
+            match = cache.without(match, "no_memory")
+            allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
+        assert allocation is not None
+        total += len(token_ids)
+        saved += match.resumable
+        cache.plan_prefill(allocation, len(token_ids), step)
+        cache.launched(allocation, len(token_ids), step)
+        cache.prefill_done(allocation)
+        cache.advance(step)
+        cache.commit(allocation, token_ids, step)
+        cache.retire(allocation, lambda token_ids=token_ids: token_ids)  # type: ignore[misc]
+        cache.settle()
+    return Driven(total, saved, refused, cache.counters.made, cache.counters.evicted)

@@ -1,0 +1,121 @@
+"""An oracle for the replay: the product's placement and eviction, told when each prefix is asked for next.
+
+It stands in for the ghost tree. What the product estimates from classes and ages (the returns per request
+of keeping a checkpoint) is here one over the requests until the next that resumes from it; and checkpoints
+are offered just where a later request leaves a prompt. Not the best that could be done, but what foresight
+would add to this design.
+"""
+
+from collections.abc import Iterator
+
+from benchmarks.cache.history import NEVER, History
+
+from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.state_cache import StateCache
+
+LOOK_AHEAD = 12
+"""Next touches that are looked at for one that has no deeper checkpoint to resume from."""
+
+
+class KnownPlace:
+    """The end of one prefix; `rate` is all that eviction asks of it."""
+
+    __slots__ = ("_oracle", "depth", "node", "place", "prefix", "uses")
+
+    def __init__(self, oracle: "Oracle", prefix: int, depth: int) -> None:
+        self._oracle = oracle
+        self.prefix = prefix
+        self.depth = depth
+        self.node: Node | None = None
+        self.uses = 1
+        self.place = 0
+
+    @property
+    def rate(self) -> float:
+        """One over the requests until the next that would resume here."""
+        return self._oracle.rate(self)
+
+    @property
+    def heir(self) -> None:
+        """Returns to places that are gone are in `rate` already."""
+
+    @heir.setter
+    def heir(self, value: None) -> None:
+        pass
+
+    def serves(self, other: "KnownPlace") -> bool:
+        """So nothing changes when a deeper checkpoint goes."""
+        return False
+
+
+class KnownSighting:
+    """The places of one request's path at which a later one leaves it."""
+
+    def __init__(self, places: list[KnownPlace], tip: KnownPlace) -> None:
+        self.places = places
+        self.tip = tip
+        self.shared = places[-1].depth if places else 0
+
+    def path(self) -> Iterator[KnownPlace]:
+        """Deepest first."""
+        return reversed(self.places)
+
+
+class Oracle:
+    """Knows `history`; counts requests as they come."""
+
+    unknown = 0.0
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.number = -1
+        self._places: dict[int, KnownPlace] = {}
+
+    def seen(self, token_ids: Tokens, salt: str) -> tuple[KnownSighting, list[KnownPlace]]:
+        """The next request; also the places on its path that are cached: their next use is another now."""
+        self.number += 1
+        path = self.history.paths[self.number]
+        ends = [self._at(path[depth - 1], depth) for depth in self.history.ends(self.number)]
+        limit = self.history.limits[self.number]
+        tip = self._at(path[limit - 1], limit) if limit else self._at(-1, 0)
+        known = (self._places.get(prefix) for prefix in path)
+        return KnownSighting(ends, tip), [place for place in known if place and place.node]
+
+    def mark(self, sighting: KnownSighting, depth: int, place: object, turn: int = 0) -> KnownPlace:
+        """The place at page `depth` of the request that came last."""
+        return self._at(self.history.paths[self.number][depth - 1], depth)
+
+    def answered(self, sighting: KnownSighting, token_ids: Tokens, salt: str) -> KnownPlace | None:
+        """Beyond the prompt nothing is known."""
+        depth = len(token_ids) // self.history.block
+        path = self.history.paths[self.number]
+        return self._at(path[depth - 1], depth) if depth <= len(path) else None
+
+    def _at(self, prefix: int, depth: int) -> KnownPlace:
+        return self._places.setdefault(prefix, KnownPlace(self, prefix, depth))
+
+    def rate(self, place: KnownPlace) -> float:
+        """Returns per request of keeping a checkpoint at `place`."""
+        at = self.number
+        if place.prefix < 0:
+            return 0.0
+        for _ in range(LOOK_AHEAD):
+            at = self.history.next(place.prefix, at)
+            if at == NEVER:
+                return 0.0
+            if place.depth <= self.history.limits[at] and not self._deeper(place, at):
+                return 1 / (at - self.number)
+        return 0.0
+
+    def _deeper(self, place: KnownPlace, number: int) -> bool:
+        """Whether request `number` finds a cached checkpoint below `place`."""
+        path = self.history.paths[number][place.depth : self.history.limits[number]]
+        return any((found := self._places.get(prefix)) and found.node for prefix in path)
+
+
+def foretold(cache: StateCache, history: History) -> StateCache:
+    """`cache`, but its estimates of returns are the truth."""
+    oracle = Oracle(history)
+    cache.ghosts = oracle  # type: ignore[assignment]
+    cache.tree.eviction.foresee(oracle, cache.arena.pages_per_slab)  # type: ignore[arg-type]
+    return cache

@@ -1,0 +1,120 @@
+"""What the eviction policy saves beside LRU, an oracle and the space-time bound, in every cell of one table.
+
+Run as `python -m benchmarks.cache.policy_table [--trace FILE]`; cells are workload x slots x
+{attention KV counted in the same arena, not counted}. Prints a line as each cell is done; writes JSON and
+Markdown to benchmarks/results. The four generated workloads take some ten minutes, a recorded trace two more.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cache.block_trace import BLOCK, usable
+from benchmarks.cache.drive import Driven, cache_of, drive
+from benchmarks.cache.history import History
+from benchmarks.cache.hit_rate import KV_BESIDE, STATE_TOKENS
+from benchmarks.cache.oracle import foretold
+from benchmarks.cache.record import RESULTS, write
+from benchmarks.cache.replay import CacheSize
+from benchmarks.cache.space_time import space_time_bound
+from benchmarks.cache.workloads import GENERATED, Workload
+
+from mamba_cli.bench.traces import parse
+
+SLOTS = (50, 400, 1600)
+
+
+def cell(workload: Workload, history: History, slots: int, kv: int) -> dict[str, Any]:
+    """One row: the share of prompt tokens that each policy saves, and the ratios to what it is judged by."""
+    size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
+
+    def run(policy: str) -> Driven:
+        began = time.perf_counter()
+        cache = cache_of(size, workload, "LRU" if policy == "LRU" else "RecomputeCost")
+        found = drive(workload, foretold(cache, history) if policy == "oracle" else cache)
+        took = time.perf_counter() - began
+        print(f"  {workload.name} {slots} {policy}: {took:.0f} s", end="\r", file=sys.stderr)
+        return found
+
+    found = {policy: run(policy) for policy in ("RecomputeCost", "LRU", "oracle")}
+    arena = size.arena(workload.block)
+    total = found["LRU"].prompt_tokens
+    shares = {policy: each.cached_tokens / total for policy, each in found.items()}
+    bound = space_time_bound(history, arena.slabs - 1, arena.pages_per_slab) / total
+    own = shares["RecomputeCost"]
+    return {
+        "workload": workload.name,
+        "slots": slots,
+        "kv_tokens_beside": kv,
+        "saved": {policy: round(share, 4) for policy, share in shares.items()},
+        "bound": round(bound, 4),
+        "policy_per_lru": _ratio(own, shares["LRU"]),
+        "policy_per_oracle": _ratio(own, shares["oracle"]),
+        "policy_per_bound": _ratio(own, bound),
+        "checkpoints_made": {policy: each.made for policy, each in found.items()},
+        "refused": found["LRU"].refused,
+    }
+
+
+def _ratio(one: float, other: float) -> float | None:
+    return round(one / other, 3) if other else None
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the Markdown table."""
+    saved = row["saved"]
+    return (
+        f"| {row['workload']} | {row['slots']:,} | {'counted' if row['kv_tokens_beside'] else 'no'} "
+        f"| {saved['RecomputeCost']:.1%} | {saved['LRU']:.1%} | {saved['oracle']:.1%} | {row['bound']:.1%} "
+        f"| {row['policy_per_lru']} | {row['policy_per_oracle']} | {row['policy_per_bound']} |"
+    )
+
+
+HEAD = (
+    "| workload | slots | KV | policy | LRU | oracle | bound | per LRU | per oracle | per bound |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+)
+
+
+def workloads(names: Sequence[str], trace: Path | None) -> list[Workload]:
+    """The generated ones of those names (none: all), then the recorded trace."""
+    made = [make() for make in GENERATED if not names or make.__name__ in names]
+    if trace is not None:
+        with trace.open(encoding="utf-8") as lines:
+            made.append(Workload(trace.stem, BLOCK, usable(parse(lines))))
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run every cell, write, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cache.policy_table", description=__doc__)
+    parser.add_argument(
+        "--trace", type=Path, help="Mooncake-format JSON lines, beside the generated workloads"
+    )
+    parser.add_argument("--workload", nargs="*", default=(), choices=[make.__name__ for make in GENERATED])
+    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
+    parser.add_argument("--kv", type=int, nargs="+", default=(0, KV_BESIDE))
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args(arguments)
+    rows, facts = [], []
+    for workload in workloads(asked.workload, asked.trace):
+        history = History.of(workload.arrivals, workload.block)
+        tokens = sum(arrival.input_tokens for arrival in workload.arrivals)
+        facts.append(
+            f"- {workload.name}: {len(workload.arrivals):,} requests of "
+            f"{tokens // len(workload.arrivals):,} tokens on average, pages of {workload.block}; "
+            f"an endless cache saves {space_time_bound(history, 1 << 40, 0) / tokens:.1%}"
+        )
+        for slots in asked.slots:
+            for kv in asked.kv:
+                rows.append(cell(workload, history, slots, kv))
+                print(line(rows[-1]), flush=True)
+    lines = [*facts, f"- KV that is counted: {KV_BESIDE:,} tokens beside the slots, in one arena", "", *HEAD]
+    write("cache-policy", {"rows": rows}, [*lines, *(line(row) for row in rows), ""], asked.out)
+
+
+if __name__ == "__main__":
+    main()

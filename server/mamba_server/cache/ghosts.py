@@ -1,0 +1,304 @@
+"""The ghost tree: a bounded memory of the prompts that came by, as page hashes, whatever is still cached.
+
+It says where a new prompt parts from all that were seen, and counts when each place at which a checkpoint
+could be (an end, a branch, a grid point) is asked for again: what eviction and placement foresee returns
+from. One request uses one place, the deepest that it begins with. Called by the state cache; pure. It never
+holds pages or slots.
+"""
+
+import heapq
+import itertools
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import IntEnum
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_server.cache.node import Node, Tokens
+from mamba_server.cache.returns import BINS, EDGES, ReturnTimes
+
+HASH_BYTES = 8
+GHOST_BYTES = 700
+"""What Python takes for one ghost beside its hashes."""
+MOST_BYTES = 32 << 20
+MOST_USES = 3
+MOST_TURNS = 3
+"""Uses and turns beyond these make no class of their own."""
+
+
+class Place(IntEnum):
+    """What a checkpoint was left for."""
+
+    END = 0
+    """The end of a prompt or an answer."""
+    BRANCH = 1
+    """Where prompts part."""
+    GRID = 2
+    """A guess: nobody asked for this depth."""
+
+
+class Ghost:
+    """A run of page hashes; a checkpoint could be, or is, at its end."""
+
+    __slots__ = (
+        "at", "children", "depth", "due", "heir", "node", "parent", "place", "raw", "returns", "since",
+        "turn", "uses",
+    )  # fmt: skip
+
+    def __init__(self, parent: "Ghost | None", raw: bytes, place: Place) -> None:
+        self.parent = parent
+        self.raw = raw
+        self.depth: int = (parent.depth if parent else 0) + len(raw) // HASH_BYTES
+        """In pages."""
+        self.children: dict[bytes, Ghost] = {}
+        self.place = place
+        self.uses = 0
+        self.turn = 0
+        """Ends on its path before it: how long the conversation is. Of a guess: how many lie behind it."""
+        self.since = 0
+        """The request that made or used it last."""
+        self.at = 0
+        """The bin of its age."""
+        self.due = 0
+        """When it leaves that bin; entries of the clock that say otherwise are out of date."""
+        self.returns: ReturnTimes | None = None
+        """The statistics of its class."""
+        self.node: Node | None = None
+        """The checkpoint that is here now."""
+        self.heir: Ghost | None = None
+        """The deeper place, cached no longer, whose returns the checkpoint here serves too."""
+
+    @property
+    def rate(self) -> float:
+        """Returns to be expected per request of keeping it."""
+        own = self.returns.rate(self.at) if self.returns is not None else 0.0
+        heir = self.heir
+        if heir is not None and heir.returns is not None:
+            own += heir.returns.rate(heir.at)
+        return own
+
+    def serves(self, other: "Ghost") -> bool:
+        """The checkpoint here serves who comes back to `other`, below it; if that adds to its worth."""
+        if other is self or (self.heir is not None and self.heir.rate >= other.rate):
+            return False
+        self.heir = other
+        return True
+
+
+class Sighting:
+    """What the ghost tree knows of one prompt: the places on its path, and where it parts from the others."""
+
+    __slots__ = ("shared", "tip")
+
+    def __init__(self, tip: Ghost, shared: int) -> None:
+        self.tip = tip
+        """The ghost of its end."""
+        self.shared = shared
+        """Pages that an earlier prompt began with too."""
+
+    def path(self) -> Iterator[Ghost]:
+        """The places on its path, deepest first."""
+        at = self.tip
+        while at.parent is not None:
+            yield at
+            at = at.parent
+
+
+class GhostTree:
+    """`most_bytes` bounds hashes and objects together: what was asked for longest ago is forgotten first."""
+
+    def __init__(self, page_size: int, most_bytes: int = MOST_BYTES) -> None:
+        self.page_size = page_size
+        self.most_bytes = most_bytes
+        self.now = 0
+        self.bytes = 0
+        self._root = Ghost(None, b"", Place.BRANCH)
+        self._recent: OrderedDict[int, Ghost] = OrderedDict()
+        self._clock: list[tuple[int, int, Ghost]] = []
+        self._order = itertools.count()
+        rng = np.random.default_rng(0)
+        self._weights = rng.integers(1, 1 << 63, page_size, np.uint64) * np.uint64(2) + np.uint64(1)
+        everything = self._everything = ReturnTimes(None)
+        self._of_place = {place: ReturnTimes(everything) for place in Place}
+        self._of_class = {
+            (place, uses): ReturnTimes(self._of_place[place])
+            for place in Place
+            for uses in range(MOST_USES + 1)
+        }
+        self._of_turn = {
+            (place, uses, turn): ReturnTimes(self._of_class[place, uses])
+            for place, uses in self._of_class
+            for turn in range(MOST_TURNS + 1)
+        }
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    @property
+    def unknown(self) -> float:
+        """The rate of a checkpoint whose ghost was forgotten: that of the oldest."""
+        return self._everything.rate(BINS // 2)
+
+    def hashes(self, token_ids: Tokens, salt: str) -> bytes:
+        """One hash per whole page of `token_ids`; those of another salt differ from the first page on."""
+        pages = len(token_ids) // self.page_size
+        shaped = token_ids[: pages * self.page_size].reshape(pages, self.page_size).astype(np.uint64)
+        mixed: npt.NDArray[np.uint64] = (shaped * self._weights).sum(axis=1, dtype=np.uint64)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        if salt and pages:
+            mixed[0] ^= np.frombuffer(blake2b(salt.encode(), digest_size=8).digest(), np.uint64)[0]
+        return mixed.tobytes()
+
+    # --- what comes by -------------------------------------------------------------------------------
+
+    def seen(self, token_ids: Tokens, salt: str) -> tuple[Sighting, list[Ghost]]:
+        """A request for `token_ids` came; also the places whose age has changed its bin since the last."""
+        self.now += 1
+        aged = list(self._age())
+        raw = self.hashes(token_ids[:-1], salt)
+        node, shared, used = self._root, 0, self._root
+        size = len(raw) // HASH_BYTES
+        while shared < size:
+            child = node.children.get(raw[shared * HASH_BYTES : (shared + 1) * HASH_BYTES])
+            if child is None:
+                break
+            same = _common(child.raw, raw, shared * HASH_BYTES)
+            shared += same
+            if same * HASH_BYTES < len(child.raw):
+                # Someone else went on here: the place where they part, from now on.
+                node = self._split(child, same, Place.BRANCH)
+                break
+            node = used = child
+        if used is not self._root:
+            self._use(used, to_its_end=used.depth == size)
+        if shared < size:
+            turn = used.turn + 1 if used.place is Place.END and used is node else 0
+            node = self._add(node, raw[shared * HASH_BYTES :], Place.END, turn)
+        sighting = Sighting(node, shared)
+        self._touch(node)
+        self._forget()
+        return sighting, aged
+
+    def mark(self, sighting: Sighting, depth: int, place: Place, turn: int = 0) -> Ghost | None:
+        """The place at page `depth` of a prompt, made if need be; None past its end or if forgotten."""
+        at: Ghost | None = sighting.tip
+        while at is not None and at.parent is not None and at.parent.depth >= depth:
+            at = at.parent
+        if at is None or at.parent is None or at.depth < depth:
+            return None
+        if at.depth == depth:
+            return at
+        return self._split(at, depth - at.parent.depth, place, turn)
+
+    def answered(self, sighting: Sighting, token_ids: Tokens, salt: str) -> Ghost | None:
+        """The sequence of `sighting` ended with `token_ids` (whole pages) and leaves a checkpoint there."""
+        tip = sighting.tip
+        if len(token_ids) // self.page_size <= tip.depth:
+            return self.mark(sighting, len(token_ids) // self.page_size, Place.END)
+        if tip.parent is None:
+            return None
+        raw = self.hashes(token_ids, salt)[tip.depth * HASH_BYTES :]
+        turn = tip.turn
+        while raw and (child := tip.children.get(raw[:HASH_BYTES])) is not None:
+            same = _common(child.raw, raw, 0)
+            tip = child if same * HASH_BYTES == len(child.raw) else self._split(child, same, Place.BRANCH)
+            raw = raw[same * HASH_BYTES :]
+        if not raw:
+            return tip
+        made = self._add(tip, raw, Place.END, turn)
+        self._touch(made)
+        self._forget()
+        return made
+
+    # --- statistics ----------------------------------------------------------------------------------
+
+    def _start(self, ghost: Ghost) -> None:
+        ghost.returns = self._of_turn[ghost.place, min(ghost.uses, MOST_USES), min(ghost.turn, MOST_TURNS)]
+        ghost.since = self.now
+        self._enter(ghost, 0)
+
+    def _enter(self, ghost: Ghost, at: int) -> None:
+        assert ghost.returns is not None
+        ghost.at = at
+        ghost.returns.entered(at)
+        ghost.due = ghost.since + EDGES[at + 1]
+        heapq.heappush(self._clock, (ghost.due, next(self._order), ghost))
+
+    def _use(self, ghost: Ghost, *, to_its_end: bool) -> None:
+        """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
+        assert ghost.returns is not None
+        ghost.returns.returned(ghost.at)
+        if to_its_end and ghost.place is Place.END:
+            ghost.turn += 1
+        else:
+            ghost.uses += 1
+        self._start(ghost)
+
+    def _age(self) -> Iterator[Ghost]:
+        """Every ghost that has grown out of its bin enters the next."""
+        while self._clock and self._clock[0][0] <= self.now:
+            due, _, ghost = heapq.heappop(self._clock)
+            if due != ghost.due or ghost.parent is None:
+                continue
+            at = min(bisect_right(EDGES, self.now - ghost.since) - 1, BINS - 1)
+            if at < BINS - 1:
+                self._enter(ghost, at)
+            yield ghost
+
+    # --- the tree ------------------------------------------------------------------------------------
+
+    def _add(self, parent: Ghost, raw: bytes, place: Place, turn: int) -> Ghost:
+        made = Ghost(parent, raw, place)
+        made.turn = turn
+        parent.children[raw[:HASH_BYTES]] = made
+        if len(parent.children) > 1 and parent.place is not Place.BRANCH and parent.parent is not None:
+            parent.place = Place.BRANCH
+        self._recent[id(made)] = made
+        self.bytes += GHOST_BYTES + len(raw)
+        self._start(made)
+        return made
+
+    def _split(self, child: Ghost, keep: int, place: Place, turn: int = 0) -> Ghost:
+        """Cut `child` after `keep` pages; the upper part is a new place."""
+        parent = child.parent
+        assert parent is not None
+        cut = keep * HASH_BYTES
+        upper = Ghost(parent, child.raw[:cut], place)
+        upper.turn = turn
+        parent.children[child.raw[:HASH_BYTES]] = upper
+        child.raw = child.raw[cut:]
+        child.parent = upper
+        upper.children[child.raw[:HASH_BYTES]] = child
+        self._recent[id(upper)] = upper
+        self.bytes += GHOST_BYTES
+        self._start(upper)
+        return upper
+
+    def _touch(self, tip: Ghost) -> None:
+        """The path to `tip` was asked for last, upper parts after lower ones: the oldest is always a leaf."""
+        at = tip
+        while at.parent is not None:
+            self._recent.move_to_end(id(at))
+            at = at.parent
+
+    def _forget(self) -> None:
+        while self.bytes > self.most_bytes and len(self._recent) > 1:
+            _, ghost = self._recent.popitem(last=False)
+            assert ghost.parent is not None
+            del ghost.parent.children[ghost.raw[:HASH_BYTES]]
+            ghost.parent = None
+            self.bytes -= GHOST_BYTES + len(ghost.raw)
+
+
+def _common(edge: bytes, raw: bytes, at: int) -> int:
+    """Pages of `edge` that `raw` has at byte `at`."""
+    if raw.startswith(edge, at):
+        return len(edge) // HASH_BYTES
+    size = min(len(edge), len(raw) - at)
+    left, right = np.frombuffer(edge, np.uint64, size // 8), np.frombuffer(raw, np.uint64, size // 8, at)
+    differs = left != right
+    return int(differs.argmax()) if differs.any() else len(left)

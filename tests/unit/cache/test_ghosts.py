@@ -1,0 +1,163 @@
+"""What the ghost tree remembers of prompts, what it forgets, and which returns it foresees."""
+
+import numpy as np
+
+from cache_bench import CacheBench, ids
+from mamba_server.cache.ghosts import GHOST_BYTES, GhostTree, Place
+from mamba_server.cache.returns import BINS, EDGES, PRIOR, ReturnTimes
+
+PAGE = 4
+
+
+def test_it_says_where_a_prompt_parts_from_all_that_came_before() -> None:
+    ghosts = GhostTree(PAGE)
+    first, _ = ghosts.seen(ids(range(41)), "")
+    assert first.shared == 0
+    second, _ = ghosts.seen(ids(range(22), range(100, 120)), "")
+    assert second.shared == 5
+    assert [ghost.depth for ghost in second.path()] == [10, 5]
+
+
+def test_the_last_token_is_never_resumed_so_it_makes_no_place() -> None:
+    sighting, _ = GhostTree(PAGE).seen(ids(range(40)), "")
+    assert sighting.tip.depth == 9
+
+
+def test_another_salt_shares_nothing() -> None:
+    ghosts = GhostTree(PAGE)
+    ghosts.seen(ids(range(41)), "one")
+    assert ghosts.seen(ids(range(41)), "two")[0].shared == 0
+    assert ghosts.seen(ids(range(41)), "one")[0].shared == 10
+
+
+def test_a_page_of_the_same_tokens_in_another_order_is_another_page() -> None:
+    ghosts = GhostTree(PAGE)
+    assert ghosts.hashes(ids(1, 2, 3, 4), "") != ghosts.hashes(ids(4, 3, 2, 1), "")
+    assert ghosts.hashes(ids(1, 2, 3, 4, 5, 6, 7, 8), "")[8:] == ghosts.hashes(ids(5, 6, 7, 8), "")
+
+
+def test_its_bytes_are_capped_and_the_oldest_is_forgotten_first() -> None:
+    most = 20 * (GHOST_BYTES + 100)
+    ghosts = GhostTree(PAGE, most)
+    kept = ids(range(41))
+    for number in range(300):
+        ghosts.seen(kept, "")
+        ghosts.seen(ids(range(1000 * number + 1000, 1000 * number + 1080)), "")
+        assert ghosts.bytes <= most
+        counted = sum(GHOST_BYTES + len(ghost.raw) for ghost in ghosts._recent.values())
+        assert counted == ghosts.bytes
+    assert ghosts.seen(kept, "")[0].shared == 10
+    assert ghosts.seen(ids(range(1000, 1080)), "")[0].shared == 0
+
+
+def test_one_request_uses_one_place_the_deepest_it_begins_with() -> None:
+    ghosts = GhostTree(PAGE)
+    one, _ = ghosts.seen(ids(range(41)), "")
+    two, _ = ghosts.seen(ids(range(81)), "")
+    three, _ = ghosts.seen(ids(range(121)), "")
+    assert [ghost.uses for ghost in three.path()] == [0, 1, 1]
+    assert (one.tip.turn, two.tip.turn, three.tip.turn) == (0, 1, 2)
+
+
+def test_a_turn_that_ends_on_the_page_of_the_last_is_the_newest_end_still() -> None:
+    ghosts = GhostTree(PAGE)
+    tip = ghosts.seen(ids(range(42)), "")[0].tip
+    assert ghosts.seen(ids(range(43)), "")[0].tip is tip
+    assert (tip.uses, tip.turn) == (0, 1)
+
+
+def test_a_place_can_be_marked_anywhere_on_the_path_and_nowhere_else() -> None:
+    ghosts = GhostTree(PAGE)
+    sighting, _ = ghosts.seen(ids(range(41)), "")
+    guess = ghosts.mark(sighting, 6, Place.GRID, 2)
+    assert guess is not None
+    assert (guess.depth, guess.place, guess.turn) == (6, Place.GRID, 2)
+    assert ghosts.mark(sighting, 6, Place.END) is guess
+    assert ghosts.mark(sighting, 11, Place.END) is None
+    assert [ghost.depth for ghost in sighting.path()] == [10, 6]
+
+
+def test_an_answer_goes_on_from_its_prompt() -> None:
+    ghosts = GhostTree(PAGE)
+    sighting, _ = ghosts.seen(ids(range(41)), "")
+    end = ghosts.answered(sighting, ids(range(60)), "")
+    assert end is not None
+    assert (end.depth, end.parent) == (15, sighting.tip)
+    assert ghosts.seen(ids(range(81)), "")[0].shared == 15
+
+
+def test_ages_enter_each_bin_once_and_in_time() -> None:
+    ghosts = GhostTree(PAGE)
+    sighting, _ = ghosts.seen(ids(range(41)), "")
+    tip = sighting.tip
+    for number in range(1, 40):
+        _, aged = ghosts.seen(ids(range(1000 * number, 1000 * number + 9)), "")
+        assert (tip in aged) is (number in EDGES)
+        assert EDGES[tip.at] <= number < EDGES[tip.at + 1]
+
+
+def test_before_anything_is_known_the_older_promises_less() -> None:
+    times = ReturnTimes(None)
+    assert all(times.rate(at + 1) <= 1.001 * times.rate(at) for at in range(BINS - 1))
+    assert times.rate(BINS - 1) < times.rate(0) / 1000
+    assert 0 < PRIOR < 1
+
+
+def test_what_returns_after_a_while_is_worth_most_just_before() -> None:
+    times = ReturnTimes(None)
+    soon = EDGES.index(64)
+    for _ in range(400):
+        for at in range(soon + 1):
+            times.entered(at)
+        times.returned(soon)
+    for _ in range(40):
+        for at in range(BINS):
+            times.entered(at)
+    assert times.rate(0) < times.rate(soon)
+    assert times.rate(soon + 1) < times.rate(soon) / 20
+
+
+def test_a_class_that_foretells_worse_than_the_wider_one_decides_nothing() -> None:
+    wide = ReturnTimes(None)
+    rng = np.random.default_rng(0)
+    steady, fickle = ReturnTimes(wide), ReturnTimes(wide)
+    for turn in range(400):
+        for _ in range(40):
+            steady.entered(0)
+            if rng.random() < 0.5:
+                steady.returned(0)
+            fickle.entered(0)
+            # What it did of late is always what it does no longer.
+            if turn // 20 % 2:
+                fickle.returned(0)
+        for times in (steady, fickle):
+            times._learn()
+    assert steady.score > -1
+    assert fickle.score < -1
+    narrow, broad = fickle.rate(0), ReturnTimes(None)
+    broad._entered, broad._returned = wide._entered, wide._returned
+    assert abs(narrow - broad.rate(0)) < 0.05
+
+
+def test_a_prompt_whose_pages_are_gone_still_shows_where_the_next_one_parts() -> None:
+    bench = CacheBench.make(slabs=16, policy="RecomputeCost", interval=1000)
+    stem = range(24)
+    bench.serve(ids(stem, range(100, 110)))
+    bench.cache.reclaimer.flush()
+    assert bench.cache.tree.nodes == 0
+    bench.serve(ids(stem, range(200, 210)))
+    allocation = bench.admit(ids(stem, range(300, 310)))
+    assert allocation is not None
+    assert allocation.resumed == 24
+
+
+def test_forgotten_and_evicted_checkpoints_leave_no_ghost_that_names_them() -> None:
+    bench = CacheBench.make(slabs=12, policy="RecomputeCost")
+    ghosts = bench.cache.ghosts
+    assert ghosts is not None
+    for number in range(60):
+        bench.serve(ids(range(100 * (number % 9), 100 * (number % 9) + 17 + number % 5)))
+        cached = {id(node) for node in bench.cache.tree.walk() if node.slot}
+        for ghost in ghosts._recent.values():
+            assert ghost.node is None or id(ghost.node) in cached
+            assert ghost.node is None or ghost.node.ghost is ghost
