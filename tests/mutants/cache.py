@@ -83,8 +83,8 @@ MUTANTS = (
     ),
     Mutant(
         "the live slot is donated at the depth that was asked for", CACHE + "state_cache.py",
-        "if allocation.depth == usable and usable and usable % self.page_size == 0:",
-        "if usable and usable % self.page_size == 0:",
+        "if deep and allocation.depth == usable and usable and usable % self.page_size == 0:",
+        "if deep and usable and usable % self.page_size == 0:",
     ),
     Mutant(
         "a stop string donates what lies behind it", CACHE + "state_cache.py",

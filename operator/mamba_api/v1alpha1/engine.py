@@ -170,6 +170,9 @@ class StateCache(ApiModel):
     of spec.engine.pageSize."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
     """Most checkpoints kept along one path of the radix tree."""
+    min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
+    """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
+    take a whole slot; 0 = keep all."""
     eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"
     """Which checkpoint goes first when memory is short: the one expected to save least, or the least
     recently used."""

@@ -33,7 +33,10 @@ class _Retiring:
 
 
 class StateCache:
-    """One device's cache. `track_interval` and `page_size` in tokens; `cap`: checkpoints per path."""
+    """One device's cache. `track_interval` and `page_size` in tokens; `cap`: checkpoints per path.
+
+    `min_checkpoint_depth`: states of fewer tokens are not kept.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class StateCache:
         track_interval: int,
         cap: int,
         prefix_caching: bool = True,
+        min_checkpoint_depth: int = 0,
     ) -> None:
         self.arena = arena
         self.tree = tree
@@ -54,6 +58,7 @@ class StateCache:
         self.track_interval = track_interval
         self.cap = cap
         self.prefix_caching = prefix_caching
+        self.min_checkpoint_depth = min_checkpoint_depth
         self.counters = CacheCounters()
         self.reclaimer = Reclaimer(arena, tree, self.counters)
         self.allocations: dict[int, SequenceAllocation] = {}
@@ -125,7 +130,7 @@ class StateCache:
         placement = Placement((), ())
         sighting = self._sight(token_ids, salt) if self.ghosts is not None else None
         if self.prefix_caching:
-            placement = place(
+            placed = place(
                 len(token_ids),
                 match.resumable,
                 self._parting(match, branches, sighting),
@@ -134,6 +139,7 @@ class StateCache:
                 self.track_interval,
                 self.cap,
             )
+            placement = Placement(self._deep_enough(placed.required), self._deep_enough(placed.optional))
         live, *spare = grant.slots
         row = self.batch.take(live, match.resumable)
         self.batch.append_pages(row, match.pages)
@@ -213,6 +219,9 @@ class StateCache:
         allocation.placement = Placement(kept, optional)
         allocation.worthwhile = frozenset(depth for depth in optional if depth in chosen)
 
+    def _deep_enough(self, depths: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(depth for depth in depths if depth >= self.min_checkpoint_depth)
+
     def prefill_done(self, allocation: SequenceAllocation) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
         if self.prefix_caching:
@@ -241,7 +250,7 @@ class StateCache:
 
     def add_branch(self, allocation: SequenceAllocation, depth: int) -> None:
         """Another prompt parts from this one at `depth`, which its prefill has not reached: leave a state."""
-        if depth not in allocation.placement.required:
+        if depth >= self.min_checkpoint_depth and depth not in allocation.placement.required:
             placement = allocation.placement
             optional = tuple(each for each in placement.optional if each != depth)
             allocation.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
@@ -291,6 +300,8 @@ class StateCache:
         if not self.prefix_caching or depth % self.page_size:
             return False
         if not self.strategy.tracks_decode and not self._slots_to_spare:
+            return False
+        if depth < self.min_checkpoint_depth:
             return False
         spacing = decode_spacing(outputs, self.page_size, self.track_interval)
         return not depth % spacing or not depth % self.track_interval
@@ -510,7 +521,8 @@ class StateCache:
 
     def _donate_end(self, allocation: SequenceAllocation, token_ids: Tokens, usable: int) -> None:
         """The deepest state on the page grid goes to the tree, then the pages up to the end."""
-        if allocation.depth == usable and usable and usable % self.page_size == 0:
+        deep = usable >= self.min_checkpoint_depth
+        if deep and allocation.depth == usable and usable and usable % self.page_size == 0:
             live = allocation.live
             self.batch.live[allocation.row] = 0
             self._donate(allocation, token_ids, Checkpoint(usable, live), allocation.last_step)

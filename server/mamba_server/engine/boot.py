@@ -166,6 +166,7 @@ def _cache(
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,
         prefix_caching=settings.prefix_caching,
+        min_checkpoint_depth=settings.min_checkpoint_depth,
     )
 
 

@@ -433,3 +433,20 @@ def test_without_a_buffer_an_answer_takes_no_slot_that_an_admission_could_need()
     bench.arena.free_pages_of(taken.pages, 0, 1)
     assert bench.cache.tracks_decode(20, 3)
     bench.cache.retire(allocation, lambda: ids(range(17)))
+
+
+@pytest.mark.parametrize("strategy", ["NoBuffer", "ExtraBufferLazy", "ExtraBuffer"])
+@pytest.mark.parametrize(("fewest", "kept"), [(0, True), (16, True), (17, False)])
+def test_a_prefix_below_the_least_depth_leaves_no_checkpoint_and_its_pages_stay(
+    strategy: str, fewest: int, kept: bool
+) -> None:
+    bench = CacheBench.make(strategy=strategy, slabs=30)
+    bench.cache.min_checkpoint_depth = fewest
+    tokens = ids(range(17))
+
+    bench.serve(tokens)
+
+    found = bench.cache.match(tokens, "", bench.step + 1)
+    assert (found.kv_depth, found.resumable) == (16, 16 if kept else 0)
+    assert (bench.cache.tree.checkpoints > 0) is kept
+    assert bench.cache.tracks_decode(16, 1) is kept

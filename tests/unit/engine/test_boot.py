@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import mamba_server
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.spec_settings import engine_settings
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
@@ -92,6 +94,20 @@ def test_a_cache_that_is_switched_off_is_off() -> None:
     engine = start(prefix_caching=False)
     assert not engine.core.cache.prefix_caching
     assert engine.plan.checkpoints == 0
+
+
+def test_the_least_depth_of_a_checkpoint_goes_from_the_yaml_to_the_cache() -> None:
+    spec = {
+        "model": {"uri": f"file://{TINY}"},
+        "stateCache": {"minCheckpointDepth": 64},
+        "resources": {"gpus": 0},
+    }
+    body = {"metadata": {"name": "one"}, "spec": spec}
+    settings = engine_settings(MambaDeployment.model_validate(body))
+
+    assert settings.document()["min_checkpoint_depth"] == 64
+    assert start(**settings.document()).core.cache.min_checkpoint_depth == 64
+    assert start().core.cache.min_checkpoint_depth == 0
 
 
 def test_the_memory_that_was_named_is_what_is_planned_with() -> None:
