@@ -27,7 +27,7 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
 ADMIN_PLAN = """
 import os, pathlib, urllib.request
 token = pathlib.Path("/run/mambaserve/admin/token").read_text().strip()
-url = f"http://{os.environ['POD_IP']}:8001/admin/plan"
+url = f"http://{os.environ['MAMBASERVE_ADMIN_HOST']}:8001/admin/plan"
 asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
 print(urllib.request.urlopen(asked, timeout=10).read().decode())
 """
