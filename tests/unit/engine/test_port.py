@@ -91,16 +91,20 @@ def test_what_the_engine_says_arrives_in_order(parent: Parent, port: Port) -> No
 
 
 def test_looking_without_waiting_returns_at_once(port: Port) -> None:
+    began = time.monotonic()
     for _ in range(100):
         assert port.receive(0.0) == []
+    assert time.monotonic() - began < PATIENCE
 
 
 def test_waiting_ends_with_the_time_or_with_the_first_message(parent: Parent, port: Port) -> None:
     began = time.monotonic()
     assert port.receive(0.05) == []
-    assert time.monotonic() - began > 0.04
+    assert 0.04 < time.monotonic() - began < PATIENCE
     threading.Timer(0.05, lambda: parent.send(Shutdown())).start()
-    assert port.receive(PATIENCE) == [Shutdown()]
+    began = time.monotonic()
+    assert port.receive(2 * PATIENCE) == [Shutdown()]
+    assert time.monotonic() - began < PATIENCE
 
 
 def test_last_words_are_delivered_although_the_socket_is_closed_behind_them(parent: Parent) -> None:
