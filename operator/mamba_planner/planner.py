@@ -121,7 +121,7 @@ def _plan(
         planned_running=each.planned,
         max_model_len=each.max_model_len,
         checkpoints=each.checkpoints,
-        binding_constraint=_binding(each),
+        binding_constraint=_binding(each, constraints),
         headroom_bytes=budget.total - sum(line.bytes for line in ledger if line.item in _RUNNING_ITEMS),
         expected_saved=each.saved,
         workload=each.workload,
@@ -162,9 +162,9 @@ def _ledger(each: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...]:
     return tuple(lines)
 
 
-def _binding(each: Candidate) -> str:
+def _binding(each: Candidate, constraints: Constraints) -> str:
     if each.running < each.fits:
-        return "configured limit"
+        return "configured limit" if constraints.max_running_requests else "default limit"
     if each.running <= 1:
         return "memory"
     live = each.running * each.slots_each

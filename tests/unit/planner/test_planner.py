@@ -138,6 +138,12 @@ def test_a_configured_limit_that_binds_is_named() -> None:
     assert result.binding_constraint == "configured limit"
 
 
+def test_a_limit_that_nobody_configured_is_not_said_to_be_configured() -> None:
+    result = plan(NANO, Constraints(max_model_len=256), Device("cpu", 90 * GIB), workload=CHAT)
+    assert result.max_running_requests == 32
+    assert result.binding_constraint == "default limit"
+
+
 def test_a_single_sequence_is_bound_by_memory() -> None:
     result = plan(NANO, Constraints(max_model_len=4096), Device("cuda", int(20.4 * GIB)))
     assert result.max_running_requests == 1
