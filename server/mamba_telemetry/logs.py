@@ -1,10 +1,12 @@
-"""Log lines of every process: JSON when standard error is a file or a pipe (a pod), coloured on a terminal.
+"""Log lines of every process: JSON when standard error is a file or a pipe (a pod), coloured on a terminal
+unless NO_COLOR is set.
 
 Called once at the start of a process. Whatever is in the log context (request id, trace id) goes into each
 line. Never logs prompts or answers by itself.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +41,8 @@ def set_up_logs(
     if as_json:
         last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     else:
-        last.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
+        colours = stream.isatty() and not os.environ.get("NO_COLOR")
+        last.append(structlog.dev.ConsoleRenderer(colors=colours))
     handler = logging.StreamHandler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))
     root = logging.getLogger()

@@ -38,6 +38,19 @@ def test_a_line_is_one_json_object_with_its_context(stream: io.StringIO) -> None
     assert str(line["timestamp"]).endswith("Z")
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_terminal_gets_colours_unless_they_are_not_wanted(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    set_up_logs(process="api", stream=stream)
+    get_logger("x").warning("event")
+    assert ("\x1b[" in stream.getvalue()) is not plain
+
+
 def test_the_context_ends_with_its_block(stream: io.StringIO) -> None:
     set_up_logs(process="api", stream=stream)
     with log_context(request_id="r1"):
