@@ -23,12 +23,14 @@ from mamba_cli.plain_help import NARROW, CommandWithPanels
 
 COMMANDS: tuple[str, ...] = (
     "bench",
+    "chat",
     "config",
     "crd",
     "gateway",
     "operate",
     "plan",
     "serve",
+    "status",
     "up",
 )
 
