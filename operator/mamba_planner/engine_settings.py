@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from mamba_api.v1alpha1 import Engine, Memory, Rollout, StateCache, Workload
+from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_planner.byte_size import Bytes
 
 
@@ -29,9 +29,9 @@ class Model(Group):
     model: str
     """Model directory or URI: file://, hf://owner/name, pvc://claim/path, builtin://name."""
     served_model_name: str | None = None
-    """Name in the API; none = the last part of the model's URI."""
+    """Name in the API; default: the last part of the model's URI."""
     max_model_len: int | None = Field(None, ge=1)
-    """Longest prompt plus output; none = the model's own limit."""
+    """Longest prompt plus output; default: the model's own limit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto = the checkpoint's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -50,14 +50,14 @@ class Server(Group):
     admin_host: str = "127.0.0.1"
     """Address of the admin server."""
     admin_port: int | None = Field(None, ge=0, le=65535)
-    """Port of the admin server; none = port + 1, 0 = a free one."""
+    """Port of the admin server; default: port + 1, 0 = a free one."""
     api_key_file: str | None = None
-    """File with one accepted API key a line; none = no authentication."""
+    """File with one accepted API key a line; default: no authentication."""
     admin_token_file: str | None = None
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
     max_waiting_requests: int = Field(512, ge=1)
     """Most prompts that may wait for their first token; more get 429."""
-    max_body_bytes: Bytes = Field(ByteSize(32 * 2**20), ge=1024)
+    max_body_bytes: Bytes = Field(ByteSize(_default(Limits, "max_body_size").bytes), ge=1024)
     """Largest request body; larger ones get 413."""
 
 
@@ -65,7 +65,7 @@ class Scheduler(Group):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
-    """Most sequences running at once; none = what the plan allows."""
+    """Most sequences running at once; default: what the plan allows."""
     chunked_prefill_tokens: int = Field(_default(Engine, "chunked_prefill_tokens"), ge=1)
     """Token budget of one step."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)
@@ -82,16 +82,16 @@ class MemoryBudget(Group):
     utilization: float = Field(_default(Memory, "utilization"), gt=0, le=1)
     """Share of the device memory the engine may take."""
     device_memory: Bytes | None = None
-    """Device memory to plan for; none = what the device reports."""
+    """Device memory to plan for; default: what the device reports."""
     arena_bytes: Bytes | None = None
-    """Size of the state and KV arena; none = what the planner computes from the memory."""
+    """Size of the state and KV arena; default: what the planner computes from the memory."""
 
 
 class ExpectedTraffic(Group):
     """Expected traffic."""
 
     workload_prompt_tokens: int | None = Field(None, ge=1, le=16_777_216)
-    """Mean prompt length to plan for; none of the four = the planner's assumption."""
+    """Mean prompt length to plan for; default of the four: the planner's assumption."""
     workload_output_tokens: int | None = Field(None, ge=1, le=16_777_216)
     """Mean output length to plan for."""
     workload_shared_prefix_ratio: float | None = Field(None, ge=0, le=1)

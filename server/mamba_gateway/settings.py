@@ -10,7 +10,14 @@ from urllib.parse import urlsplit
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mamba_api.v1alpha1 import Limits, Rollout
 from mamba_planner.byte_size import Bytes
+
+
+def _limit(name: str) -> Any:
+    """The default of a MambaDeployment's limit, which stands there alone."""
+    return Limits.model_fields[name].default
+
 
 REFUSED_VARIABLES = {
     "MAMBASERVE_PREFIX_WEIGHT": "engines are chosen by load alone in this version",
@@ -31,9 +38,9 @@ class GatewaySettings(BaseSettings):
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""
     namespace: str | None = None
-    """Namespace of the deployment; none = the one this process runs in."""
+    """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
-    """Path of a kubeconfig; none = in-cluster configuration, then the default kubeconfig."""
+    """Path of a kubeconfig; default: in-cluster configuration, then the default kubeconfig."""
     host: str = "127.0.0.1"
     """Address the HTTP server binds."""
     port: int = Field(8000, ge=0, le=65535)
@@ -41,24 +48,24 @@ class GatewaySettings(BaseSettings):
     redis_url: str | None = None
     """Redis of the shared prefix index; refused: the index is not part of this version."""
     api_key_file: str | None = None
-    """File with one accepted API key a line, read again when it changes; none = no authentication."""
-    max_in_flight: int = Field(1024, ge=1)
+    """File with one accepted API key a line; default: no authentication."""
+    max_in_flight: int = Field(_limit("max_in_flight"), ge=1)
     """Most requests relayed at once."""
-    max_queue: int = Field(1024, ge=0)
-    """Most requests waiting for their turn; beyond it the answer is 429."""
-    queue_timeout: float = Field(30.0, gt=0)
+    max_queue: int = Field(_limit("max_queued"), ge=0)
+    """Most requests waiting for their turn; more get 429."""
+    queue_timeout: float = Field(_limit("queue_timeout").seconds, gt=0)
     """Longest wait for that turn before the answer is 429."""
-    hold_timeout: float = Field(10.0, ge=0)
+    hold_timeout: float = Field(_limit("queue_timeout").seconds, ge=0)
     """How long a request waits for an endpoint to become ready before the answer is 503."""
-    max_body_bytes: Bytes = Field(ByteSize(32 * 1024 * 1024), ge=1)
-    """Largest request body taken, such as 32Mi; beyond it the answer is 413."""
+    max_body_bytes: Bytes = Field(ByteSize(_limit("max_body_size").bytes), ge=1)
+    """Largest request body; larger ones get 413."""
     body_timeout: float = Field(60.0, gt=0)
     """Longest time a client may take to send its body."""
     connect_timeout: float = Field(2.0, gt=0)
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
-    request_timeout: float = Field(3600.0, gt=0)
+    request_timeout: float = Field(_limit("request_timeout").seconds, gt=0)
     """Longest life of one request once it is its turn."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
@@ -66,7 +73,7 @@ class GatewaySettings(BaseSettings):
     """Time between two looks at an engine's `/readyz` and `/metrics`."""
     probe_timeout: float = Field(2.0, gt=0)
     """Longest time one such look may take."""
-    drain_timeout: float = Field(300.0, ge=0)
+    drain_timeout: float = Field(Rollout.model_fields["drain_timeout"].default.seconds, ge=0)
     """After SIGTERM, how long running requests may take to finish before they are cut."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
