@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from mamba_api.v1alpha1 import Engine, Memory, Rollout, StateCache, Workload
+from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_planner.byte_size import Bytes
 
 
@@ -57,7 +57,7 @@ class Server(Group):
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
     max_waiting_requests: int = Field(512, ge=1)
     """Most prompts that may wait for their first token; more get 429."""
-    max_body_bytes: Bytes = Field(ByteSize(32 * 2**20), ge=1024)
+    max_body_bytes: Bytes = Field(ByteSize(_default(Limits, "max_body_size").bytes), ge=1024)
     """Largest request body; larger ones get 413."""
 
 

@@ -39,7 +39,7 @@ def request_id_of(given: str | None) -> str:
 class RequestMiddleware:
     """`route_of` bounds the route label of a path; `answered` counts each answer by route and status.
 
-    `log_level` is that of the line of each request; those of probes are for debugging.
+    Each request has a line in the log at level info; those of probes are for debugging.
     """
 
     def __init__(
@@ -48,12 +48,10 @@ class RequestMiddleware:
         *,
         route_of: Callable[[str], str],
         answered: Callable[[str, int], None],
-        log_level: int = logging.INFO,
     ) -> None:
         self._app = app
         self._route_of = route_of
         self._answered = answered
-        self._log_level = log_level
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -109,6 +107,6 @@ class RequestMiddleware:
                 seconds = time.monotonic() - arrival
                 span.set_attribute("http.response.status_code", status)
                 self._answered(route, status)
-                level = logging.DEBUG if scope["path"] in _QUIET else self._log_level
+                level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
                 if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
                     log.log(level, "request", route=route, status=status, seconds=round(seconds, 4), **fields)

@@ -4,7 +4,6 @@ Relayed routes are raw ASGI, found before FastAPI costs anything; FastAPI has th
 wrong methods. The engines' admin API has no route here.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -81,10 +80,7 @@ def make_app(routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None) -> ASGIA
         relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
         await (proxy if relayed else app)(scope, receive, send)
 
-    # The engine has a line for each request; another here would cost an eighth of the CPU time of a relay.
-    return RequestMiddleware(
-        dispatch, route_of=route_of, answered=_counted_elsewhere, log_level=logging.DEBUG
-    )
+    return RequestMiddleware(dispatch, route_of=route_of, answered=_counted_elsewhere)
 
 
 def _counted_elsewhere(_route: str, _status: int) -> None:

@@ -53,6 +53,9 @@ async def serve(
     """
     rng = rng or Random()
     keys = KeyFile(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
+    backend_keys = (
+        KeyFile(settings.backend_key_file, "--backend-key-file") if settings.backend_key_file else None
+    )
     bound = listen(settings.host, settings.port)
     pool = Pool()
     metrics = GatewayMetrics(pool.snapshot)
@@ -61,7 +64,7 @@ async def serve(
         prober = Prober(
             session, pool, rng,
             interval=settings.probe_interval, timeout=settings.probe_timeout,
-            key=(lambda: keys.first) if keys else None,
+            key=(lambda: backend_keys.first) if backend_keys else None,
         )  # fmt: skip
         try:
             async with _endpoint_source(settings, prober, rng) as wake:
@@ -71,9 +74,11 @@ async def serve(
                     request_timeout=settings.request_timeout, wake=wake,
                 )  # fmt: skip
                 proxy = ProxyEndpoint(
-                    relay, admission, metrics, keys, rng,
-                    max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
+                    relay, admission, metrics, keys, backend_keys=backend_keys,
+                    max_body_bytes=settings.max_body_bytes, max_buffered_bytes=settings.max_buffered_bytes,
+                    body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
                 )  # fmt: skip
+                metrics.buffered.set_function(lambda: proxy.buffered_bytes)
                 app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys)
                 return await _serve_until_drained(
                     app,

@@ -49,13 +49,14 @@ PANELS = {
         "deployment",
         "namespace",
         "kubeconfig",
+        "backend_key_file",
         "redis_url",
         "probe_interval",
         "probe_timeout",
     ),
     "HTTP": ("host", "port", "api_key_file", "max_body_bytes", "body_timeout"),
-    "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
-    "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout"),
+    "Admission": ("max_in_flight", "max_queue", "max_buffered_bytes", "queue_timeout", "hold_timeout"),
+    "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout", "comment_interval"),
     "Process": ("drain_timeout", "log_level"),
 }
 CLASS = settings_command("mamba_gateway.settings:GatewaySettings", run, panels=PANELS)
