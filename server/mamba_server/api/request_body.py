@@ -71,6 +71,7 @@ def limited_route(
             async def handle(request: Request) -> Response:
                 require_json(request.headers.get("content-type"))
                 body = await read_body(request.scope["headers"], request.receive, limit)
+                request.scope["body_bytes"] = len(body)
                 parsed = JsonRequest(request, body)
                 warn_of_unknown(parsed.fields, known)
                 return await handler(parsed)
