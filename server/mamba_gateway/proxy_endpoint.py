@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, InvalidRequest
-from mamba_edge.request_body import ClientGone, RawHeaders, find_header, read_body
+from mamba_edge.request_body import ClientGone, find_header, read_body
 from mamba_edge.request_middleware import CLIENT_GONE
 from mamba_edge.sending import while_connected
 from mamba_gateway.admission import DRAINING, Admission
@@ -93,7 +93,7 @@ class ProxyEndpoint:
             if self._keys:
                 self._keys.check(find_header(scope["headers"], b"authorization"))
             with self._admission.admit():
-                body = await self._body(scope["headers"], receive)
+                body = await self._body(scope, receive)
                 fields = routing_fields(body)
                 await self._relayed(self._upstream_request(scope, body, fields), receive, response)
         except ClientGone:
@@ -120,11 +120,18 @@ class ProxyEndpoint:
             task.cancel()
         return len(self._running)
 
-    async def _body(self, headers: RawHeaders, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
         # A task of its own, so that `cancel_running` ends a client that is still sending, too.
         limit = self._max_body_bytes
         reading = asyncio.create_task(
-            read_body(headers, receive, limit, self._body_timeout, discard=DISCARDED_LIMITS * limit)
+            read_body(
+                scope["headers"],
+                receive,
+                limit,
+                self._body_timeout,
+                discard=DISCARDED_LIMITS * limit,
+                share=scope.get("body_share"),
+            )
         )
         self._running.add(reading)
         try:

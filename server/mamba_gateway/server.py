@@ -17,6 +17,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.body_budget import BodyBudget
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
@@ -74,14 +75,15 @@ async def serve(
                     relay, admission, metrics, keys, rng,
                     max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
                 )  # fmt: skip
-                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys)
+                bodies = BodyBudget(max(settings.max_held_body_bytes, settings.max_body_bytes))
+                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys, bodies)
                 return await _serve_until_drained(
                     app,
                     bound,
                     pool,
                     admission,
                     proxy,
-                    settings.drain_timeout,
+                    settings,
                     ready,
                     stop or asyncio.Event(),
                 )
@@ -128,12 +130,12 @@ async def _serve_until_drained(
     pool: Pool,
     admission: Admission,
     proxy: ProxyEndpoint,
-    drain_timeout: float,
+    limits: GatewaySettings,
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> int:
     # At the end idle connections are closed at once; answers that are out need a moment to leave the buffers.
-    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS)
+    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS, limits=limits)
     loop = asyncio.get_running_loop()
     forced = asyncio.Event()
 
@@ -152,10 +154,10 @@ async def _serve_until_drained(
         ready(url_of(bound))
         await _first_done(serving, stop.wait())
         admission.draining = True
-        log.info("draining", requests=admission.admitted, timeout=drain_timeout)
+        log.info("draining", requests=admission.admitted, timeout=limits.drain_timeout)
         cancelled = 0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_timeout):
+            async with asyncio.timeout(limits.drain_timeout):
                 await _first_done(serving, forced.wait(), admission.idle())
         if admission.admitted:
             cancelled = proxy.cancel_running()

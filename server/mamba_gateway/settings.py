@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mamba_planner.byte_size import Bytes
+from mamba_planner.http_limits import HttpLimits
 
 REFUSED_VARIABLES = {
     "MAMBASERVE_PREFIX_WEIGHT": "engines are chosen by load alone in this version",
@@ -19,7 +20,7 @@ REFUSED_VARIABLES = {
 """Variables that would be settings if anything acted on them; without a word they would seem to."""
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(HttpLimits, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(
@@ -52,8 +53,6 @@ class GatewaySettings(BaseSettings):
     """How long a request waits for an endpoint to become ready before the answer is 503."""
     max_body_bytes: Bytes = Field(ByteSize(32 * 1024 * 1024), ge=1)
     """Largest request body taken, such as 32Mi; beyond it the answer is 413."""
-    body_timeout: float = Field(60.0, gt=0)
-    """Longest time a client may take to send its body."""
     connect_timeout: float = Field(2.0, gt=0)
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)

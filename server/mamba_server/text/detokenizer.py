@@ -53,8 +53,8 @@ class Detokenizer:
         self._held.clear()
         return text
 
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, special=self._special)
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, special=self._special)
 
     def _rest(self) -> str:
         """Text of the held tokens, seen in their context."""
