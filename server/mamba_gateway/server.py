@@ -98,7 +98,7 @@ async def _endpoint_source(
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the targets up to date; yields what to call while a request waits for an engine."""
     if settings.deployment is None:
-        prober.set_targets(Target(url, urlsplit(url).netloc) for url in settings.backend)
+        prober.set_targets(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
