@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_planner.byte_size import Bytes
+from mamba_planner.http_limits import HttpLimits
 
 
 def _default(model: type[BaseModel], name: str) -> Any:
@@ -121,7 +122,7 @@ class Life(Group):
     """Least severe message that is logged."""
 
 
-class EngineSettings(Model, Server, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
+class EngineSettings(Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

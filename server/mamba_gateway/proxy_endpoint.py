@@ -12,15 +12,14 @@ from typing import Any
 
 import msgspec
 from pydantic_core import from_json
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, InvalidRequest, as_api_error
-from mamba_edge.request_body import ClientGone, RawHeaders, find_header, read_body
+from mamba_edge.request_body import ClientGone, find_header, read_body
 from mamba_edge.request_middleware import CLIENT_GONE
 from mamba_edge.sending import while_connected
 from mamba_gateway.admission import DRAINING, Admission
-from mamba_gateway.body_budget import BodyBudget, HeldBody
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
 from mamba_gateway.headers import to_engine
@@ -81,15 +80,12 @@ class ProxyEndpoint:
         keys: KeyFile | None,
         *,
         max_body_bytes: int,
-        max_buffered_bytes: int,
         body_timeout: float,
         comment_interval: float,
         backend_keys: KeyFile | None = None,
     ) -> None:
         self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
         self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
-        # One body of the largest size always finds room.
-        self._bodies = BodyBudget(max(max_buffered_bytes, max_body_bytes))
         self._comment_interval, self._backend_keys = comment_interval, backend_keys
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -99,8 +95,8 @@ class ProxyEndpoint:
         try:
             if self._keys:
                 self._keys.check(find_header(scope["headers"], b"authorization"))
-            with self._admission.admit(), self._bodies.hold() as held:
-                request, fields = await self._request(scope, receive, held)
+            with self._admission.admit():
+                request, fields = await self._request(scope, receive)
                 # What waits may be streamed to a client behind a balancer with little patience.
                 patient = bool(fields.stream) and self._comment_interval > 0
                 with response.kept_alive(self._comment_interval) if patient else nullcontext():
@@ -127,11 +123,6 @@ class ProxyEndpoint:
             scope["log_fields"]["model"] = fields.model and fields.model[:LOGGED_MODEL]
             self._record(scope, fields, response)
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of request bodies held now."""
-        return self._bodies.held
-
     def cancel_running(self) -> int:
         """End what still runs; streams get an error event. Returns how many were cancelled."""
         self._relay.cancelling = True
@@ -139,10 +130,8 @@ class ProxyEndpoint:
             task.cancel()
         return len(self._running)
 
-    async def _request(
-        self, scope: Scope, receive: Receive, held: HeldBody
-    ) -> tuple[UpstreamRequest, RoutingFields]:
-        body = await self._body(scope["headers"], receive, held)
+    async def _request(self, scope: Scope, receive: Receive) -> tuple[UpstreamRequest, RoutingFields]:
+        body = await self._body(scope, receive)
         fields = routing_fields(body)
         key = self._backend_keys.first if self._backend_keys else None
         request = UpstreamRequest(
@@ -151,20 +140,22 @@ class ProxyEndpoint:
             headers=to_engine(scope["headers"], scope["request_id"], scope["traceparent"], key),
             body=body,
             model=fields.model,
-            held=held,
+            body_share=scope.get("body_share"),
         )
         return request, fields
 
-    async def _body(self, headers: RawHeaders, receive: Receive, held: HeldBody) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._max_body_bytes
-        declared = find_header(headers, b"content-length")
-        size = int(declared[:18]) if declared and declared.isdigit() else 0
-        if size <= limit:  # a larger one is not kept but refused
-            held.announce(size)
-            receive = _counted(receive, held, limit)
         # A task of its own, so that `cancel_running` ends a client that is still sending, too.
         reading = asyncio.create_task(
-            read_body(headers, receive, limit, self._body_timeout, discard=DISCARDED_LIMITS * limit)
+            read_body(
+                scope["headers"],
+                receive,
+                limit,
+                self._body_timeout,
+                discard=DISCARDED_LIMITS * limit,
+                share=scope.get("body_share"),
+            )
         )
         self._running.add(reading)
         try:
@@ -203,13 +194,3 @@ class ProxyEndpoint:
         metrics.duration.labels(model).observe(now - begin)
         if response.first_byte is not None:
             metrics.first_byte.labels(model).observe(response.first_byte - begin)
-
-
-def _counted(receive: Receive, held: HeldBody, limit: int) -> Receive:
-    async def counting() -> Message:
-        message = await receive()
-        if held.size <= limit:  # what comes beyond it is dropped
-            held.grow(min(len(message.get("body", b"")), limit - held.size + 1))
-        return message
-
-    return counting

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout
 from mamba_planner.byte_size import Bytes
+from mamba_planner.http_limits import HttpLimits
 
 _LIMITS, _ROLLOUT = Limits(), Rollout()
 """What a MambaDeployment says too has its default there alone."""
@@ -22,7 +23,7 @@ REFUSED_VARIABLES = {
 """Variables that would be settings if anything acted on them; without a word they would seem to."""
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(HttpLimits, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(
@@ -57,11 +58,6 @@ class GatewaySettings(BaseSettings):
     """How long a request waits for an endpoint to become ready before the answer is 503."""
     max_body_bytes: Bytes = Field(ByteSize(_LIMITS.max_body_size.bytes), ge=1)
     """Largest request body taken, such as 16Mi; beyond it the answer is 413."""
-    max_buffered_bytes: Bytes = Field(ByteSize(256 * 2**20), ge=1)
-    """Most bytes of request bodies held at once, each until an engine begins to answer; beyond it the answer
-    is 429. One body of the largest size is always taken."""
-    body_timeout: float = Field(60.0, gt=0)
-    """Longest time a client may take to send its body."""
     connect_timeout: float = Field(2.0, gt=0)
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)

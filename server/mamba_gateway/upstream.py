@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import aiohttp
 from yarl import URL
 
-from mamba_gateway.body_budget import HeldBody
+from mamba_edge.body_budget import BodyShare
 
 LARGE_BODY = 256 * 1024
 
@@ -38,14 +38,14 @@ class UpstreamRequest:
     headers: list[tuple[str, str]]
     body: bytes = field(repr=False)
     model: str | None = None
-    held: HeldBody | None = field(default=None, repr=False)
+    body_share: BodyShare | None = field(default=None, repr=False)
     """The body's share of what the gateway may hold."""
 
     def let_body_go(self) -> None:
         """An engine has begun to answer: no other attempt needs the body."""
         self.body = b""
-        if self.held is not None:
-            self.held.let_go()
+        if self.body_share is not None:
+            self.body_share.release()
 
 
 def _keepalive_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:

@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from asgi import Asked, ask
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_gateway.admission import Admission
 from mamba_gateway.endpoints import Pool, Report, Target
@@ -66,11 +67,11 @@ class ProxyHarness:
             self.relay,  # type: ignore[arg-type]
             self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None,
             max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
-            max_buffered_bytes=limits.get("max_buffered_bytes", 10_000),
             comment_interval=limits.get("comment_interval", 15.0), backend_keys=limits.get("backend_keys"),
         )  # fmt: skip
 
-        self.app = RequestMiddleware(self.proxy, route_of=str, answered=lambda *_: None)
+        self.bodies = BodyBudget(limits.get("max_held_body_bytes", 10_000))
+        self.app = RequestMiddleware(self.proxy, route_of=str, answered=lambda *_: None, bodies=self.bodies)
 
     def ask(self, body: Any = None, **more: Any) -> Asked:
         return ask(self.app, "POST", PATH, BODY if body is None else body, **more)

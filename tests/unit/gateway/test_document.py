@@ -68,7 +68,7 @@ def application() -> Any:
             admission = Admission(8, 8, 5.0, time.monotonic)
             proxy = ProxyEndpoint(
                 RefusingRelay(),  # type: ignore[arg-type]
-                admission, metrics, None, max_body_bytes=100_000, max_buffered_bytes=100_000,
+                admission, metrics, None, max_body_bytes=100_000,
                 body_timeout=5.0, comment_interval=0.0,
             )  # fmt: skip
             made.append(make_app(LocalRoutes(pool, admission, metrics), proxy, None))
