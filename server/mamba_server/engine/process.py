@@ -13,6 +13,7 @@ from mamba_server import wire
 from mamba_server.cache import ledger
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
+from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.stats import collect
 from mamba_server.wire import (
     AbortRequest,
@@ -81,7 +82,7 @@ class EngineProcess:
         self._checked = True
 
     def run(self, ready: Ready) -> None:
-        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong."""
+        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong, DeviceLost."""
         self._port.send(ready)
         stalled = False
         while True:
@@ -95,6 +96,8 @@ class EngineProcess:
             stalled = self._core.step_number == before and not deltas
             if deltas:
                 self._port.send(Outputs(deltas))
+            if self._core.lost:
+                raise DeviceLost(self._core.lost)
             self._after_step()
 
     def _take(self, message: ToEngine) -> None:

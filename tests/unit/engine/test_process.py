@@ -10,6 +10,7 @@ from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.engine.admin import Admin
+from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.process import STATS_SECONDS, EngineProcess, report_progress, say_fatal
 from mamba_server.wire import (
     AbortRequest,
@@ -149,6 +150,21 @@ def test_a_failed_step_is_told_and_the_loop_goes_on() -> None:
         ("bad", "error"),
         ("good", "length"),
     ]
+
+
+def test_a_lost_device_ends_the_process_once_its_requests_know() -> None:
+    engine = trial(overlap=False)
+    engine.runner.failure = "CUDA error: an illegal memory access was encountered"
+    engine.runner.fail_steps[1] = "before"
+    port = ScriptedPort([add("one", [5, 6], 3), add("two", [7, 8], 3)], *idle(4))
+    with pytest.raises(DeviceLost, match="illegal memory access") as caught:
+        serve(port, engine)
+    assert caught.value.exit_code == 1
+    assert sorted((d.request_id, d.finish_reason) for d in port.deltas()) == [
+        ("one", "error"),
+        ("two", "error"),
+    ]
+    assert len(port.batches) == 4
 
 
 # --- how long it waits ---------------------------------------------------------------------------------
