@@ -95,6 +95,10 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan) -> RenderableType:
         f"{binary_size(plan.arena_bytes)} = {plan.slabs:,} slabs of {binary_size(plan.slab_bytes)}: "
         f"{plan.slots:,} slots and {plan.pages:,} pages, shared without a fixed ratio",
     )
+    facts.add_row(
+        "overlap",
+        "on: step n+1 is planned while step n runs" if plan.overlap else "off: one step after the other",
+    )
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
     parts: list[RenderableType] = [facts, Text(), *_memory(outcome, plan)]
     if notes := (*plan.notes, *outcome.notes):
