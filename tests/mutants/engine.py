@@ -35,6 +35,10 @@ MUTANTS = (
         "elif self._failures >= FAILURES_IN_A_ROW:", "elif False:", ("tests/unit/engine/test_core.py",),
     ),
     Mutant(
+        "a recount is never cut short", ENGINE + "process.py",
+        "if self._clock() - began > CHECK_SECONDS:", "if False:", ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
         "a lost device ends nothing", ENGINE + "process.py",
         "                raise DeviceLost(self._core.lost)\n", "                pass\n",
         ("tests/unit/engine/test_process.py",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -217,6 +218,42 @@ def test_a_leak_ends_the_process_as_soon_as_it_is_idle(overlap: bool, outputs: i
     with pytest.raises(LedgerViolation, match="W1"):
         serve(port, engine)
     assert len(port.deltas()) == outputs
+
+
+class SlowClockPort(ScriptedPort):
+    """Time passes between any two looks at the clock, as it does while a large cache is counted."""
+
+    def clock(self) -> float:
+        self.now += 0.005
+        return self.now
+
+
+def test_a_request_that_comes_in_the_middle_of_a_recount_is_served_before_it_goes_on() -> None:
+    engine = trial(overlap=False)
+    port = SlowClockPort([add("one", [5, 6, 7], 1)], [], [add("two", [8, 9], 1)], *idle(40))
+    slices = 0
+    real = engine.arena.check_slabs
+
+    def counted() -> Iterator[None]:
+        nonlocal slices
+        for _ in range(10):
+            slices += 1
+            yield
+        yield from real()
+
+    engine.arena.check_slabs = counted  # type: ignore[method-assign]
+    serve(port, engine)
+    assert [delta.request_id for delta in port.deltas()] == ["one", "two"]
+    # The first recount was cut short, the second one went to its end.
+    assert 10 < slices < 20
+    assert port.timeouts[-1] == STATS_SECONDS
+
+
+def test_a_leak_is_found_however_the_recount_is_cut() -> None:
+    engine = trial(overlap=False)
+    engine.arena.free_slot = lambda slot: None  # type: ignore[method-assign]
+    with pytest.raises(LedgerViolation, match="W1"):
+        serve(SlowClockPort([add("r", [5, 6, 7], 1)], *idle(40)), engine)
 
 
 # --- before it serves ----------------------------------------------------------------------------------
