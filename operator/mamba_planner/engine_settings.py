@@ -71,8 +71,8 @@ class Scheduler(Group):
     """Token budget of one step."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)
     """Tokens per attention KV page."""
-    overlap: bool = _default(Engine, "overlap_schedule")
-    """Plan step n+1 while the device runs step n."""
+    overlap: bool | None = _default(Engine, "overlap_schedule")
+    """Plan step n+1 while the device runs step n; none = on a GPU yes, on a CPU no."""
     batch_invariant: bool = _default(Engine, "batch_invariant")
     """Make a token's logits independent of the batch it runs in (slower)."""
 

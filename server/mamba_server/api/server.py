@@ -189,10 +189,11 @@ class Server:
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
-        log.info("ready", url=self._urls[0], admin=self._urls[1], max_model_len=ready.max_model_len)
+        chosen = {name: ready.plan[name] for name in ("overlap", "threads") if name in ready.plan}
+        url, admin = self._urls
+        log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **chosen)
         if not self._announced:
             self._announced = True
-            url, admin = self._urls
             self._announce(f"mambaserve: ready: {self._serving.model_name} at {url}/v1 (admin {admin})")
 
     def _on_signal(self) -> None:

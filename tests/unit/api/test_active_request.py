@@ -113,6 +113,13 @@ async def test_a_failure_of_one_sequence_fails_the_request_and_aborts_the_others
     assert_left_nothing(api)
 
 
+async def test_the_engines_own_words_on_what_went_wrong_reach_the_client() -> None:
+    api = Api()
+    failing = partial(api.engine.delta, [], of=0, finish_reason="error", error="NaN: use --dtype float32")
+    with pytest.raises(InternalError, match="NaN: use --dtype float32"):
+        await served(active(api, "a"), failing)
+
+
 async def test_when_the_engine_is_lost_nothing_is_sent_to_the_next_one() -> None:
     api = Api()
     with pytest.raises(EngineLost, match="signal 9") as caught:
