@@ -106,7 +106,7 @@ def evaluate(
 ) -> Candidate:
     """Largest concurrency, checkpoints left, expected savings and throughput of one choice."""
     shape = shape_of(model, constraints, state_dtype)
-    reserved = reservation(strategy, overlap=constraints.overlap)
+    reserved = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
     slots = reserved.slots_per_sequence
     limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
     longest = constraints.max_model_len or model.max_position

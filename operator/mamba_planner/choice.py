@@ -117,4 +117,5 @@ def _weakness(each: Candidate, constraints: Constraints) -> str:
         return "16-bit states round the recurrence"
     if not constraints.prefix_caching:
         return "prefix caching is off, so its tracking slots would do nothing"
-    return reservation(each.strategy, overlap=constraints.overlap).weakness
+    # The same with overlap and without.
+    return reservation(each.strategy, overlap=True).weakness

@@ -71,7 +71,8 @@ class Constraints:
     chunked_prefill_tokens: int = 2048
     max_checkpoints_per_path: int = 4
     prefix_caching: bool = True
-    overlap: bool = True
+    overlap: bool | None = None
+    """Whether step n+1 is planned while step n runs; None = what suits the device."""
     utilization: float = 0.9
     arena_bytes: int | None = None
     tensor_parallel: int = 1
@@ -89,6 +90,10 @@ class Constraints:
             )
         if not 0 < self.utilization <= 1:
             raise UnusableInput(f"utilization {self.utilization} must be above 0 and at most 1")
+
+    def overlaps(self, device: Literal["cuda", "cpu"]) -> bool:
+        """Whether an engine on `device` overlaps: on a CPU planning only takes the core from the model."""
+        return device == "cuda" if self.overlap is None else self.overlap
 
     @classmethod
     def of(cls, settings: EngineSettings, tensor_parallel: int = 1) -> "Constraints":

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_planner.byte_size import Bytes
+from mamba_planner.http_limits import HttpLimits
 
 
 def _default(model: type[BaseModel], name: str) -> Any:
@@ -70,8 +71,8 @@ class Scheduler(Group):
     """Token budget of one step."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)
     """Tokens per attention KV page."""
-    overlap: bool = _default(Engine, "overlap_schedule")
-    """Plan step n+1 while the device runs step n."""
+    overlap: bool | None = _default(Engine, "overlap_schedule")
+    """Plan step n+1 while the device runs step n; default: on a GPU yes, on a CPU no."""
     batch_invariant: bool = _default(Engine, "batch_invariant")
     """Make a token's logits independent of the batch it runs in (slower)."""
 
@@ -121,7 +122,7 @@ class Life(Group):
     """Least severe message that is logged."""
 
 
-class EngineSettings(Model, Server, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
+class EngineSettings(Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

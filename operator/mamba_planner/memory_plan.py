@@ -48,6 +48,8 @@ class MemoryPlan:
     pages: int
     """All other slabs, as pages. Slots and pages trade places as the traffic asks."""
     slots_per_sequence: int
+    overlap: bool
+    """Whether step n+1 is planned while step n runs."""
     max_running_requests: int
     """Most sequences at once; the cache gives way to them."""
     planned_running: int
@@ -100,6 +102,7 @@ class MemoryPlan:
             "pageBytes": self.page_bytes,
             "pagesPerSlab": self.pages_per_slab,
             "maxModelLen": self.max_model_len,
+            "overlap": self.overlap,
             "plannedRunning": self.planned_running,
             "checkpoints": self.checkpoints,
             "expectedSaved": round(self.expected_saved, 4),

@@ -117,6 +117,7 @@ def _plan(
         slots=slots if shape.page else each.slabs - 1,
         pages=(each.slabs - 1 - slots) * shape.pages_per_slab,
         slots_per_sequence=each.slots_each,
+        overlap=constraints.overlaps(budget.device.kind),
         max_running_requests=each.running,
         planned_running=each.planned,
         max_model_len=each.max_model_len,

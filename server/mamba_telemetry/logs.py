@@ -7,6 +7,7 @@ line. Never logs prompts or answers by itself.
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+_PASSWORD = re.compile(r"(://[^\s/@:\"']*:)[^\s/@\"']+@")
 Logger = structlog.stdlib.BoundLogger
 
 
@@ -42,7 +44,10 @@ def set_up_logs(
         last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     else:
         colours = stream.isatty() and not os.environ.get("NO_COLOR")
-        last.append(structlog.dev.ConsoleRenderer(colors=colours))
+        # The renderer's own tracebacks show the values of variables: prompts and keys.
+        plain = structlog.dev.plain_traceback
+        last.append(structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain))
+    last.append(_without_passwords)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))
     root = logging.getLogger()
@@ -59,6 +64,11 @@ def set_up_logs(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _without_passwords(_: WrappedLogger, __: str, line: EventDict | str) -> str:
+    # Of URLs, wherever in the rendered line: the password is what users put into a URL and forget.
+    return _PASSWORD.sub(r"\1***@", str(line))
 
 
 def get_logger(name: str) -> Logger:

@@ -124,8 +124,8 @@ class Engine(ApiModel):
     """Token budget of one step: longer prompts are prefilled in chunks, so that others keep decoding."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Most sequences that run at once; absent = what the plan allows."""
-    overlap_schedule: bool = True
-    """Plan step n+1 on the CPU while the device runs step n."""
+    overlap_schedule: bool | None = None
+    """Plan step n+1 on the CPU while the device runs step n; absent = with GPUs yes, without no."""
     batch_invariant: bool = False
     """Make a token's logits independent of the batch it runs in (slower)."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []

@@ -35,7 +35,7 @@ def command(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, envvar="MAMBASERVE_GPUS", help="GPUs one engine spreads over; 0 plans for the CPU."
+            min=0, envvar="MAMBASERVE_GPUS", help="1 plans for a GPU, 0 for the CPU; more are refused."
         ),
     ] = None,
     output: Annotated[
@@ -60,6 +60,11 @@ def command(
 
     if utilization is not None and not 0 < utilization <= 1:
         raise InvalidInput(f"--utilization: {utilization} must be above 0 and at most 1")
+    if gpus is not None and gpus > 1:
+        raise InvalidInput(
+            f"--gpus: {gpus} is refused by this version: an engine uses one GPU and the others would idle; "
+            "plan with 1 and run more engines"
+        )
     flags = PlanFlags(size_option("--device-memory", device_memory), utilization, gpus)
     outcomes = plan_source(source, flags)
     if output is Output.table:

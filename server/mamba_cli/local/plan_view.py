@@ -111,6 +111,10 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
             f"{binary_size(plan.arena_bytes)} = {plan.slabs:,} slabs of {binary_size(plan.slab_bytes)}: "
             f"{plan.slots:,} slots and {plan.pages:,} pages, shared without a fixed ratio",
         )
+        facts.add_row(
+            "overlap",
+            "on: step n+1 is planned while step n runs" if plan.overlap else "off: one step after the other",
+        )
     elif outcome.constraints.prefix_caching:
         facts.add_row(
             "cache",

@@ -93,7 +93,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     limits = Limits(
         settings.chunked_prefill_tokens, trial.chunk, made.max_running_requests, made.max_model_len
     )
-    stream = make_stream(device, overlap=settings.overlap)
+    stream = make_stream(device, overlap=made.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
     runner = ModelRunner(
@@ -110,7 +110,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         Scheduler(cache, limits),
         stream,
         runner,
-        overlap=settings.overlap,
+        overlap=made.overlap,
         eos_token_ids=frozenset(config.eos_token_ids),
         seed=settings.seed,
     )
@@ -162,7 +162,7 @@ def _cache(
         Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
         PersistentBatch(made.max_running_requests, -(-made.max_model_len // made.page_size)),
-        reservation(made.strategy, overlap=settings.overlap),
+        reservation(made.strategy, overlap=made.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,
         prefix_caching=settings.prefix_caching,
@@ -171,5 +171,5 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it."""
-    return engine.plan.to_json()
+    """The plan as the admin call and the API show it, with the threads that compute on a CPU."""
+    return {**engine.plan.to_json(), "threads": torch.get_num_threads()}
