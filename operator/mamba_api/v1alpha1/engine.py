@@ -169,7 +169,8 @@ class StateCache(ApiModel):
     """Most tokens between checkpoints while decoding (the first of an answer are closer together); a multiple
     of spec.engine.pageSize."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Most checkpoints kept along one path of the radix tree."""
+    """Most checkpoints that a prompt adds to its path of the radix tree, and most kept there once slots are
+    short."""
     min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
     """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
     take a whole slot; 0 = keep all."""

@@ -27,8 +27,9 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
+from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.engine.scheduler import Scheduler
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.hybrid import HybridModel

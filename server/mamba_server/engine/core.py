@@ -110,6 +110,11 @@ class EngineCore:
                 request.request_id, 409, "invalid_request_error", "duplicate_request_id",
                 f"request {request.request_id} is running already: choose another id",
             )  # fmt: skip
+        if not request.token_ids:
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "empty_prompt",
+                "the prompt has no tokens: send at least one",
+            )  # fmt: skip
         token_ids = np.asarray(request.token_ids, np.int32)
         limit = self.scheduler.limits.max_model_len
         total = len(token_ids) + request.params.max_tokens
