@@ -43,6 +43,11 @@ class Workload:
         """Tokens of a sequence at its end: what it holds at most."""
         return self.prompt_tokens + self.output_tokens
 
+    @property
+    def lengths(self) -> str:
+        """Prompt and output, for people."""
+        return f"{self.prompt_tokens:,} + {self.output_tokens:,}"
+
     def within(self, longest: int) -> "Workload":
         """The same traffic cut to sequences of at most `longest` tokens."""
         output = min(self.output_tokens, max(longest - 1, 1))

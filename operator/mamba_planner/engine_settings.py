@@ -65,7 +65,7 @@ class Scheduler(Group):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
-    """Most sequences running at once; none = what the plan allows."""
+    """Most sequences running at once, even if memory holds more; none = as many as it holds."""
     chunked_prefill_tokens: int = Field(_default(Engine, "chunked_prefill_tokens"), ge=1)
     """Token budget of one step."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)

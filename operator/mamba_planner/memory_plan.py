@@ -49,7 +49,8 @@ class MemoryPlan:
     """All other slabs, as pages. Slots and pages trade places as the traffic asks."""
     slots_per_sequence: int
     max_running_requests: int
-    """Most sequences at once; the cache gives way to them."""
+    """Sequences of the lengths of `workload` that fit at once, the cache giving way to them: advice. The
+    engine runs more where they are shorter and fewer where they are longer."""
     planned_running: int
     """Sequences the ledger is drawn for: the declared concurrency, or the best trade with the cache."""
     max_model_len: int

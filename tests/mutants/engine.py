@@ -4,6 +4,7 @@ from seeded import Mutant
 
 ENGINE = "server/mamba_server/engine/"
 ARRAYS = "tests/unit/engine/test_step_arrays.py"
+FORESEEN = "tests/unit/engine/test_memory_foreseen.py"
 FAIR = "tests/unit/engine/test_fair_prefill.py"
 
 MUTANTS = (
@@ -91,6 +92,23 @@ MUTANTS = (
     Mutant(
         "who just came is compared when the leader has passed what they share", ENGINE + "admission.py",
         "            self._put_off_arrived()\n", "", ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "nobody foresees that answers grow", ENGINE + "admission.py",
+        "            if not self._foreseen(sequence, match):", "            if False:", (FORESEEN,),
+    ),
+    Mutant(
+        "what comes back with those that end is not counted", ENGINE + "memory_forecast.py",
+        "alive * left / self._page_size - gone)", "alive * left / self._page_size)", (FORESEEN,),
+    ),
+    Mutant(
+        "answers of long ago are remembered for ever", ENGINE + "answer_lengths.py",
+        "if len(self._recent) == WINDOW:", "if False:", (FORESEEN,),
+    ),
+    Mutant(
+        "no more run than the plan assumed", ENGINE + "boot.py",
+        "settings.max_running_requests or MOST_RUNNING[device.type]", "made.max_running_requests",
+        ("tests/unit/engine/test_boot.py",),
     ),
     Mutant(
         "an empty prompt waits for ever", ENGINE + "core.py",

@@ -70,12 +70,8 @@ class StepLoad:
     ) -> None:
         """A request of `prompt` tokens that ends after `outputs`; `most`: its max_tokens, if larger."""
         token_ids = self._rng.integers(6, 1000, prompt).tolist()
-        params = SamplingParams(max_tokens=max(most, outputs))
+        params = SamplingParams(max_tokens=max(most, outputs), min_tokens=outputs, stop_token_ids=[5])
         assert self.core.add(AddRequest(name, token_ids, params, priority=priority, cache_salt=salt)) is None
-        if most > outputs:
-            (sequence,) = self.core.sequences[name]
-            sequence.params.min_tokens = outputs
-            sequence.stop_token_ids = frozenset({5})
 
     def step(self) -> list[str]:
         """One beat; the names of those that ended in it."""

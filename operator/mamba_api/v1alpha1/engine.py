@@ -123,7 +123,7 @@ class Engine(ApiModel):
     chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 2048
     """Token budget of one step: longer prompts are prefilled in chunks, so that others keep decoding."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Most sequences that run at once; absent = what the plan allows."""
+    """Most sequences that run at once, even if memory holds more; absent = as many as it holds."""
     overlap_schedule: bool = True
     """Plan step n+1 on the CPU while the device runs step n."""
     batch_invariant: bool = False

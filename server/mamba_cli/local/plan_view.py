@@ -83,7 +83,8 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan) -> RenderableType:
     facts.add_row("because", Text(plan.reason))
     facts.add_row(
         "running",
-        f"up to {plan.max_running_requests:,} sequences, planned for {plan.planned_running:,}; "
+        f"{plan.max_running_requests:,} sequences of {plan.workload.lengths} tokens fit, planned for "
+        f"{plan.planned_running:,}; "
         f"bound by {plan.binding_constraint}",
     )
     kv = f"KV {binary_size(plan.kv_bytes_per_token)} per token" if plan.page_bytes else "no attention KV"

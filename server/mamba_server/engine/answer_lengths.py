@@ -7,8 +7,8 @@ WINDOW = 128
 """Answers that are remembered: after a change of the traffic as many ends later only the new ones count."""
 PRIOR_WEIGHT = 4
 """Answers that the length expected beforehand stands for."""
-QUANTILE = 0.6
-"""Of the answers that became longer than this one is: a little above the middle, as a shortage costs more."""
+QUANTILE = 0.5
+"""Which of the answers that became longer this one is taken for: too short as often as too long."""
 LEAST_TAIL = 4
 """With fewer answers that became longer nothing is known; then one is taken to be in its middle."""
 

@@ -14,7 +14,7 @@ import torch
 from mamba_planner.arithmetic import DTYPE_BYTES
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
-from mamba_planner.memory import Device
+from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.planner import plan_engine
@@ -90,9 +90,10 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     layout = CacheLayout.of(config, made, dtype)
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
-    cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
+    most = _most_running(settings, made, device)
+    cache = _cache(settings, made, layout, most, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
     limits = Limits(
-        settings.chunked_prefill_tokens, trial.chunk, made.max_running_requests, made.max_model_len
+        settings.chunked_prefill_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens
     )
     stream = make_stream(device, overlap=settings.overlap)
     if trial.stream is not None:
@@ -146,6 +147,11 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
     return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
 
 
+def _most_running(settings: EngineSettings, made: MemoryPlan, device: torch.device) -> int:
+    """Rows of the batch: a bound and no more, within it memory decides. Each sequence has a slab at least."""
+    return min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
+
+
 def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
     """Bytes of the weights as they will lie in memory, from the files' headers."""
     stored = weights_bytes(directory)
@@ -156,13 +162,14 @@ def _cache(
     settings: EngineSettings,
     made: MemoryPlan,
     layout: CacheLayout,
+    most_running: int,
     fingerprint: str,
     fail: Callable[[AllocationSite], bool] | None,
 ) -> StateCache:
     return StateCache(
         Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
-        PersistentBatch(made.max_running_requests, -(-made.max_model_len // made.page_size)),
+        PersistentBatch(most_running, -(-made.max_model_len // made.page_size)),
         reservation(made.strategy, overlap=settings.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,
