@@ -11,6 +11,8 @@ from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import UnusableInput
 
 StateDtype = Literal["float32", "float16"]
+MOST_STEP_TOKENS = 2048
+"""Tokens of a step at most where nobody set them: the workspace is planned for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Constraints:
     track_interval: int = 256
     max_model_len: int | None = None
     max_running_requests: int | None = None
-    chunked_prefill_tokens: int = 2048
+    chunked_prefill_tokens: int = MOST_STEP_TOKENS
     max_checkpoints_per_path: int = 4
     prefix_caching: bool = True
     overlap: bool = True
@@ -103,7 +105,7 @@ class Constraints:
             track_interval=settings.track_interval,
             max_model_len=settings.max_model_len,
             max_running_requests=settings.max_running_requests,
-            chunked_prefill_tokens=settings.chunked_prefill_tokens,
+            chunked_prefill_tokens=settings.chunked_prefill_tokens or MOST_STEP_TOKENS,
             max_checkpoints_per_path=settings.max_checkpoints_per_path,
             prefix_caching=settings.prefix_caching,
             overlap=settings.overlap,

@@ -5,6 +5,7 @@ from seeded import Mutant
 ENGINE = "server/mamba_server/engine/"
 ARRAYS = "tests/unit/engine/test_step_arrays.py"
 FORESEEN = "tests/unit/engine/test_memory_foreseen.py"
+PACE = "tests/unit/engine/test_step_pace.py"
 FAIR = "tests/unit/engine/test_fair_prefill.py"
 
 MUTANTS = (
@@ -109,6 +110,19 @@ MUTANTS = (
         "no more run than the plan assumed", ENGINE + "boot.py",
         "settings.max_running_requests or MOST_RUNNING[device.type]", "made.max_running_requests",
         ("tests/unit/engine/test_boot.py",),
+    ),
+    Mutant(
+        "a step takes the whole budget beside a stream", ENGINE + "step_pace.py",
+        "        if not decodes:\n", "        if True:\n", (PACE,),
+    ),
+    Mutant(
+        "one slow step is believed", ENGINE + "step_pace.py",
+        "left / median(self._token_costs)", "left / self._token_costs[-1]", (PACE,),
+    ),
+    Mutant(
+        "a guess from a small piece is trusted for a large one", ENGINE + "step_pace.py",
+        "        within = min(fitting, MOST_GROWTH * max(self._last_piece, self._chunk))\n",
+        "        within = fitting\n", (PACE,),
     ),
     Mutant(
         "an empty prompt waits for ever", ENGINE + "core.py",

@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.names import IMAGE
-from mamba_api.quantity import Quantity
+from mamba_api.quantity import Duration, Quantity
 from mamba_api.strategy import StrategyChoice
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, SecretKeyRef
 
@@ -120,8 +120,12 @@ class Engine(ApiModel):
     """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per page of attention KV."""
-    chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 2048
-    """Token budget of one step: longer prompts are prefilled in chunks, so that others keep decoding."""
+    step_time: Duration | None = None
+    """Time of a step while answers are being written, and so the gap between their tokens: prompts are
+    computed in pieces that fill the rest of it. 0s = no such limit; absent = 200ms on a CPU and 50ms on a
+    GPU, or no limit where chunkedPrefillTokens is set."""
+    chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens of one step, however quick they are; absent = 2048, and fewer as stepTime asks."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Most sequences that run at once, even if memory holds more; absent = as many as it holds."""
     overlap_schedule: bool = True

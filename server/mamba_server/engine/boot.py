@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.memory import MOST_RUNNING, Device
@@ -30,6 +31,7 @@ from mamba_server.engine.forward_stream import ForwardStream, InlineStream, Thre
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.hybrid import HybridModel
@@ -92,9 +94,8 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
     most = _most_running(settings, made, device)
     cache = _cache(settings, made, layout, most, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
-    limits = Limits(
-        settings.chunked_prefill_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens
-    )
+    step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
+    limits = Limits(step_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens)
     stream = make_stream(device, overlap=settings.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
@@ -115,6 +116,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         overlap=settings.overlap,
         eos_token_ids=frozenset(config.eos_token_ids),
         seed=settings.seed,
+        pace=_pace(settings, limits, device),
     )
     return Engine(core, made, config, directory, stream)
 
@@ -150,6 +152,14 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
 def _most_running(settings: EngineSettings, made: MemoryPlan, device: torch.device) -> int:
     """Rows of the batch: a bound and no more, within it memory decides. Each sequence has a slab at least."""
     return min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
+
+
+def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> StepPace | None:
+    """None where a number of tokens was asked for, and no time."""
+    target = settings.step_time
+    if target is None:
+        target = STEP_TIME[device.type] if settings.chunked_prefill_tokens is None else 0.0
+    return StepPace(target, limits.chunk, limits.step_tokens) if target else None
 
 
 def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:

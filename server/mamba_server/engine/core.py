@@ -18,6 +18,7 @@ from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.step_pace import StepPace
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -67,7 +68,10 @@ class _Launched:
 
 
 class EngineCore:
-    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6)."""
+    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6).
+
+    `pace`: keeps steps near a time; None = as large as the limits allow.
+    """
 
     def __init__(
         self,
@@ -79,6 +83,7 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         seed: int = 0,
         max_waiting: int = 4096,
+        pace: StepPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -97,6 +102,8 @@ class EngineCore:
         self._seed = seed
         self._max_waiting = max_waiting
         self._clock = clock
+        self._pace = pace
+        self._ran = 0.0
         self._order = 0
         self._launched: deque[_Launched] = deque()
         self._deltas: list[SequenceDelta] = []
@@ -190,7 +197,8 @@ class EngineCore:
         """Launch the next step if there is one, then commit what is due; the deltas in order."""
         began = self._clock()
         self._deltas = []
-        schedule = self.scheduler.schedule(self.step_number + 1)
+        tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
+        schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         if not schedule.empty:
             self.step_number += 1
             work = self._runner.prepare(schedule)
@@ -210,6 +218,11 @@ class EngineCore:
             self._fail(schedule, error)
             return
         ran = self._clock()
+        if self._pace is not None:
+            # Under overlap it was launched while the step before it ran.
+            seconds = ran - max(launched.started, self._ran)
+            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
+        self._ran = ran
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
         for index, sequence in enumerate(schedule.decodes):

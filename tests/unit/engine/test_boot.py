@@ -93,6 +93,28 @@ def test_how_many_run_is_bounded_by_what_was_asked_for_and_by_slabs_and_not_by_t
     assert tiny.core.scheduler.limits.max_running == tiny.plan.slabs - 1 < MOST_RUNNING["cpu"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "target"),
+    [({}, 0.2), ({"step_time": 0.5}, 0.5), ({"step_time": 0}, None), ({"chunked_prefill_tokens": 96}, None),
+     ({"chunked_prefill_tokens": 96, "step_time": 0.1}, 0.1)],
+)  # fmt: skip
+def test_a_step_keeps_to_a_time_unless_a_number_of_tokens_was_asked_for(
+    asked: dict[str, Any], target: float | None
+) -> None:
+    core = start(**asked).core
+    assert core.scheduler.limits.step_tokens == asked.get("chunked_prefill_tokens", 2048)
+    if target is None:
+        assert core._pace is None
+        return
+    assert core._pace is not None
+    core._pace.observe(1, 0, 0.75 * target)
+    core._pace.observe(1, 64, 10 * target)
+    for _ in range(20):
+        core._pace.observe(1, 64, target)
+    # A quarter of the time for 64 tokens: just that fits.
+    assert core._pace.tokens(1) == 65
+
+
 @pytest.mark.parametrize("eviction", ["LRU", "RecomputeCost"])
 def test_limits_and_policies_of_the_settings_are_in_force(eviction: Any) -> None:
     core = start(chunked_prefill_tokens=96, max_checkpoints_per_path=7, eviction=eviction).core
