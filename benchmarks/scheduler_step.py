@@ -18,8 +18,9 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
+from mamba_server.engine.limits import Limits
 from mamba_server.engine.schedule import Schedule
-from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.step_arrays import build
 from mamba_server.wire import AddRequest, SamplingParams
 

@@ -59,9 +59,9 @@ def plan_memory(
     except mamba_planner.DoesNotFit as error:
         return DoesNotFit(str(error))
     message = (
-        f"{planned.strategy} with {planned.state_dtype} states: up to {planned.max_running_requests} "
-        f"sequences at once, {planned.slots} slots, {planned.pages} pages; "
-        f"what binds: {planned.binding_constraint}"
+        f"{planned.strategy} with {planned.state_dtype} states: {planned.max_running_requests} "
+        f"sequences of {planned.workload.lengths} tokens fit at once, {planned.slots} slots, "
+        f"{planned.pages} pages; what binds: {planned.binding_constraint}"
     )
     notes = "".join(f"; {note}" for note in (*planned.notes, *((not_served,) if not_served else ())))
     return Fits(PlanStatus.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)

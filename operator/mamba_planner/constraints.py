@@ -12,6 +12,8 @@ from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import UnusableInput
 
 StateDtype = Literal["float32", "float16"]
+MOST_STEP_TOKENS = 2048
+"""Tokens of a step at most where nobody set them: the workspace is planned for so many."""
 
 
 def _assumed(name: str) -> Any:
@@ -49,6 +51,11 @@ class Workload:
         """Tokens of a sequence at its end: what it holds at most."""
         return self.prompt_tokens + self.output_tokens
 
+    @property
+    def lengths(self) -> str:
+        """Prompt and output, for people."""
+        return f"{self.prompt_tokens:,} + {self.output_tokens:,}"
+
     def within(self, longest: int) -> "Workload":
         """The same traffic cut to sequences of at most `longest` tokens."""
         output = min(self.output_tokens, max(longest - 1, 1))
@@ -68,7 +75,7 @@ class Constraints:
     track_interval: int = 256
     max_model_len: int | None = None
     max_running_requests: int | None = None
-    chunked_prefill_tokens: int = 2048
+    chunked_prefill_tokens: int = MOST_STEP_TOKENS
     max_checkpoints_per_path: int = 4
     prefix_caching: bool = True
     overlap: bool | None = None
@@ -109,7 +116,7 @@ class Constraints:
             track_interval=settings.track_interval,
             max_model_len=settings.max_model_len,
             max_running_requests=settings.max_running_requests,
-            chunked_prefill_tokens=settings.chunked_prefill_tokens,
+            chunked_prefill_tokens=settings.chunked_prefill_tokens or MOST_STEP_TOKENS,
             max_checkpoints_per_path=settings.max_checkpoints_per_path,
             prefix_caching=settings.prefix_caching,
             overlap=settings.overlap,

@@ -66,9 +66,12 @@ class Scheduler(Group):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
-    """Most sequences running at once; default: what the plan allows."""
-    chunked_prefill_tokens: int = Field(_default(Engine, "chunked_prefill_tokens"), ge=1)
-    """Token budget of one step."""
+    """Most sequences running at once, even if memory holds more; default: as many as it holds."""
+    step_time: float | None = Field(None, ge=0)
+    """Seconds of a step while answers are being written: prompts are computed in pieces that fill the rest;
+    0 = no such limit; default: 0.2 on a CPU, 0.05 on a GPU, no limit if chunked_prefill_tokens is set."""
+    chunked_prefill_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one step, however quick they are; default: 2048, and fewer as step_time asks."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)
     """Tokens per attention KV page."""
     overlap: bool | None = _default(Engine, "overlap_schedule")

@@ -51,7 +51,8 @@ class MemoryPlan:
     overlap: bool
     """Whether step n+1 is planned while step n runs."""
     max_running_requests: int
-    """Most sequences at once; the cache gives way to them."""
+    """Sequences of the lengths of `workload` that fit at once, the cache giving way to them: advice. The
+    engine runs more where they are shorter and fewer where they are longer."""
     planned_running: int
     """Sequences the ledger is drawn for: the declared concurrency, or the best trade with the cache."""
     max_model_len: int

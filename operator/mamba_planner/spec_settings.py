@@ -29,6 +29,7 @@ def engine_settings(deployment: MambaDeployment) -> EngineSettings:
         "device": "cuda" if spec.resources.gpus else "cpu",
         "dtype": _auto(engine.dtype),
         "page_size": engine.page_size,
+        "step_time": engine.step_time.seconds if engine.step_time is not None else None,
         "chunked_prefill_tokens": engine.chunked_prefill_tokens,
         "max_running_requests": engine.max_running_requests,
         "overlap": engine.overlap_schedule,

@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 
 from engines import Answer, greedy, make_engine, run
 from gate_cases import CASES, LARGE, Case
-from mamba_planner.memory_plan import MemoryPlan
-from mamba_planner.planner import plan_engine
-from mamba_server.engine import boot
+from mamba_server.engine.admission import Admission
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.forward_stream import ForwardStream, Result, Ticket
 from mamba_server.wire import AddRequest, SamplingParams
@@ -96,11 +93,8 @@ def test_a_harassed_run_equals_the_quiet_one_bit_by_bit(
 ) -> None:
     slab = case.boot(random_model).plan.slab_bytes
 
-    def hopeful(*args: Any, **fields: Any) -> MemoryPlan:
-        # More at once than the arena can hold to their end.
-        return replace(plan_engine(*args, **fields), max_running_requests=8)
-
-    monkeypatch.setattr(boot, "plan_engine", hopeful)
+    # More at once than the arena can hold to their end.
+    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
     jitters: list[Jitter] = []
 
     def wrap(stream: ForwardStream) -> ForwardStream:

@@ -1,18 +1,14 @@
 """Parity with transformers through the whole engine: greedy tokens and top-5 log-probabilities in float32."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from engines import Answer, greedy, make_engine, run
-from mamba_planner.memory_plan import MemoryPlan
-from mamba_planner.planner import plan_engine
-from mamba_server.engine import boot
+from mamba_server.engine.admission import Admission
 from mamba_server.wire import AddRequest
 from testmodels.checkpoints import random_nemotron_h
 
@@ -115,11 +111,8 @@ def test_a_pool_so_small_that_sequences_are_preempted_changes_nothing(
     path, model = checkpoint("groups-1")
     slab = make_engine(path, dtype="float32").plan.slab_bytes
 
-    def hopeful(*args: Any, **fields: Any) -> MemoryPlan:
-        # More at once than the arena can hold to their end.
-        return replace(plan_engine(*args, **fields), max_running_requests=16)
-
-    monkeypatch.setattr(boot, "plan_engine", hopeful)
+    # More at once than the arena can hold to their end.
+    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
     engine = make_engine(path, dtype="float32", strategy=strategy, max_model_len=800, arena_bytes=24 * slab)
     wanted = requests(engine.model.vocab_size, seed=3)
     answers = run(engine, wanted)

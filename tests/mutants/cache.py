@@ -131,8 +131,16 @@ MUTANTS = (
     ),
     Mutant(
         "the cap of a path takes branch points", CACHE + "state_cache.py",
-        "if each is not node and not each.state_lock and len(each.children) < 2",
-        "if each is not node and not each.state_lock",
+        "                and len(each.children) < 2\n", "",
+        ("tests/unit/cache/test_state_cache.py",),
+    ),
+    Mutant(
+        "the cap of a path takes what somebody waits for", CACHE + "state_cache.py",
+        "                and each.depth not in awaited\n", "", ("tests/unit/cache/test_state_cache.py",),
+    ),
+    Mutant(
+        "a path is capped while slots are free", CACHE + "state_cache.py",
+        "        if self._slots_to_spare:\n            return\n        path", "        path",
         ("tests/unit/cache/test_state_cache.py",),
     ),
     Mutant(

@@ -4,6 +4,9 @@ from seeded import Mutant
 
 ENGINE = "server/mamba_server/engine/"
 ARRAYS = "tests/unit/engine/test_step_arrays.py"
+FORESEEN = "tests/unit/engine/test_memory_foreseen.py"
+PACE = "tests/unit/engine/test_step_pace.py"
+FAIR = "tests/unit/engine/test_fair_prefill.py"
 
 MUTANTS = (
     Mutant(
@@ -57,8 +60,8 @@ MUTANTS = (
         "* page_size + positions % page_size", "* page_size + (positions + 1) % page_size", (ARRAYS,),
     ),
     Mutant(
-        "an admission trusts what was matched before the last one", ENGINE + "scheduler.py",
-        "            matches.clear()\n", "", ("tests/unit/engine/test_scheduler.py",),
+        "an admission trusts what was matched before the last one", ENGINE + "admission.py",
+        "            self._matches.clear()\n", "", ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
         "a prompt waits for one whose prefill has ended", ENGINE + "shared_prefix.py",
@@ -72,23 +75,92 @@ MUTANTS = (
     ),
     Mutant(
         "decodes do not count against the budget of a step", ENGINE + "scheduler.py",
-        "self.limits.step_tokens - len(decodes))", "self.limits.step_tokens)",
+        "max(self.limits.chunk, most - len(decodes))", "max(self.limits.chunk, most)",
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
         "a flow in debt is forgotten", ENGINE + "queue_policy.py",
-        "if not flow.items and flow.start <= self._virtual", "if not flow.items",
+        "            if flow.start <= self._virtual:\n", "            if True:\n",
         ("tests/unit/engine/test_queue_policy.py",),
     ),
     Mutant(
-        "one step puts off any number of sequences", ENGINE + "scheduler.py",
-        "if held < MOST_HELD:", "if True:", ("tests/unit/engine/test_shared_prefix.py",),
+        "one step puts off any number of sequences", ENGINE + "admission.py",
+        "                if self._held < MOST_HELD:", "                if True:",
+        ("tests/unit/engine/test_shared_prefix.py",),
     ),
     Mutant(
-        "who takes its last step no longer counts among the running", ENGINE + "scheduler.py",
-        "while self.cache.admitted < self.limits.max_running:",
-        "while self.running < self.limits.max_running:",
+        "who takes its last step no longer counts among the running", ENGINE + "admission.py",
+        "and self.cache.admitted < self.limits.max_running:", "and self.running < self.limits.max_running:",
         ("tests/unit/engine/test_scheduler.py",),
+    ),
+    Mutant(
+        "who came later starts over a prefill that is short of memory", ENGINE + "admission.py",
+        "if short is not None and sequence.rank() > short.rank():", "if False:", (FAIR,),
+    ),
+    Mutant(
+        "nobody makes room for an older prefill", ENGINE + "scheduler.py",
+        "        self._make_room()\n", "", (FAIR,),
+    ),
+    Mutant(
+        "a piece of a prefill is all or nothing", ENGINE + "scheduler.py",
+        "        take = aligned_piece(start, take, self._room(sequence), self.limits.chunk)\n", "", (FAIR,),
+    ),
+    Mutant(
+        "a running prefill goes before any newcomer", ENGINE + "scheduler.py",
+        "            budget -= self._start(pieces, budget, step, before=self.waiting.turn(sequence))\n", "",
+        (FAIR,),
+    ),
+    Mutant(
+        "the tokens of a running prefill are free", ENGINE + "scheduler.py",
+        "        self.waiting.charge(sequence, take)\n", "", (FAIR,),
+    ),
+    Mutant(
+        "a flow that is being computed is forgotten", ENGINE + "queue_policy.py",
+        "return bool(self.items) or self.prefills > 0", "return bool(self.items)",
+        ("tests/unit/engine/test_queue_policy.py",),
+    ),
+    Mutant(
+        "sequences that ended lead for ever", ENGINE + "admission.py",
+        "            self.leading.remove(sequence)\n", "            pass\n",
+        ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "who just came is compared when the leader has passed what they share", ENGINE + "admission.py",
+        "            self._put_off_arrived()\n", "", ("tests/unit/engine/test_shared_prefix.py",),
+    ),
+    Mutant(
+        "nobody foresees that answers grow", ENGINE + "admission.py",
+        "            if not self._foreseen(sequence, match):", "            if False:", (FORESEEN,),
+    ),
+    Mutant(
+        "what comes back with those that end is not counted", ENGINE + "memory_forecast.py",
+        "alive * left / self._page_size - gone)", "alive * left / self._page_size)", (FORESEEN,),
+    ),
+    Mutant(
+        "answers of long ago are remembered for ever", ENGINE + "answer_lengths.py",
+        "if len(self._recent) == WINDOW:", "if False:", (FORESEEN,),
+    ),
+    Mutant(
+        "no more run than the plan assumed", ENGINE + "boot.py",
+        "settings.max_running_requests or MOST_RUNNING[device.type]", "made.max_running_requests",
+        ("tests/unit/engine/test_boot.py",),
+    ),
+    Mutant(
+        "a step takes the whole budget beside a stream", ENGINE + "step_pace.py",
+        "        if not decodes:\n", "        if True:\n", (PACE,),
+    ),
+    Mutant(
+        "one slow step is believed", ENGINE + "step_pace.py",
+        "left / median(self._token_costs)", "left / self._token_costs[-1]", (PACE,),
+    ),
+    Mutant(
+        "a guess from a small piece is trusted for a large one", ENGINE + "step_pace.py",
+        "        within = min(fitting, MOST_GROWTH * max(self._last_piece, self._chunk))\n",
+        "        within = fitting\n", (PACE,),
+    ),
+    Mutant(
+        "an empty prompt waits for ever", ENGINE + "core.py",
+        "if not request.token_ids:", "if False:", ("tests/unit/engine/test_core_requests.py",),
     ),
     Mutant(
         "a result on a CUDA device is read before its event", ENGINE + "cuda_stream.py",

@@ -21,7 +21,8 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
-from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.engine.limits import Limits
+from mamba_server.engine.scheduler import Scheduler
 from mamba_server.wire import AbortRequest, AddRequest, SamplingParams, StopSequence
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")

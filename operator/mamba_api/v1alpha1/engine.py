@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.names import IMAGE
-from mamba_api.quantity import Quantity
+from mamba_api.quantity import Duration, Quantity
 from mamba_api.strategy import StrategyChoice
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, SecretKeyRef
 
@@ -120,10 +120,14 @@ class Engine(ApiModel):
     """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per page of attention KV."""
-    chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 2048
-    """Token budget of one step: longer prompts are prefilled in chunks, so that others keep decoding."""
+    step_time: Duration | None = None
+    """Time of a step while answers are being written, and so the gap between their tokens: prompts are
+    computed in pieces that fill the rest of it. 0s = no such limit; absent = 200ms on a CPU and 50ms on a
+    GPU, or no limit where chunkedPrefillTokens is set."""
+    chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens of one step, however quick they are; absent = 2048, and fewer as stepTime asks."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Most sequences that run at once; absent = what the plan allows."""
+    """Most sequences that run at once, even if memory holds more; absent = as many as it holds."""
     overlap_schedule: bool | None = None
     """Plan step n+1 on the CPU while the device runs step n; absent = with GPUs yes, without no."""
     batch_invariant: bool = False
@@ -169,7 +173,8 @@ class StateCache(ApiModel):
     """Most tokens between checkpoints while decoding (the first of an answer are closer together); a multiple
     of spec.engine.pageSize."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Most checkpoints kept along one path of the radix tree."""
+    """Most checkpoints that a prompt adds to its path of the radix tree, and most kept there once slots are
+    short."""
     min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
     """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
     take a whole slot; 0 = keep all."""

@@ -67,7 +67,8 @@ class PlanStatus(StatusModel):
     slots_per_sequence: Count
     """Slots one running sequence takes."""
     max_running_requests: Count
-    """Most sequences that run at once."""
+    """Sequences of the planned lengths that fit at once; shorter ones run in greater, longer ones in smaller
+    number."""
     binding_constraint: Text
     """What runs out first: state slots, kv pages, memory, a configured limit, or the default limit."""
     headroom: Text

@@ -135,7 +135,6 @@ def local_settings(
         "strategy": plan.strategy,
         "state_dtype": plan.state_dtype,
         "max_model_len": plan.max_model_len,
-        "max_running_requests": plan.max_running_requests,
     }
     if device == "cpu":
         update["arena_bytes"] = plan.arena_bytes

@@ -31,6 +31,11 @@ class Reclaimer:
             self.make(slots, pages)
         return self.arena.allocate(site, live=live, tracking=tracking, pages=pages)
 
+    @property
+    def available_pages(self) -> int:
+        """Pages that could be had now, with everything evicted that nobody uses."""
+        return self._room_without_pages(0) + self.tree.evictable_pages
+
     def _can_make(self, slots: int, pages: int) -> bool:
         """Whether evicting all that is evictable would be enough."""
         room = self._room_without_pages(slots)

@@ -36,6 +36,7 @@ class SequenceAllocation:
 
     __slots__ = (
         "_batch",
+        "awaited",
         "distrusted_from",
         "first_page",
         "match_node",
@@ -67,6 +68,8 @@ class SequenceAllocation:
         self.placement = placement
         self.worthwhile: frozenset[int] = frozenset()
         """Optional depths whose checkpoints promise more than what they would push out."""
+        self.awaited: set[int] = set()
+        """Depths at which prompts that were put off wait for a state of this one."""
         self.sighting: Sighting | None = None
         """Its prompt in the ghost tree."""
         self.node: Node | None = None

@@ -241,6 +241,25 @@ class StateCache:
         self.batch.append_pages(allocation.row, grant.pages)
         return True
 
+    @property
+    def available_pages(self) -> int:
+        """Pages that sequences could get now, whatever is cached."""
+        return self.reclaimer.available_pages
+
+    def own_pages(self, allocation: SequenceAllocation) -> int:
+        """Pages that nobody needs but `allocation`: they can be had once it is gone."""
+        node = allocation.node
+        while node is not None and node.kv_lock == 1:
+            node = node.parent
+        return allocation.page_count - (node.depth // self.page_size if node is not None else 0)
+
+    def held_already(self, match: Match) -> int:
+        """Pages of `match` that running sequences use anyway."""
+        node = match.node
+        while node is not None and not node.kv_lock:
+            node = node.parent
+        return node.depth // self.page_size if node is not None else 0
+
     # --- checkpoints ---------------------------------------------------------------------------------
 
     @property
@@ -248,9 +267,14 @@ class StateCache:
         """A prefill that starts now will get the slots for its checkpoints, as far as can be foreseen."""
         return self.prefix_caching and (self.strategy.evicts_for_checkpoints or self.arena.free_slots > 0)
 
-    def add_branch(self, allocation: SequenceAllocation, depth: int) -> None:
-        """Another prompt parts from this one at `depth`, which its prefill has not reached: leave a state."""
-        if depth >= self.min_checkpoint_depth and depth not in allocation.placement.required:
+    def awaits(self, allocation: SequenceAllocation, depth: int) -> None:
+        """Another prompt waits for a state of this one at `depth`: leave it there, whatever the cap says."""
+        allocation.awaited.add(depth)
+        if (
+            depth > allocation.depth
+            and depth >= self.min_checkpoint_depth
+            and depth not in allocation.placement.required
+        ):
             placement = allocation.placement
             optional = tuple(each for each in placement.optional if each != depth)
             allocation.placement = Placement(tuple(sorted((*placement.required, depth))), optional)
@@ -379,7 +403,7 @@ class StateCache:
         if taken:
             self.arena.move(checkpoint.slot, SlotState.CACHED)
             self.counters.made += 1
-            self._cap_path(node)
+            self._cap_path(node, allocation.awaited)
         else:
             self.arena.free_slot(checkpoint.slot)
             self.counters.duplicates += 1
@@ -421,15 +445,23 @@ class StateCache:
             allocation.pages[:had] = of_tree
             self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
-    def _cap_path(self, node: Node) -> None:
-        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes."""
+    def _cap_path(self, node: Node, awaited: set[int]) -> None:
+        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes.
+
+        While slots are free they all stay, and always those at the `awaited` depths.
+        """
+        if self._slots_to_spare:
+            return
         path = self.tree.checkpoints_on_path(node)
         while len(path) > self.cap:
             above = [0] + [each.depth for each in path[:-1]]
             droppable = [
                 (each.depth - shallower if self.ghosts is None else self.tree.eviction.weigh(each), index)
                 for index, (each, shallower) in enumerate(zip(path, above, strict=True))
-                if each is not node and not each.state_lock and len(each.children) < 2
+                if each is not node
+                and not each.state_lock
+                and each.depth not in awaited
+                and len(each.children) < 2
             ]
             if not droppable:
                 return

@@ -5,6 +5,7 @@ eviction. One root per cache salt; the fingerprint of weights, tokenizer, dtype 
 Called by the state cache alone.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -73,6 +74,8 @@ class RadixTree:
         self.locked_states = 0
         self.on_event: Callable[[TreeEvent], None] | None = None
         self._evicted: dict[int, None] = {}
+        self._first_pages: Counter[bytes] = Counter()
+        """Under how many salts there are prompts that begin with a page."""
 
     # --- match ---------------------------------------------------------------------------------------
 
@@ -111,7 +114,8 @@ class RadixTree:
         if resumable < reachable:
             cause = self._cause(path, resumable, deepest, in_flight=in_flight, too_deep=too_deep)
         elif not at and len(token_ids) > self.page_size:
-            cause = "salt_differs" if self._under_other_salt(token_ids, salt) else "new"
+            # Not under this salt, or something would have been shared.
+            cause = "salt_differs" if self._first_pages[self._key(token_ids)] else "new"
         elif resumable < limit // self.page_size * self.page_size:
             cause = "new"
         elif resumable < limit and limit - resumable >= self.page_size:
@@ -128,10 +132,6 @@ class RadixTree:
         if any(id(child) in self._evicted and child.depth > resumable for child, _ in path):
             return "evicted"
         return "too_deep" if too_deep else "no_state"
-
-    def _under_other_salt(self, token_ids: Tokens, salt: str) -> bool:
-        first = self._key(token_ids)
-        return any(first in root.children for other, root in self.roots.items() if other != salt)
 
     # --- locks ---------------------------------------------------------------------------------------
 
@@ -207,7 +207,10 @@ class RadixTree:
             child = node.children.get(self._key(token_ids[at:]))
             if child is None:
                 child = Node(node, token_ids[at:].copy(), pages[at // self.page_size :].copy(), salt)
-                node.children[self._key(child.token_ids)] = child
+                key = self._key(child.token_ids)
+                node.children[key] = child
+                if node.parent is None:
+                    self._first_pages[key] += 1
                 self.nodes += 1
                 self.pages += len(child.pages)
                 self.eviction.used(child)
@@ -283,13 +286,17 @@ class RadixTree:
         if node.children or node.kv_lock or node.slot or node.parent is None:
             raise LedgerViolation(f"W4: node at depth {node.depth} removed while it is in use")
         parent = node.parent
-        del parent.children[self._key(node.token_ids)]
+        key = self._key(node.token_ids)
+        del parent.children[key]
         self._evicted.pop(id(node), None)
         node.stamp += 1
         node.parent = None
         self.nodes -= 1
         self.pages -= len(node.pages)
         if parent.parent is None:
+            self._first_pages[key] -= 1
+            if not self._first_pages[key]:
+                del self._first_pages[key]
             if not parent.children and not parent.kv_lock:
                 self.roots.pop(parent.salt, None)
         elif not parent.kv_lock:

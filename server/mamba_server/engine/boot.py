@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 
 from mamba_planner.arithmetic import DTYPE_BYTES
+from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
-from mamba_planner.memory import Device
+from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.planner import plan_engine
@@ -27,8 +28,10 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
+from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
-from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.hybrid import HybridModel
@@ -89,10 +92,10 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     layout = CacheLayout.of(config, made, dtype)
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
-    cache = _cache(settings, made, layout, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
-    limits = Limits(
-        settings.chunked_prefill_tokens, trial.chunk, made.max_running_requests, made.max_model_len
-    )
+    most = _most_running(settings, made, device)
+    cache = _cache(settings, made, layout, most, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
+    step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
+    limits = Limits(step_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens)
     stream = make_stream(device, overlap=made.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
@@ -113,6 +116,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         overlap=made.overlap,
         eos_token_ids=frozenset(config.eos_token_ids),
         seed=settings.seed,
+        pace=_pace(settings, limits, device),
     )
     return Engine(core, made, config, directory, stream)
 
@@ -145,6 +149,19 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
     return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
 
 
+def _most_running(settings: EngineSettings, made: MemoryPlan, device: torch.device) -> int:
+    """Rows of the batch: a bound and no more, within it memory decides. Each sequence has a slab at least."""
+    return min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
+
+
+def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> StepPace | None:
+    """None where a number of tokens was asked for, and no time."""
+    target = settings.step_time
+    if target is None:
+        target = STEP_TIME[device.type] if settings.chunked_prefill_tokens is None else 0.0
+    return StepPace(target, limits.chunk, limits.step_tokens) if target else None
+
+
 def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
     """Bytes of the weights as they will lie in memory, from the files' headers."""
     stored = weights_bytes(directory)
@@ -155,13 +172,14 @@ def _cache(
     settings: EngineSettings,
     made: MemoryPlan,
     layout: CacheLayout,
+    most_running: int,
     fingerprint: str,
     fail: Callable[[AllocationSite], bool] | None,
 ) -> StateCache:
     return StateCache(
         Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
-        PersistentBatch(made.max_running_requests, -(-made.max_model_len // made.page_size)),
+        PersistentBatch(most_running, -(-made.max_model_len // made.page_size)),
         reservation(made.strategy, overlap=made.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,

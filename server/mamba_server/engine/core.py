@@ -20,6 +20,7 @@ from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.step_pace import StepPace
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -77,7 +78,10 @@ FAILURES_IN_A_ROW = 3
 
 
 class EngineCore:
-    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6)."""
+    """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6).
+
+    `pace`: keeps steps near a time; None = as large as the limits allow.
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         seed: int = 0,
         max_waiting: int = 4096,
+        pace: StepPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -110,6 +115,8 @@ class EngineCore:
         self._seed = seed
         self._max_waiting = max_waiting
         self._clock = clock
+        self._pace = pace
+        self._ran = 0.0
         self._order = 0
         self._launched: deque[_Launched] = deque()
         self._deltas: list[SequenceDelta] = []
@@ -122,6 +129,11 @@ class EngineCore:
             return RequestRejected(
                 request.request_id, 409, "invalid_request_error", "duplicate_request_id",
                 f"request {request.request_id} is running already: choose another id",
+            )  # fmt: skip
+        if not request.token_ids:
+            return RequestRejected(
+                request.request_id, 400, "invalid_request_error", "empty_prompt",
+                "the prompt has no tokens: send at least one",
             )  # fmt: skip
         token_ids = np.asarray(request.token_ids, np.int32)
         limit = self.scheduler.limits.max_model_len
@@ -198,7 +210,8 @@ class EngineCore:
         """Launch the next step if there is one, then commit what is due; the deltas in order."""
         began = self._clock()
         self._deltas = []
-        schedule = self.scheduler.schedule(self.step_number + 1)
+        tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
+        schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         if not schedule.empty:
             self.step_number += 1
             work = self._runner.prepare(schedule)
@@ -222,6 +235,11 @@ class EngineCore:
             return
         ran = self._clock()
         self._failures = 0
+        if self._pace is not None:
+            # Under overlap it was launched while the step before it ran.
+            seconds = ran - max(launched.started, self._ran)
+            self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
+        self._ran = ran
         if result.finite is not None and not result.finite.all():
             self._end_spoilt(launched, result.finite)
         self.cache.advance(schedule.step)

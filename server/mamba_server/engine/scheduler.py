@@ -1,105 +1,42 @@
 """The scheduler: which sequences take part in the next step, and with how many tokens.
 
 Pure: sequences and the state cache with its batch in, a `Schedule` out; no clock, no device, no I/O. Decodes
-come first, then prefill pieces under the token budget, then admission. A shortage makes a sequence wait or
-preempts the one that came last; nothing raises.
+come first, then prefill pieces under the token budget, those that run and those that start in the order of
+their flows. A shortage makes a sequence wait or preempts the one that came last; nothing raises.
 """
-
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
 from mamba_server.cache.persistent_batch import Ints
 from mamba_server.cache.state_cache import StateCache
-from mamba_server.cache.tree import Match
-from mamba_server.engine.queue_policy import WaitingQueue
+from mamba_server.engine.admission import Admission
+from mamba_server.engine.answer_lengths import AnswerLengths
+from mamba_server.engine.decode_set import DecodeSet, rows_of
+from mamba_server.engine.limits import Limits
+from mamba_server.engine.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
-from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
 
 
-@dataclass(slots=True)
-class SchedulerCounters:
-    preemptions: int = 0
-    cached_tokens: int = 0
-    recomputed_tokens: int = 0
-    prompt_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Budgets of a step. `chunk`: prefill chunk; pieces end on its multiples unless they end the prompt."""
-
-    step_tokens: int
-    chunk: int
-    max_running: int
-    max_model_len: int
-
-
-def rows_of(sequences: list[Sequence]) -> Ints:
-    """Their rows of the persistent batch."""
-    return np.array([each.row for each in sequences], np.int32)
-
-
-class DecodeSet:
-    """The sequences that decode, oldest member first, and their rows, looked up once for each set of them.
-
-    A step keeps the list it was given: a change makes a new one.
-    """
-
-    def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
-        self._rows: Ints | None = None
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.sequences)
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    @property
-    def rows(self) -> Ints:
-        """Row i is that of `sequences[i]`."""
-        if self._rows is None:
-            self._rows = rows_of(self.sequences)
-        return self._rows
-
-    def add(self, sequence: Sequence) -> None:
-        """It decodes from the next step on."""
-        self._change([*self.sequences, sequence])
-
-    def remove(self, sequence: Sequence) -> None:
-        """It has launched its last step, ended or was preempted; nothing happens if it is not here."""
-        self._change([each for each in self.sequences if each is not sequence])
-
-    def _change(self, sequences: list[Sequence]) -> None:
-        self.sequences, self._rows = sequences, None
-
-
-MOST_HELD = 64
-"""Waiting sequences that one step may put off for the prefix of another."""
-
-
-@dataclass(slots=True)
 class Scheduler:
     """Holds the queues; `schedule` is called once a step, the rest as events come."""
 
-    cache: StateCache
-    limits: Limits
-    waiting: WaitingQueue = field(default_factory=WaitingQueue)
-    prefilling: list[Sequence] = field(default_factory=list)
-    decoding: DecodeSet = field(default_factory=DecodeSet)
-    leading: list[Sequence] = field(default_factory=list)
-    """Sequences whose prefill may still leave checkpoints."""
-    counters: SchedulerCounters = field(default_factory=SchedulerCounters)
-    _short: tuple[int, ...] | None = None
-    """Memory at the last refused admission."""
+    def __init__(self, cache: StateCache, limits: Limits) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.waiting = WaitingQueue()
+        self.prefilling: list[Sequence] = []
+        self.decoding = DecodeSet()
+        self.answers = AnswerLengths(limits.answer_tokens)
+        self.admission = Admission(cache, limits, self.waiting, self.prefilling, self.decoding, self.answers)
+        self.counters = self.admission.counters
+        self._short: Sequence | None = None
+        """The first prefill that could not get the memory of a piece: nobody who ranks after it starts."""
 
     @property
     def running(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
+        return self.admission.running
 
     @property
     def idle(self) -> bool:
@@ -107,25 +44,20 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.push(sequence)
+        self.admission.arrived(sequence)
 
     # --- one step ------------------------------------------------------------------------------------
 
-    def schedule(self, step: int) -> Schedule:
-        """Decide step `step` and take the memory it needs."""
+    def schedule(self, step: int, tokens: int | None = None) -> Schedule:
+        """Decide step `step` and take the memory it needs.
+
+        `tokens`: what it may compute, decodes included; None = as much as the limits allow. One chunk is
+        always allowed.
+        """
+        self._make_room()
         decodes, rows, track = self._schedule_decodes(step)
-        budget = max(self.limits.chunk, self.limits.step_tokens - len(decodes))
-        pieces: list[PrefillPiece] = []
-        for sequence in list(self.prefilling):
-            if budget <= 0:
-                break
-            if sequence.phase is not Phase.PREFILL:
-                continue
-            launched = [each.sequence for each in pieces]
-            piece = self._piece(sequence, budget, step, launched, decoding=bool(decodes))
-            if piece is not None:
-                pieces.append(piece)
-                budget -= piece.stop - piece.start
-        self._admit(pieces, budget, step)
+        most = self.limits.step_tokens if tokens is None else min(tokens, self.limits.step_tokens)
+        pieces = self._schedule_prefills(max(self.limits.chunk, most - len(decodes)), step)
         return Schedule(step, rows, track, decodes, pieces)
 
     def _schedule_decodes(self, step: int) -> tuple[list[Sequence], Ints, Ints]:
@@ -167,8 +99,8 @@ class Scheduler:
         if sequence.phase is not Phase.DECODE or sequence.allocation is None:
             return False
         while not self.cache.extend(sequence.allocation, sequence.allocation.depth + 1):
-            if self.cache.retiring or self.cache.arena.has_fenced:
-                # Memory comes back with the step in flight; waiting is cheaper than recomputing.
+            if self._memory_comes_back:
+                # Waiting is cheaper than recomputing.
                 return False
             victim = max((*self.prefilling, *self.decoding), key=Sequence.rank)
             if self.running == 1:
@@ -178,27 +110,81 @@ class Scheduler:
                 return False
         return True
 
+    @property
+    def _memory_comes_back(self) -> bool:
+        """With the step in flight."""
+        return self.cache.retiring > 0 or self.cache.arena.has_fenced
+
     # --- prefill -------------------------------------------------------------------------------------
 
-    def _piece(
-        self, sequence: Sequence, budget: int, step: int, launched: list[Sequence], *, decoding: bool
-    ) -> PrefillPiece | None:
+    def _schedule_prefills(self, budget: int, step: int) -> list[PrefillPiece]:
+        self.admission.begin(step)
+        pieces: list[PrefillPiece] = []
+        for sequence in sorted(self.prefilling, key=lambda s: (self.waiting.turn(s), s.rank())):
+            budget -= self._start(pieces, budget, step, before=self.waiting.turn(sequence))
+            piece = self._piece(sequence, budget, step) if budget > 0 else None
+            if piece is not None:
+                pieces.append(piece)
+                budget -= piece.stop - piece.start
+        self._start(pieces, budget, step)
+        return pieces
+
+    def _start(self, pieces: list[PrefillPiece], budget: int, step: int, before: Turn | None = None) -> int:
+        """First pieces of those who start, of the flows that come `before`; how many tokens they take."""
+        used = 0
+        while started := self.admission.next(budget - used, before=before, short=self._short):
+            sequence, take = started
+            assert sequence.allocation is not None
+            start = sequence.allocation.depth
+            pieces.append(self._launch_piece(sequence, start, start + take, step))
+            used += take
+        return used
+
+    def _piece(self, sequence: Sequence, budget: int, step: int) -> PrefillPiece | None:
+        """The next piece of a running prefill, as long as budget and memory allow."""
         allocation = sequence.allocation
         assert allocation is not None
         start = allocation.depth
         take = aligned_piece(start, sequence.target - start, budget, self.limits.chunk)
         if take <= 0:
             return None
-        stop = start + take
-        while not self.cache.extend(allocation, stop):
-            # What this step already launches cannot be taken back; while others decode, memory will come.
-            if decoding or self.cache.retiring or self.cache.arena.has_fenced:
-                return None
-            victim = max((s for s in self.prefilling if s not in launched), key=Sequence.rank)
-            if victim is sequence:
-                return None
+        take = aligned_piece(start, take, self._room(sequence), self.limits.chunk)
+        if take <= 0 or not self.cache.extend(allocation, start + take):
+            if self._short is None or sequence.rank() < self._short.rank():
+                self._short = sequence
+            return None
+        if sequence is self._short:
+            self._short = None
+        self.waiting.charge(sequence, take)
+        return self._launch_piece(sequence, start, start + take, step)
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that the memory of a running prefill would do for, had it all that can be had.
+
+        Older sequences keep a page each to grow by: they would preempt it for that.
+        """
+        allocation = sequence.allocation
+        assert allocation is not None
+        if not self.cache.arena.pages_per_slab:
+            return sequence.target
+        rank = sequence.rank()
+        older = sum(each.rank() < rank for each in self.decoding)
+        pages = allocation.page_count + max(0, self.cache.available_pages - older)
+        return pages * self.cache.page_size - allocation.depth
+
+    def _make_room(self) -> None:
+        """Younger ones are preempted for a prefill that could not go on, as far as a chunk of it needs."""
+        short = self._short
+        if short is None or short.phase is not Phase.PREFILL or short.allocation is None:
+            self._short = None
+            return
+        allocation, chunk = short.allocation, self.limits.chunk
+        needed = min(short.target, (allocation.depth // chunk + 1) * chunk) - allocation.depth
+        while self._room(short) < needed and not self._memory_comes_back:
+            victim = max((*self.prefilling, *self.decoding), key=Sequence.rank)
+            if victim is short:
+                return
             self.preempt(victim)
-        return self._launch_piece(sequence, start, stop, step)
 
     def _launch_piece(self, sequence: Sequence, start: int, stop: int, step: int) -> PrefillPiece:
         allocation = sequence.allocation
@@ -209,144 +195,18 @@ class Scheduler:
         self.cache.launched(allocation, stop, step)
         sequence.in_flight += 1
         if final:
-            self.prefilling.remove(sequence)
+            self._prefilled(sequence)
             sequence.phase = Phase.DECODE
-            self.cache.prefill_done(allocation)
             if stop < self.cache.batch.last_depth[allocation.row]:
                 self.decoding.add(sequence)
         return piece
 
-    # --- admission -----------------------------------------------------------------------------------
-
-    def _admit(self, pieces: list[PrefillPiece], budget: int, step: int) -> None:
-        self.waiting.release()
-        if not len(self.waiting) or (self.running and self._memory() == self._short):
-            return
-        self._short = None
-
-        matches: dict[tuple[str, int], Match] = {}
-        held = 0
-
-        def resumable(sequence: Sequence) -> int:
-            matches[sequence.key] = self._match(sequence, step)
-            return matches[sequence.key].resumable
-
-        # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
-        while self.cache.admitted < self.limits.max_running:
-            # An admission changes the tree: what was found before it no longer counts.
-            matches.clear()
-            sequence = self.waiting.pick(resumable)
-            if sequence is None:
-                return
-            match = matches.get(sequence.key) or self._match(sequence, step)
-            if self._waits_for_another(sequence, match):
-                held += 1
-                if held < MOST_HELD:
-                    continue
-                return
-            if budget <= 0:
-                # Only now: the prompt that takes the budget may be the one to wait for.
-                return
-            left = sequence.known - match.resumable
-            take = aligned_piece(match.resumable, left, budget, self.limits.chunk)
-            if take <= 0:
-                return
-            piece = self._try_admit(sequence, match, take, budget, step)
-            if piece is None:
-                # Asked again only when memory has changed hands.
-                self._short = self._memory()
-                return
-            self.waiting.started(sequence, sequence.known - piece.start)
-            pieces.append(piece)
-            budget -= piece.stop - piece.start
-
-    def _waits_for_another(self, sequence: Sequence, match: Match) -> bool:
-        """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
-        if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
-            return False
-        self.leading = [
-            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
-        ]
-        awaited = deepest(
-            sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
-        )
-        if awaited is None or awaited.depth - match.resumable < self.limits.chunk:
-            return False
-        if awaited.depth > awaited.allocation.depth:
-            self.cache.add_branch(awaited.allocation, awaited.depth)
-        self.waiting.hold(sequence, awaited)
-        return True
-
-    def _branches(self, sequence: Sequence, match: Match) -> list[int]:
-        """Depths at which prompts that wait beside `sequence` part from it, most shared first."""
-        if not self.cache.prefix_caching:
-            return []
-        beside = self.waiting.beside(sequence)
-        depths = {common_depth(other, sequence, self.cache.page_size) for other in beside}
-        return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
-
-    def _memory(self) -> tuple[int, ...]:
-        """What an admission that was refused for want of memory waits to see changed."""
-        arena, tree = self.cache.arena, self.cache.tree
-        return (
-            arena.free_slots,
-            arena.free_pages,
-            tree.evictable_slots,
-            tree.evictable_pages,
-            len(self.waiting),
-            self.running,
-            self.cache.retiring,
-            self.cache.strategy.slots_per_sequence,
-        )
-
-    def _match(self, sequence: Sequence, step: int) -> Match:
-        match = self.cache.match(sequence.known_token_ids(), sequence.salt, step)
-        if self._needs_whole_prompt(sequence):
-            return self.cache.without(match, "prompt_logprobs")
-        return match
-
-    @staticmethod
-    def _needs_whole_prompt(sequence: Sequence) -> bool:
-        """Log-probabilities of the prompt need all of it computed."""
-        return sequence.prompt_logprobs is not None and not sequence.prompt_done
-
-    def _try_admit(
-        self, sequence: Sequence, match: Match, take: int, budget: int, step: int
-    ) -> PrefillPiece | None:
-        token_ids, start = sequence.known_token_ids(), match.resumable
-        branches = self._branches(sequence, match)
-        boundary = sequence.turn_boundary
-        allocation = self.cache.admit(token_ids, sequence.salt, match, start + take, boundary, branches)
-        if allocation is None and match.node is not None and not self.running and not self.cache.retiring:
-            # The checkpoint itself is in the way: alone, the sequence must run without it.
-            match = self.cache.without(match, "no_memory")
-            start = 0
-            take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
-            allocation = self.cache.admit(token_ids, sequence.salt, match, take, boundary, branches)
-        if allocation is None:
-            return None
-        self.waiting.remove(sequence)
-        sequence.allocation = allocation
-        sequence.target = sequence.known
-        sequence.phase = Phase.PREFILL
-        self.cache.batch.last_depth[allocation.row] = len(sequence.token_ids) - 1
-        self.prefilling.append(sequence)
-        if self.cache.prefix_caching:
-            self.leading.append(sequence)
-        self._count(sequence, match.resumable, match.cause)
-        return self._launch_piece(sequence, start, start + take, step)
-
-    def _count(self, sequence: Sequence, resumed: int, cause: str) -> None:
-        if sequence.preemptions:
-            self.counters.recomputed_tokens += sequence.known - resumed
-            sequence.recomputed_tokens += sequence.known - resumed
-            return
-        sequence.cached_tokens = resumed
-        sequence.miss_cause = cause
-        self.counters.prompt_tokens += sequence.prompt_len
-        self.counters.cached_tokens += resumed
-        if cause:
-            self.cache.counters.misses[cause] += 1
+    def _prefilled(self, sequence: Sequence) -> None:
+        """It is no longer among those whose prompt is being computed."""
+        assert sequence.allocation is not None
+        self.prefilling.remove(sequence)
+        self.waiting.prefilled(sequence)
+        self.cache.prefill_done(sequence.allocation)
 
     # --- leaving -------------------------------------------------------------------------------------
 
@@ -365,6 +225,7 @@ class Scheduler:
         if sequence.phase is Phase.WAITING:
             self.waiting.remove(sequence)
         else:
+            self.answers.ended(sequence.outputs)
             self._release(sequence, keep)
         sequence.phase = Phase.FINISHED
         sequence.prompt_done = True
@@ -373,10 +234,10 @@ class Scheduler:
         allocation = sequence.allocation
         assert allocation is not None
         if sequence.phase is Phase.PREFILL:
-            self.prefilling.remove(sequence)
-            self.cache.prefill_done(allocation)
+            self._prefilled(sequence)
         else:
             self.decoding.remove(sequence)
+        self.admission.left(sequence)
         sequence.allocation = None
 
         def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:

@@ -172,17 +172,42 @@ def test_a_failed_prefill_checkpoint_costs_the_checkpoint_alone() -> None:
     assert bench.checkpoints(PROMPT) == []
 
 
-def test_a_path_keeps_at_most_the_capped_number_of_checkpoints() -> None:
-    bench = CacheBench.make(cap=2, slabs=60)
+@pytest.mark.parametrize(("cap", "kept"), [(2, 2), (20, 13)])
+def test_a_path_is_cut_to_the_capped_number_of_checkpoints_once_slots_are_short(cap: int, kept: int) -> None:
+    bench = CacheBench.make(cap=cap, slabs=60)
+    bench.prefill(ids(range(1000, 1260)))
     tokens = ids(range(200))
     for length in range(17, 190, 20):
         bench.serve(tokens[:length])
-        assert len(bench.checkpoints(tokens)) <= 2
+    assert len(bench.checkpoints(tokens)) == kept
+
+
+def test_a_checkpoint_that_somebody_waits_for_stays_although_its_path_is_over_the_cap() -> None:
+    bench = CacheBench.make(cap=2, slabs=18, interval=400)
+    stem = range(8)
+    for suffix in (100, 200):
+        bench.serve(ids(stem, range(suffix, suffix + 30)))
+    longer = ids(stem, range(200, 230), range(300, 360))
+    allocation = bench.admit(longer)
+    assert allocation is not None
+    bench.cache.awaits(allocation, 36)
+    bench.launch(allocation, len(longer))
+    bench.commit(allocation, longer)
+    assert bench.checkpoints(longer) == [8, 36, 96]
+
+
+def test_a_path_keeps_all_its_checkpoints_while_slots_are_free() -> None:
+    bench = CacheBench.make(cap=2, slabs=60, interval=400)
+    tokens = ids(range(200))
+    for length in range(17, 190, 40):
+        bench.serve(tokens[:length])
+    assert len(bench.checkpoints(tokens)) == 5
+    assert bench.cache.counters.evicted == 0
     assert max(bench.checkpoints(tokens)) == 176
 
 
 def test_of_a_path_over_its_cap_the_branch_point_stays_however_cheap() -> None:
-    bench = CacheBench.make(cap=2, slabs=60, interval=400)
+    bench = CacheBench.make(cap=2, slabs=18, interval=400)
     stem = range(8)
     for suffix in (100, 200):
         bench.serve(ids(stem, range(suffix, suffix + 30)))

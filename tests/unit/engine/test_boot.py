@@ -12,6 +12,7 @@ import mamba_server
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.memory import MOST_RUNNING
 from mamba_planner.spec_settings import engine_settings
 from mamba_planner.strategy import reservation
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
@@ -94,6 +95,39 @@ def test_what_runs_is_what_the_plan_says(strategy: Any) -> None:
     assert core.cache.batch.pages.shape == (core.cache.batch.rows, 512 // 32)
     assert (core.cache.page_size, core.cache.track_interval) == (32, 64)
     assert plan.arena_bytes <= 8 << 20
+
+
+def test_how_many_run_is_bounded_by_what_was_asked_for_and_by_slabs_and_not_by_the_plan() -> None:
+    plain, asked, tiny = (
+        start(),
+        start(max_running_requests=20),
+        start(arena_bytes=20 * 65536, max_model_len=128),
+    )
+    assert plain.core.scheduler.limits.max_running == MOST_RUNNING["cpu"] > plain.plan.max_running_requests
+    assert asked.core.scheduler.limits.max_running == 20 > asked.plan.max_running_requests
+    assert tiny.core.scheduler.limits.max_running == tiny.plan.slabs - 1 < MOST_RUNNING["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "target"),
+    [({}, 0.2), ({"step_time": 0.5}, 0.5), ({"step_time": 0}, None), ({"chunked_prefill_tokens": 96}, None),
+     ({"chunked_prefill_tokens": 96, "step_time": 0.1}, 0.1)],
+)  # fmt: skip
+def test_a_step_keeps_to_a_time_unless_a_number_of_tokens_was_asked_for(
+    asked: dict[str, Any], target: float | None
+) -> None:
+    core = start(**asked).core
+    assert core.scheduler.limits.step_tokens == asked.get("chunked_prefill_tokens", 2048)
+    if target is None:
+        assert core._pace is None
+        return
+    assert core._pace is not None
+    core._pace.observe(1, 0, 0.75 * target)
+    core._pace.observe(1, 64, 10 * target)
+    for _ in range(20):
+        core._pace.observe(1, 64, target)
+    # A quarter of the time for 64 tokens: just that fits.
+    assert core._pace.tokens(1) == 65
 
 
 @pytest.mark.parametrize("eviction", ["LRU", "RecomputeCost"])

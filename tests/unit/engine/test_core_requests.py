@@ -44,6 +44,16 @@ def test_a_request_of_exactly_the_models_length_runs_and_one_token_more_does_not
     assert run(engine)[-1].finish_reason == "length"
 
 
+def test_a_prompt_without_tokens_is_refused_and_holds_nobody_up() -> None:
+    engine = trial()
+    rejected = engine.core.add(ask("empty", [], 4))
+    assert rejected is not None
+    assert (rejected.status, rejected.code) == (400, "empty_prompt")
+    assert "at least one" in rejected.message
+    engine.add([3, 4], 2)
+    assert run(engine)[-1].finish_reason == "length"
+
+
 def test_a_sequence_that_fills_the_arena_runs_and_one_page_more_does_not() -> None:
     # Seven slabs: one live slot, two tracking slots, four slabs of one page.
     engine = trial(slabs=8, pages_per_slab=1, page_size=4, strategy="ExtraBuffer")

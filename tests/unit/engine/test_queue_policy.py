@@ -1,13 +1,14 @@
 """Who starts next: fair between salts and priorities, cache-aware within one, never starved."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, WaitingQueue
+from mamba_server.engine.queue_policy import MOST_PASSES, PRIORITY_FACTOR, Flow, WaitingQueue
 from mamba_server.engine.sequence import Sequence
 from mamba_server.engine.shared_prefix import Awaited
 from mamba_server.wire import SamplingParams
@@ -29,6 +30,7 @@ def start(queue: WaitingQueue, resumable=nothing) -> Sequence:
     assert sequence is not None
     queue.remove(sequence)
     queue.started(sequence, sequence.known - resumable(sequence))
+    queue.prefilled(sequence)
     return sequence
 
 
@@ -187,3 +189,53 @@ def test_who_is_put_off_keeps_its_place_and_can_be_taken_away() -> None:
     assert (len(queue), queue.pick(nothing)) == (2, first)
     queue.remove(first)
     assert set(queue) == {third}
+
+
+def test_a_long_prompt_pays_as_it_is_computed_and_a_newcomer_gets_the_next_turn() -> None:
+    queue = WaitingQueue()
+    long, urgent, other = make(0, prompt=120_000), make(1, salt="b", priority=-1), make(2, salt="c")
+    queue.push(long)
+    assert queue.pick(nothing) is long
+    queue.remove(long)
+    queue.started(long, 2048)
+    queue.charge(long, 2048)
+    queue.push(urgent)
+    assert queue.pick(nothing, queue.turn(long)) is urgent
+    queue.remove(urgent)
+    queue.started(urgent, 100)
+    queue.prefilled(urgent)
+    queue.push(other)
+    queue.charge(long, 2048)
+    assert queue.pick(nothing, queue.turn(long)) is other
+
+
+def test_a_prompt_in_progress_keeps_its_claim_against_a_salt_that_never_rests() -> None:
+    queue = WaitingQueue()
+    long = make(0, salt="z", prompt=10_000)
+    queue.push(long)
+    queue.remove(long)
+    queue.started(long, 100)
+    turns = []
+    for order in range(1, 41):
+        queue.push(make(order, salt="a"))
+        if queue.pick(nothing, queue.turn(long)) is None:
+            turns.append(order)
+            queue.charge(long, 100)
+        else:
+            start(queue)
+    assert 15 <= len(turns) <= 25
+
+
+@pytest.mark.parametrize("flows", [10, 1000])
+def test_a_start_looks_at_as_many_flows_however_many_wait(
+    flows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = WaitingQueue()
+    for order in range(flows):
+        queue.push(make(order, salt=f"s{order}"))
+    looked: list[Flow] = []
+    ready = Flow.ready
+    monkeypatch.setattr(Flow, "ready", lambda flow, limit: looked.append(flow) or ready(flow, limit))
+    for _ in range(10):
+        start(queue)
+    assert len(looked) == 10

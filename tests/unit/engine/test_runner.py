@@ -23,10 +23,11 @@ from mamba_server.cache.tree import RadixTree
 from mamba_server.engine import sampler as sampler_module
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
+from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampler import Sampler
 from mamba_server.engine.sampling_batch import SamplingBatch
-from mamba_server.engine.scheduler import Limits, Scheduler
+from mamba_server.engine.scheduler import Scheduler
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.wire import AddRequest, SamplingParams, TokenLogprobs

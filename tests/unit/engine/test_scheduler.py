@@ -5,6 +5,7 @@ import random
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
+from mamba_server.engine.answer_lengths import WINDOW
 from mamba_server.engine.sequence import Phase, Sequence
 
 
@@ -131,8 +132,14 @@ def test_a_preempted_sequence_waits_until_its_last_token_is_back() -> None:
     engine.close()
 
 
-def test_the_last_to_come_is_preempted_when_pages_run_out() -> None:
+def expect_answers(engine: EngineTrial, tokens: int) -> None:
+    for _ in range(WINDOW):
+        engine.core.scheduler.answers.ended(tokens)
+
+
+def test_the_last_to_come_is_preempted_when_answers_become_longer_than_was_foreseen() -> None:
     engine = trial(slabs=10, pages_per_slab=1, page_size=4, strategy="NoBuffer", rows=3)
+    expect_answers(engine, 2)
     engine.add(list(range(1, 9)), 20)
     engine.add(list(range(40, 48)), 20)
     for _ in range(60):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from cache_bench import CacheBench
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
-from mamba_server.engine.scheduler import MOST_HELD
+from mamba_server.engine.admission import MOST_HELD
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import common_depth, deepest
-from mamba_server.wire import AbortRequest, SamplingParams
+from mamba_server.wire import AbortRequest, AddRequest, SamplingParams
 
 STEM = list(range(1, 101))
 
@@ -205,3 +205,34 @@ def test_no_sequence_is_put_off_twice() -> None:
         engine.step()
     assert queue.pick(lambda _: 0) is waiting
     engine.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_of_many_that_part_from_one_prompt_nobody_recomputes_what_it_waited_for(strategy: str) -> None:
+    engine = trial(strategy=strategy, step_tokens=64, chunk=16, rows=50, cap=4, slabs=2000)
+    base = [1 + (at * at) % 89 for at in range(500)]
+    engine.add(base, 2)
+    engine.step()
+    parts = range(72, 432, 9)
+    for depth in parts:
+        engine.add([*base[:depth], *range(90, 97)], 2)
+    followers = [engine.core.sequences[f"r{1 + index}"][0] for index in range(len(parts))]
+    steps = 0
+    while not engine.core.idle:
+        engine.step()
+        steps += 1
+    assert [each.cached_tokens for each in followers] == [depth // 4 * 4 for depth in parts]
+    assert engine.cache.counters.evicted == 0
+    # What is left of the prompt and of forty followers, and the answers.
+    assert steps <= 500 // 64 + len(parts) * 11 / 64 + 6
+    engine.close()
+
+
+def test_sequences_that_ended_are_not_kept_as_leaders() -> None:
+    engine = trial()
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    for index in range(3):
+        engine.core.add(AddRequest(f"echo{index}", STEM, params))
+        engine.core.step()
+    engine.close()
+    assert engine.core.scheduler.admission.leading == []

@@ -1,0 +1,280 @@
+"""Admission: which waiting sequence starts in this step, and whether the memory will do for it.
+
+Memory as it is decides how many run: a sequence starts if its first piece can be had now and if all that run
+are expected to fit until they end. Part of the scheduler, and pure like it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from mamba_server.cache.chunk_plan import aligned_piece
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.tree import Match
+from mamba_server.engine.answer_lengths import AnswerLengths
+from mamba_server.engine.decode_set import DecodeSet
+from mamba_server.engine.limits import Limits
+from mamba_server.engine.memory_forecast import Growth, MemoryForecast
+from mamba_server.engine.queue_policy import Turn, WaitingQueue
+from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
+
+MOST_HELD = 64
+"""Waiting sequences that one step may put off for the prefix of another."""
+MOST_STARTED = 8
+"""Sequences that start in one step: planning a step stays short, however many wait."""
+HALF_A_PAGE = 0.5
+"""What of the last page of a sequence is left over at its end, on average."""
+FORESEEN_FOR = 16
+"""Steps after which a forecast that refused somebody is made again although nobody left."""
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    preemptions: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Admission:
+    """Shares `waiting`, `prefilling` and `decoding` with the scheduler."""
+
+    cache: StateCache
+    limits: Limits
+    waiting: WaitingQueue
+    prefilling: list[Sequence]
+    decoding: DecodeSet
+    answers: AnswerLengths
+    counters: SchedulerCounters = field(default_factory=SchedulerCounters)
+    leading: list[Sequence] = field(default_factory=list)
+    """Running sequences whose prefill may still leave checkpoints."""
+    _arrived: deque[Sequence] = field(default_factory=deque)
+    """Who has not been compared with those that lead."""
+    _left: int = 0
+    """Sequences that ended or were preempted so far."""
+    _refused: tuple[int, ...] | None = None
+    """Memory when the arena refused somebody."""
+    _unforeseen: tuple[int, ...] | None = None
+    """Who was there when the forecast refused somebody."""
+    _open: bool = False
+    _step: int = 0
+    _started: int = 0
+    _held: int = 0
+    _matches: dict[tuple[str, int], Match] = field(default_factory=dict)
+    _forecast: MemoryForecast | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def begin(self, step: int) -> None:
+        """Admissions of `step` come next."""
+        if self.waiting.release():
+            self._unforeseen = None
+        self._step, self._started, self._held, self._forecast = step, 0, 0, None
+        refused = self._memory() == self._refused or self._company() == self._unforeseen
+        # Asked again only when memory has changed hands, or somebody has left.
+        self._open = bool(len(self.waiting)) and not (self.running and refused)
+        if self._open:
+            self._refused = self._unforeseen = None
+            self._put_off_arrived()
+            # Each comparison costs time, so a step makes so many and no more.
+            self._open = self._held < MOST_HELD
+
+    def next(
+        self, budget: int, *, before: Turn | None = None, short: Sequence | None = None
+    ) -> tuple[Sequence, int] | None:
+        """Who starts, with its memory and the tokens of its first piece (at most `budget`); None = nobody.
+
+        `before`: only flows that come before that turn. `short`: a prefill that waits for memory; nobody who
+        ranks after it starts.
+        """
+        # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
+        while self._open and self._started < MOST_STARTED and self.cache.admitted < self.limits.max_running:
+            # An admission changes the tree: what was found before it no longer counts.
+            self._matches.clear()
+            sequence = self.waiting.pick(self._resumable, before)
+            if sequence is None:
+                return None
+            match = self._matches.get(sequence.key) or self._match(sequence)
+            if self._waits_for_another(sequence, match):
+                if self._held < MOST_HELD:
+                    continue
+                self._open = False
+                return None
+            if short is not None and sequence.rank() > short.rank():
+                return None
+            # Only now: the prompt that takes the budget may be the one to wait for.
+            take = aligned_piece(match.resumable, sequence.known - match.resumable, budget, self.limits.chunk)
+            if budget <= 0 or take <= 0:
+                return None
+            if not self._foreseen(sequence, match):
+                self._unforeseen = self._company()
+                self._open = False
+                return None
+            started = self._try_admit(sequence, match, take, budget)
+            if not started:
+                self._refused = self._memory()
+                self._open = False
+                return None
+            self._started += 1
+            return sequence, started
+        return None
+
+    def arrived(self, sequence: Sequence) -> None:
+        """`sequence` waits from now on."""
+        self._arrived.append(sequence)
+
+    def left(self, sequence: Sequence) -> None:
+        """`sequence`, which was running, ended or was preempted."""
+        self._left += 1
+        if sequence in self.leading:
+            self.leading.remove(sequence)
+
+    # --- prefixes ------------------------------------------------------------------------------------
+
+    def _resumable(self, sequence: Sequence) -> int:
+        self._matches[sequence.key] = self._match(sequence)
+        return self._matches[sequence.key].resumable
+
+    def _match(self, sequence: Sequence) -> Match:
+        match = self.cache.match(sequence.known_token_ids(), sequence.salt, self._step)
+        if self._needs_whole_prompt(sequence):
+            return self.cache.without(match, "prompt_logprobs")
+        return match
+
+    @staticmethod
+    def _needs_whole_prompt(sequence: Sequence) -> bool:
+        """Log-probabilities of the prompt need all of it computed."""
+        return sequence.prompt_logprobs is not None and not sequence.prompt_done
+
+    def _put_off_arrived(self) -> None:
+        """Who came since the last step is compared before the prefills of others pass what they share."""
+        while self._arrived and self._held < MOST_HELD:
+            sequence = self._arrived.popleft()
+            if sequence.phase is Phase.WAITING and sequence.leader is None and self.leading:
+                self._waits_for_another(sequence)
+
+    def _waits_for_another(self, sequence: Sequence, match: Match | None = None) -> bool:
+        """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
+        if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
+            return False
+        self.leading = [
+            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
+        ]
+        awaited = deepest(
+            sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
+        )
+        if awaited is None:
+            return False
+        match = match or self._match(sequence)
+        if awaited.depth - match.resumable < self.limits.chunk:
+            return False
+        self._held += 1
+        self.cache.awaits(awaited.allocation, awaited.depth)
+        self.waiting.hold(sequence, awaited)
+        return True
+
+    def _branches(self, sequence: Sequence, match: Match) -> list[int]:
+        """Depths at which prompts that wait beside `sequence` part from it, most shared first."""
+        if not self.cache.prefix_caching:
+            return []
+        beside = self.waiting.beside(sequence)
+        depths = {common_depth(other, sequence, self.cache.page_size) for other in beside}
+        return sorted((d for d in depths if d - match.resumable >= self.limits.chunk), reverse=True)
+
+    # --- memory --------------------------------------------------------------------------------------
+
+    def _memory(self) -> tuple[int, ...]:
+        """What an admission that was refused for want of memory waits to see changed."""
+        arena, tree = self.cache.arena, self.cache.tree
+        return (
+            arena.free_slots,
+            arena.free_pages,
+            tree.evictable_slots,
+            tree.evictable_pages,
+            len(self.waiting),
+            self.running,
+            self.cache.retiring,
+            self.cache.strategy.slots_per_sequence,
+        )
+
+    def _company(self) -> tuple[int, ...]:
+        """What an admission that the forecast refused waits to see changed."""
+        return (
+            self._left,
+            len(self.waiting),
+            self.cache.retiring,
+            self.cache.strategy.slots_per_sequence,
+            self._step // FORESEEN_FOR,
+        )
+
+    def _foreseen(self, sequence: Sequence, match: Match) -> bool:
+        """Whether all that run and `sequence` are expected to fit until they end."""
+        cache = self.cache
+        if not cache.arena.pages_per_slab or not self.running:
+            # Without pages nobody grows; and alone it fits, or it would not have been taken in.
+            return True
+        if self._forecast is None:
+            running = [self._growth(each) for each in (*self.decoding, *self.prefilling)]
+            self._forecast = MemoryForecast(cache.available_pages, cache.page_size, running)
+        slots = cache.strategy.slots_per_sequence * cache.arena.pages_per_slab
+        wanted = cache.pages_for(sequence.known) - cache.held_already(match) + slots
+        return self._forecast.admits(Growth(self._tokens_left(sequence), wanted + HALF_A_PAGE, 0))
+
+    def _growth(self, sequence: Sequence) -> Growth:
+        """Of one that runs; its slots count as the pages of their slabs."""
+        cache, allocation = self.cache, sequence.allocation
+        assert allocation is not None
+        context = max(sequence.target, sequence.known)
+        return Growth(
+            self._tokens_left(sequence),
+            context / cache.page_size - allocation.page_count + HALF_A_PAGE,
+            cache.own_pages(allocation) + (1 + allocation.reserved) * cache.arena.pages_per_slab,
+        )
+
+    def _tokens_left(self, sequence: Sequence) -> int:
+        """Tokens until its expected end."""
+        outputs = sequence.outputs
+        answer = min(self.answers.expected(outputs), sequence.params.max_tokens)
+        return max(answer - outputs, 1)
+
+    # --- start ---------------------------------------------------------------------------------------
+
+    def _try_admit(self, sequence: Sequence, match: Match, take: int, budget: int) -> int:
+        """Take the memory of the first piece; how many tokens that is, 0 = it cannot be had."""
+        token_ids, start = sequence.known_token_ids(), match.resumable
+        branches = self._branches(sequence, match)
+        boundary = sequence.turn_boundary
+        allocation = self.cache.admit(token_ids, sequence.salt, match, start + take, boundary, branches)
+        if allocation is None and match.node is not None and not self.running and not self.cache.retiring:
+            # The checkpoint itself is in the way: alone, the sequence must run without it.
+            match = self.cache.without(match, "no_memory")
+            take = aligned_piece(0, sequence.known, budget, self.limits.chunk)
+            allocation = self.cache.admit(token_ids, sequence.salt, match, take, boundary, branches)
+        if allocation is None:
+            return 0
+        self.waiting.remove(sequence)
+        sequence.allocation = allocation
+        sequence.target = sequence.known
+        sequence.phase = Phase.PREFILL
+        self.cache.batch.last_depth[allocation.row] = len(sequence.token_ids) - 1
+        self.prefilling.append(sequence)
+        if self.cache.prefix_caching:
+            self.leading.append(sequence)
+        self._count(sequence, match.resumable, match.cause)
+        self.waiting.started(sequence, take)
+        return take
+
+    def _count(self, sequence: Sequence, resumed: int, cause: str) -> None:
+        if sequence.preemptions:
+            self.counters.recomputed_tokens += sequence.known - resumed
+            sequence.recomputed_tokens += sequence.known - resumed
+            return
+        sequence.cached_tokens = resumed
+        sequence.miss_cause = cause
+        self.counters.prompt_tokens += sequence.prompt_len
+        self.counters.cached_tokens += resumed
+        if cause:
+            self.cache.counters.misses[cause] += 1

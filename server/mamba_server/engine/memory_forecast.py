@@ -1,0 +1,55 @@
+"""Whether the memory will do for all that run and one more, until they end. Pure arithmetic over pages.
+
+Sequences grow by a token a step until their expected end and then give back what they hold, so what is
+needed is greatest just before one of them ends; it is worked out at each of these moments (as in Gong et al.,
+"Past-Future Scheduler", ASPLOS 2025). Slots count as the pages that fit into their slabs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a sequence will take and give back, in pages but for `left`."""
+
+    left: int
+    """Tokens until its expected end."""
+    wanted: float
+    """What it takes before it grows: of a prompt that is not computed yet."""
+    held: int
+    """What it has by now and gives back at its end."""
+
+
+class MemoryForecast:
+    """`free`: pages that are free or can be made so by eviction now; `running`: who holds the others."""
+
+    def __init__(self, free: int, page_size: int, running: Iterable[Growth]) -> None:
+        self._free = free
+        self._page_size = page_size
+        self._running = list(running)
+        self._most = sum(self._whole(each) for each in self._running)
+
+    def admits(self, newcomer: Growth) -> bool:
+        """Whether `newcomer` fits beside those that run until each of them ends; then it is one of them."""
+        most = self._most + self._whole(newcomer)
+        # First as if nobody left.
+        if most > self._free and self._peak([*self._running, newcomer]) > self._free:
+            return False
+        self._running.append(newcomer)
+        self._most = most
+        return True
+
+    def _whole(self, growth: Growth) -> float:
+        return growth.wanted + growth.left / self._page_size
+
+    def _peak(self, running: list[Growth]) -> float:
+        """Most pages beyond those held now. At the end of the k-th the first k are still there and grew."""
+        left, wanted, held = np.array([(each.left, each.wanted, each.held) for each in running]).T
+        longest_first = np.argsort(-left, kind="stable")
+        left, wanted, held = left[longest_first], wanted[longest_first], held[longest_first]
+        alive = np.arange(1, len(running) + 1)
+        gone = held.sum() - held.cumsum()
+        return float((wanted.cumsum() + alive * left / self._page_size - gone).max())
