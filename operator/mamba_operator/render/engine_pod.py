@@ -134,8 +134,6 @@ def _container(context: Context) -> dict[str, Any]:
 def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     variables: list[dict[str, Any]] = [
-        from_pod("POD_NAME", "metadata.name"),
-        from_pod("POD_NAMESPACE", "metadata.namespace"),
         from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP"),
         {"name": "HOME", "value": SCRATCH_MOUNT},
         {"name": "HF_HOME", "value": CACHE_MOUNT},

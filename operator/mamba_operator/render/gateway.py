@@ -10,7 +10,6 @@ from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
     ROUTER_PAUSE,
     container_security,
-    from_pod,
     pod_security,
     probes,
 )
@@ -112,10 +111,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
-    return [
-        from_pod("POD_NAME", "metadata.name"),
-        *({"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()),
-    ]
+    return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
