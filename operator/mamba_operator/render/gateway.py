@@ -8,6 +8,7 @@ from mamba_operator.kinds import DEPLOYMENT, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
+    EVERY_ADDRESS,
     ROUTER_PAUSE,
     container_security,
     pod_security,
@@ -69,7 +70,7 @@ def _container(context: Context) -> dict[str, Any]:
         "gateway",
         "--deployment", deployment.name,
         "--namespace", deployment.namespace,
-        "--host", "0.0.0.0",  # noqa: S104 - the pod's own network
+        "--host", EVERY_ADDRESS,  # the pod's own network
         "--port", str(names.HTTP_PORT),
     ]  # fmt: skip
     mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
