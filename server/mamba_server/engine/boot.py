@@ -19,6 +19,7 @@ from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.planner import plan_engine
 from mamba_planner.strategy import reservation
+from mamba_planner.workspace import CHUNK
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -35,9 +36,6 @@ from mamba_server.model.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
 from mamba_server.model.weights import weights_bytes
-
-CHUNK = 64
-"""Tokens per prefill chunk: ours to choose. Small for a GPU, right for matrix sizes on a CPU."""
 
 Report = Callable[[str, int, int], None]
 
