@@ -4,22 +4,28 @@ A MambaDeployment gets here through `spec_settings`, so that cluster, workstatio
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mamba_api.strategy import Strategy
+from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import UnusableInput
 
 StateDtype = Literal["float32", "float16"]
 
 
+def _assumed(name: str) -> Any:
+    """The default of a MambaDeployment's field: what is left out is assumed, in part or altogether."""
+    return DeclaredWorkload.model_fields[name].default
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Mean shape of the traffic. `concurrency` is wanted at least; None = as much as fits."""
 
-    prompt_tokens: int = 2048
-    output_tokens: int = 256
-    shared_prefix_ratio: float = 0.3
+    prompt_tokens: int = _assumed("prompt_tokens")
+    output_tokens: int = _assumed("output_tokens")
+    shared_prefix_ratio: float = _assumed("shared_prefix_ratio")
     """Share of prompt tokens that an earlier request had too."""
     concurrency: int | None = None
     declared: bool = False

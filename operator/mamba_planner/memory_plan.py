@@ -58,7 +58,7 @@ class MemoryPlan:
     checkpoints: int
     """Reusable checkpoints that fit beside the running sequences."""
     binding_constraint: str
-    """state slots, kv pages, configured limit or memory."""
+    """state slots, kv pages, configured limit, default limit or memory."""
     headroom_bytes: int
     """Budget left beside weights, workspace and the running sequences at full length: the cache's share."""
     expected_saved: float

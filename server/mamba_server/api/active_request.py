@@ -14,7 +14,7 @@ from mamba_edge.errors import ApiError, InternalError
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.text.sequence_text import SequenceText
+from mamba_server.text.sequence_text import SequenceText, Shown
 from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
 
@@ -69,7 +69,7 @@ class ActiveRequest:
         engine: EngineClient,
         tokenizer: Tokenizer,
         requests: Sequence[AddRequest],
-        stops: tuple[str, ...],
+        shown: Shown,
         metrics: RequestMetrics,
     ) -> None:
         self._engine = engine
@@ -78,7 +78,7 @@ class ActiveRequest:
         self._inbox = Inbox()
         self._sequences = {
             (request.request_id, index): _Sequence(
-                SequenceText(tokenizer, request.token_ids, stops, request.params.min_tokens),
+                SequenceText(tokenizer, request.token_ids, shown, request.params.min_tokens),
                 place * request.n + index,
             )
             for place, request in enumerate(requests)

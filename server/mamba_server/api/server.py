@@ -149,7 +149,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         servers = [
-            (HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS), listener)
+            (HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS, limits=settings), listener)
             for app, listener in (
                 (make_app(self._serving, self._registry, self._keys), public),
                 (make_admin(self._serving, self._token), private),

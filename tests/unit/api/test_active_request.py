@@ -13,6 +13,7 @@ from mamba_edge.errors import InternalError, NotReady
 from mamba_server import wire
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.errors import EngineLost, EngineRefused
+from mamba_server.text.sequence_text import Shown
 from scripted_engine import Api, ids_of
 
 
@@ -26,7 +27,7 @@ def active(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (), **p
         api.engine.client,
         api.serving.text.tokenizer,
         requests,
-        stops,
+        Shown(stops),
         api.serving.metrics,  # type: ignore[union-attr]
     )
 
