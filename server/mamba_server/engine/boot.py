@@ -123,6 +123,11 @@ def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
+def use_threads(count: int) -> None:
+    """Compute with `count` threads on a CPU from now on."""
+    torch.set_num_threads(count)
+
+
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
     """The forward stream for `device`."""
     if device.type == "cuda":
