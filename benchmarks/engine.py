@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,10 +19,21 @@ class EngineFailed(Exception):
 
 
 @contextmanager
-def running_engine(model: Path, *options: str, threads: int, ready_within: float = 600.0) -> Iterator[str]:
-    """The base URL of `mambaserve serve --model MODEL`, ready. Raises `EngineFailed`."""
+def running_engine(
+    model: Path,
+    *options: str,
+    threads: int | None,
+    variables: Mapping[str, str] | None = None,
+    ready_within: float = 600.0,
+) -> Iterator[str]:
+    """The base URL of `mambaserve serve --model MODEL`, ready. Raises `EngineFailed`.
+
+    `threads`: of the engine's arithmetic, None = the engine's own choice; `variables`: of its environment.
+    """
     command = (sys.executable, "-m", "mamba_cli", "serve", "--model", str(model), "--port", "0", *options)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, **(variables or {})}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     log: deque[str] = deque(maxlen=200)
     reader = threading.Thread(target=_read, args=(process, log), daemon=True)

@@ -72,7 +72,7 @@ class Ran:
 @contextmanager
 def engine(model: str, **settings: Any) -> Iterator[Engine]:
     """An engine with overlap; its memory goes back at the end."""
-    wanted = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, **settings}
+    wanted = {"strategy": "ExtraBuffer", "arena_bytes": 64 << 20, "overlap": True, **settings}
     made = boot(EngineSettings(model=model, device="cpu", **wanted), lambda *_: None)
     try:
         yield made

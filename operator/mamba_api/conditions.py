@@ -37,6 +37,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     REPLICAS_AVAILABLE = "ReplicasAvailable"
     NO_READY_REPLICA = "NoReadyReplica"
+    BELOW_MINIMUM = "BelowMinimum"
     SCALED_TO_ZERO = "ScaledToZero"
     PLAN_MODE = "PlanMode"
     UP_TO_DATE = "UpToDate"
@@ -53,6 +54,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
     APPLY_FAILED = "ApplyFailed"
+    FORBIDDEN = "Forbidden"
     SERVING = "Serving"
 
 
@@ -73,9 +75,14 @@ REASONS: dict[Reason, str] = {
     Reason.DEVICE_MEMORY_UNKNOWN: (
         "No node label says how much memory the GPU has. Set spec.memory.deviceMemory to see the plan."
     ),
-    Reason.INVALID_SPEC: "The object breaks the contract; the message names the field. Nothing was changed.",
+    Reason.INVALID_SPEC: (
+        "The object breaks the contract; the message names the field. What runs was left as it is."
+    ),
     Reason.REPLICAS_AVAILABLE: "At least the minimum number of engines answers.",
     Reason.NO_READY_REPLICA: "No engine answers; see Progressing and Degraded for the cause.",
+    Reason.BELOW_MINIMUM: (
+        "Engines answer, and fewer than spec.scaling.minReplicas; see Progressing and Degraded for the cause."
+    ),
     Reason.SCALED_TO_ZERO: "No engine runs, as asked; the first request wakes one.",
     Reason.PLAN_MODE: "spec.mode is Plan: the plan is shown and nothing is created. Set Active to serve.",
     Reason.UP_TO_DATE: "Every pod runs the wanted revision and count.",
@@ -95,6 +102,10 @@ REASONS: dict[Reason, str] = {
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
+    Reason.FORBIDDEN: (
+        "The operator may not read or write what it has to; the message names verb and resource. Give its "
+        "role the missing rule. What it could not see, it did not change."
+    ),
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
 
@@ -113,6 +124,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
         {
             Reason.REPLICAS_AVAILABLE,
             Reason.NO_READY_REPLICA,
+            Reason.BELOW_MINIMUM,
             Reason.SCALED_TO_ZERO,
             Reason.PLAN_MODE,
             Reason.GATEWAY_NOT_READY,
@@ -144,6 +156,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.OUT_OF_MEMORY,
             Reason.UNSCHEDULABLE,
             Reason.APPLY_FAILED,
+            Reason.FORBIDDEN,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,
             Reason.INVALID_SPEC,

@@ -1,46 +1,37 @@
 """The OpenAI-compatible HTTP surface: requests that engine and gateway accept, and the error envelope.
 
 Validated by the engine's API process; the gateway relays bodies and reads a few fields only. Strict: a wrong
-type is an error, an unknown field is ignored (the caller logs it). Holds no behaviour beyond validation.
+type is an error, an unknown field is ignored (the caller logs it), a known one that would change the answer
+and is not acted on is refused. Holds no behaviour beyond validation.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
-MAX_STOPS = 32
-MAX_LOGIT_BIAS = 1024
-
-StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Bias = Annotated[FiniteFloat, Field(ge=-100, le=100)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(
-        strict=True, extra="ignore", use_attribute_docstrings=True, protected_namespaces=(), frozen=True
-    )
-
-
-class StreamOptions(_Strict):
-    """Options of a streamed answer."""
-
-    include_usage: bool | None = None
-    """Send one more chunk, with the usage and no choices, before `[DONE]`."""
-    continuous_usage_stats: bool | None = None
-    """Put the usage so far into every chunk."""
+from mamba_api.openai_fields import (
+    FAIL_FAST,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_STOPS,
+    MAX_TOOLS,
+    ChatMessage,
+    LogitBias,
+    Metadata,
+    ResponseFormat,
+    StopString,
+    StopStrings,
+    StreamOptions,
+    Strict,
+    TokenId,
+    TokenIds,
+    Tool,
+    refuse_unsupported,
+)
 
 
-class ResponseFormat(_Strict):
-    """Shape of the answer; `text` is the only one so far."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    """`text`; the other two are refused with a clear error."""
-
-
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """What both generation endpoints share. Ranges follow the OpenAI reference where it has one."""
 
     model: str | None = None
@@ -57,9 +48,9 @@ class GenerationRequest(_Strict):
     """Drop tokens less likely than this share of the most likely one."""
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     """Choices per prompt."""
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | StopStrings | None = None
     """End a choice before any of these strings."""
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOPS)
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOPS, fail_fast=True)
     """End a choice at any of these tokens."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     """Same seed, same request, same answer; choice i uses seed + i."""
@@ -69,7 +60,7 @@ class GenerationRequest(_Strict):
     """Subtracted from the logits of tokens generated before, times how often."""
     repetition_penalty: FiniteFloat | None = Field(None, gt=0, le=10)
     """Divides the logits of tokens seen in prompt or output."""
-    logit_bias: dict[str, Bias] | None = Field(None, max_length=MAX_LOGIT_BIAS)
+    logit_bias: LogitBias | None = None
     """Token id (as a JSON string) to a number that is added to its logit."""
     ignore_eos: bool | None = None
     """Go on after the end-of-sequence token."""
@@ -89,10 +80,21 @@ class GenerationRequest(_Strict):
     """Prefixes are shared only between requests of one salt."""
     response_format: ResponseFormat | None = None
     """Only `{"type": "text"}` is supported."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text; none = true."""
+    include_stop_str_in_output: bool | None = None
+    """Show the stop string, or the stop token, that ended a choice; none = false."""
+    truncate_prompt_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    """Keep only the last so many tokens of a prompt."""
     user: str | None = None
     """Ignored; accepted because clients send it."""
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     """Ignored; accepted because clients send it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_passed_over(cls, fields: Any) -> Any:
+        return refuse_unsupported(fields)
 
     @field_validator("stop")
     @classmethod
@@ -133,7 +135,7 @@ class GenerationRequest(_Strict):
 class CompletionRequest(GenerationRequest):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Annotated[list[str], FAIL_FAST] | TokenIds | Annotated[list[TokenIds], FAIL_FAST]
     """A string, strings, token ids, or lists of token ids."""
     echo: bool | None = None
     """Put the prompt in front of each choice (best effort: the text of its tokens)."""
@@ -176,72 +178,10 @@ class CompletionRequest(GenerationRequest):
         return list(self.prompt)
 
 
-class ContentPart(_Strict):
-    """One part of a message's content; only text is supported."""
-
-    type: str
-    """`text`."""
-    text: str | None = None
-    """The text."""
-
-    @model_validator(mode="after")
-    def _text_only(self) -> "ContentPart":
-        if self.type != "text":
-            raise ValueError(f"type '{self.type[:40]}' is not supported: only text parts are")
-        if self.text is None:
-            raise ValueError("a text content part needs 'text'")
-        return self
-
-
-class ChatMessage(_Strict):
-    """One message of the conversation. Fields beyond these reach the chat template as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    """Who speaks."""
-    content: str | list[ContentPart] | None = None
-    """Text, or a list of text parts; may be null for an assistant's tool calls."""
-    name: str | None = None
-    """Name of the speaker or of the tool."""
-    tool_calls: list[dict[str, Any]] | None = None
-    """Calls the assistant made."""
-    tool_call_id: str | None = None
-    """The call a tool message answers."""
-
-    @model_validator(mode="after")
-    def _content_needed(self) -> "ChatMessage":
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"content: a message of role '{self.role}' needs content")
-        return self
-
-
-class FunctionDefinition(_Strict):
-    """A function the model may call."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(min_length=1, max_length=256)
-    """Its name."""
-    description: str | None = None
-    """What it does."""
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
-
-
-class Tool(_Strict):
-    """A tool offered to the model."""
-
-    type: Literal["function"]
-    """`function`."""
-    function: FunctionDefinition
-    """The function."""
-
-
 class ChatCompletionRequest(GenerationRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     """The conversation so far."""
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     """Most tokens to generate; wins over `max_tokens`."""
@@ -249,7 +189,7 @@ class ChatCompletionRequest(GenerationRequest):
     """Return log-probabilities of the sampled tokens."""
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Alternatives per token; needs `logprobs`."""
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     """Tools, shown to the model by its chat template."""
     tool_choice: str | dict[str, Any] | None = None
     """`auto` or `none`; a call cannot be forced."""
@@ -257,6 +197,10 @@ class ChatCompletionRequest(GenerationRequest):
     """Ignored; accepted because clients send it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
+    add_generation_prompt: bool | None = None
+    """End the prompt with what opens an answer; none = true."""
+    continue_final_message: bool | None = None
+    """Continue the last message instead of answering it."""
     store: bool | None = None
     """Ignored; accepted because clients send it."""
 
@@ -269,14 +213,16 @@ class ChatCompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
         if self.max_tokens == 0:
             raise ValueError("max_tokens: must be at least 1")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("add_generation_prompt: must be false together with 'continue_final_message'")
         return self
 
 
-class ErrorBody(_Strict):
+class ErrorBody(Strict):
     """What went wrong, in the words of the OpenAI API."""
 
     message: str
@@ -289,7 +235,7 @@ class ErrorBody(_Strict):
     """Machine-readable reason."""
 
 
-class ErrorEnvelope(_Strict):
+class ErrorEnvelope(Strict):
     """Body of every answer with a status of 400 or more, and of an error event inside a stream."""
 
     error: ErrorBody

@@ -5,9 +5,10 @@ One failing child does not keep the others from being applied. Called by `reconc
 
 from dataclasses import dataclass, field
 
+from mamba_api import names
 from mamba_api.conditions import ConditionType
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import Conflict, NameTaken, OperatorError, Terminating, Unreachable
+from mamba_operator.errors import Conflict, NameTaken, NotInSchema, OperatorError, Terminating, Unreachable
 from mamba_operator.kinds import BY_NAME
 from mamba_operator.manifest import Manifest, Ref, is_terminating, metadata, owner_name, owner_uid, ref
 from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan
@@ -43,6 +44,8 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
                     outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
+            except NotInSchema as error:
+                outcome.errors.append(_in_the_spec(change.manifest, error))
             except OperatorError as error:
                 outcome.errors.append(error)
         for removal in plan.deletes:
@@ -76,6 +79,17 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply) -> bool:
         return True
     after = await client.apply(change.manifest if before is None else _same_object(change.manifest, before))
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
+
+
+def _in_the_spec(manifest: Manifest, error: NotInSchema) -> OperatorError:
+    """The error by the field it came from: in what we render, only what users wrote is unchecked."""
+    inside = error.path.removeprefix(".spec.template")
+    if manifest["kind"] != "Deployment" or inside == error.path:
+        return error
+    component = manifest["metadata"]["labels"][names.LABEL_COMPONENT]
+    field = "spec.gateway.podTemplate" if component == "gateway" else "spec.podTemplate"
+    said = f"{field}{inside}: {error.complaint}"
+    return NotInSchema(said, path=error.path, complaint=error.complaint)
 
 
 def _same_object(manifest: Manifest, before: Manifest) -> Manifest:

@@ -7,6 +7,7 @@ OperatorError
 │   ├── NotFound            404: the object or its kind is not there
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
 │   └── Refused             400, 413, 422: the object breaks a rule; the message is the server's
+│       └── NotInSchema     500 of an apply: a field that the kind does not have; condition InvalidSpec
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
 ├── Terminating             a child is on its way out and comes back when it is gone; retried soon
 ├── InvalidPatch            a pod template that cannot be merged; condition InvalidSpec
@@ -16,9 +17,14 @@ OperatorError
 `condition_reason` is the word that the condition and the event carry.
 """
 
+import re
 from typing import ClassVar
 
 from mamba_api.conditions import Reason
+
+_TYPED_PATCH = re.compile(
+    r"failed to create typed patch object \(.*?\): (?:errors:\s*)?(\.\S+?): (.*)", re.DOTALL
+)
 
 
 class OperatorError(Exception):
@@ -53,9 +59,21 @@ class NotFound(ClusterError):
 class Forbidden(ClusterError):
     """401 or 403."""
 
+    condition_reason = Reason.FORBIDDEN
+
 
 class Refused(ClusterError):
     """400, 413 or 422."""
+
+
+class NotInSchema(Refused):
+    """A field that the kind does not have, or of another type; `path` is where, `complaint` what about it."""
+
+    condition_reason = Reason.INVALID_SPEC
+
+    def __init__(self, message: str, *, path: str, complaint: str, status: int = 500) -> None:
+        super().__init__(message, status=status)
+        self.path, self.complaint = path, complaint
 
 
 class NameTaken(OperatorError):
@@ -82,6 +100,9 @@ class LeadershipLost(OperatorError):
 
 def of_status(status: int, message: str, retry_after: float | None = None) -> ClusterError:
     """The error an HTTP status stands for."""
+    # The API server answers a typing error in a server-side apply with 500, as if it were at fault itself.
+    if status == 500 and (found := _TYPED_PATCH.search(message)):
+        return NotInSchema(message, path=found[1], complaint=found[2])
     kinds: dict[int, type[ClusterError]] = {
         400: Refused, 401: Forbidden, 403: Forbidden, 404: NotFound, 405: Refused, 409: Conflict,
         413: Refused, 415: Refused, 422: Refused,

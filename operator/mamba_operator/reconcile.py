@@ -7,27 +7,28 @@ runs two passes of a key at the same time; raising means "again, later".
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import structlog
 from pydantic import ValidationError
 
+from mamba_api import names
 from mamba_api.v1alpha1 import Status
 from mamba_operator.announce import announce
-from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, NotFound, OperatorError, Terminating
+from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
-from mamba_operator.kinds import Kind
-from mamba_operator.manifest import Key, Manifest
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.manifest import Key, Manifest, is_terminating
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.observe import observe
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.status import Failure, summarize
+from mamba_operator.status import Failure, summarize, unobserved
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
@@ -97,12 +98,17 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         asked = time.monotonic()
         seen = self._seen
-        snapshot = await observe(
-            self._client,
-            key,
-            shipped=self._shipped,
-            seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
-        )
+        try:
+            snapshot = await observe(
+                self._client,
+                key,
+                shipped=self._shipped,
+                seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
+            )
+        except Forbidden as error:
+            # It will not pass by itself, and whoever looks at the object should not have to find our log.
+            await self._report_blindness(key, error)
+            raise
         if snapshot.owner is None:
             return None
         plan = make_plan(snapshot, now=self._now(), new_token=self._token)
@@ -126,16 +132,27 @@ class Reconciler:
             if not isinstance(error, Terminating | Conflict)
         ]
         new = summarize(snapshot, plan, failures, now=self._now())
-        if new is not None and new != _exact(snapshot.owner):
+        await self._write(snapshot.owner, old, new, outcome.done)
+
+    async def _report_blindness(self, key: Key, error: Forbidden) -> None:
+        try:
+            owner = await self._client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
+            if owner is not None and not is_terminating(owner):
+                owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
+                failure = Failure(error.condition_reason, str(error))
+                await self._write(owner, recorded(owner), unobserved(owner, failure, now=self._now()), ())
+        except ClusterError as second:
+            log.warning("status_not_written", key=str(key), error=str(second))
+
+    async def _write(self, owner: Manifest, old: Status, new: Status | None, done: Sequence[Done]) -> None:
+        if new is not None and new != _exact(owner):
             try:
-                await self._client.apply(
-                    status_manifest(snapshot.owner, new.manifest()), subresource="status"
-                )
+                await self._client.apply(status_manifest(owner, new.manifest()), subresource="status")
             except NotFound:
                 # Deleted since we looked: there is nobody left to tell.
                 return
-        for announcement in announce(old, new, outcome.done):
-            manifest = event_manifest(snapshot.owner, announcement, reporter=self._identity, now=self._now())
+        for announcement in announce(old, new, done):
+            manifest = event_manifest(owner, announcement, reporter=self._identity, now=self._now())
             await self._events.post(manifest)
 
 

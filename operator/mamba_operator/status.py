@@ -11,6 +11,7 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.conditions import ConditionStatus, ConditionType, Reason, set_condition
 from mamba_api.v1alpha1 import Condition, Status
+from mamba_operator.manifest import Manifest
 from mamba_operator.plan import ReconcilePlan
 from mamba_operator.pod_trouble import is_draining, is_loading, trouble
 from mamba_operator.record import recorded
@@ -51,6 +52,12 @@ class _View:
     def plan_mode(self) -> bool:
         deployment = self.plan.deployment
         return deployment is not None and deployment.spec.mode == "Plan"
+
+    @property
+    def minimum(self) -> int:
+        """Engines that have to answer before the endpoint counts as available."""
+        deployment = self.plan.deployment
+        return max(deployment.spec.scaling.min_replicas or 1, 1) if deployment is not None else 1
 
     @property
     def blocked(self) -> Finding | None:
@@ -110,6 +117,22 @@ def summarize(
     )
 
 
+def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:
+    """The recorded status with the reason why nothing could be seen; all that was seen before stays in it."""
+    old = recorded(owner)
+    conditions: list[Condition] = list(old.conditions)
+    statuses: dict[ConditionType, ConditionStatus] = {
+        ConditionType.DEGRADED: "True",
+        ConditionType.READY: "False",
+    }
+    for type_, status in statuses.items():
+        conditions = set_condition(
+            conditions, type_, status, failure.reason, failure.message,
+            now=now, observed_generation=int(owner["metadata"].get("generation") or 0),
+        )  # fmt: skip
+    return old.model_copy(update={"conditions": conditions})
+
+
 def _selector(name: str) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(names.selector(name, "engine").items()))
 
@@ -130,9 +153,9 @@ def _planned(view: _View) -> Finding:
 
 def _available(view: _View) -> Finding:
     engine, gateway = view.engine, view.gateway
-    if engine.ready and gateway.ready:
+    if engine.ready >= view.minimum and gateway.ready:
         return Finding("True", Reason.REPLICAS_AVAILABLE, f"{engine.ready} of {engine.wanted} engines answer")
-    if engine.ready:
+    if engine.ready >= view.minimum:
         return Finding("False", Reason.GATEWAY_NOT_READY, "engines are ready and no gateway answers yet")
     if view.blocked is not None:
         return view.blocked
@@ -142,6 +165,10 @@ def _available(view: _View) -> Finding:
         if gateway.ready:
             return Finding("True", Reason.SCALED_TO_ZERO, "no engine runs; the first request wakes one")
         return Finding("False", Reason.GATEWAY_NOT_READY, "no gateway answers yet that could wake an engine")
+    if engine.ready:
+        return Finding(
+            "False", Reason.BELOW_MINIMUM, f"{engine.ready} engines answer, at least {view.minimum} are to"
+        )
     return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
 
 

@@ -11,12 +11,14 @@ from mamba_api.strategy import Strategy
 from mamba_planner.arithmetic import kv_bytes_per_token, slab_bytes, state_bytes
 from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints, StateDtype, Workload
-from mamba_planner.memory import CPU_ARENA_LIMIT, MOST_RUNNING, MemoryBudget
+from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, MemoryBudget
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
 from mamba_planner.throughput import Traffic, expected_saved, expected_throughput
 
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
+CACHED_PER_RUNNING = 2
+"""Cached paths worth keeping for each sequence that can run, where memory is taken from a whole machine."""
 CHECKPOINTS_PER_PATH = 2
 """Checkpoints a cached path is expected to hold: the end of the prompt and of the sequence."""
 
@@ -104,7 +106,7 @@ def evaluate(
 ) -> Candidate:
     """Largest concurrency, checkpoints left, expected savings and throughput of one choice."""
     shape = shape_of(model, constraints, state_dtype)
-    reserved = reservation(strategy, overlap=constraints.overlap)
+    reserved = reservation(strategy, overlap=constraints.overlaps(budget.device.kind))
     slots = reserved.slots_per_sequence
     limit = constraints.max_running_requests or MOST_RUNNING[budget.device.kind]
     longest = constraints.max_model_len or model.max_position
@@ -149,5 +151,9 @@ def _arena_slabs(
     slabs = budget.arena // shape.slab
     if not budget.arena_limited:
         return slabs
-    ever = 1 + shape.slabs(limit, slots + constraints.max_checkpoints_per_path, longest)
-    return min(slabs, ever, max(CPU_ARENA_LIMIT // shape.slab, 1 + shape.slabs(1, slots, longest)))
+    running = shape.slabs(limit, slots, longest)
+    cached = shape.slabs(limit * CACHED_PER_RUNNING, constraints.max_checkpoints_per_path, longest)
+    if not constraints.prefix_caching:
+        cached = 0
+    one = 1 + shape.slabs(1, slots, longest)
+    return min(slabs, 1 + running + cached, max(slabs // CPU_ARENA_PART, one))

@@ -5,6 +5,7 @@ from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.memory_plan import Rejected
 from mamba_planner.strategy import MOST_ROBUST_FIRST, reservation
 
+_MODEL = " by a byte-count model, not measured"
 TIE = 0.02
 """Scores closer than this are a tie: the estimate is no better, and robustness decides."""
 
@@ -101,13 +102,14 @@ def _why_not(
         if hint == "float32":
             return f"{runs}, but the checkpoint asks for float32 states"
         return (
-            f"{runs}, an estimated {gain:+.0%} tokens per second, but rounds the recurrent state to 16 bits "
+            f"{runs}, {gain:+.0%} tokens per second{_MODEL}, but rounds the recurrent state to 16 bits "
             "where 32 are enough; set stateDtype float16 to take it"
         )
     saved = f"{each.saved:.0%} of prompt tokens resumed against {chosen.saved:.0%}"
     if each.score >= chosen.score * (1 - TIE):
-        return f"{runs}, {saved}: a tie at {gain:+.1%} tokens per second, and {_weakness(each, constraints)}"
-    return f"{runs}, {saved}: an estimated {gain:+.0%} tokens per second"
+        weakness = _weakness(each, constraints)
+        return f"{runs}, {saved}: a tie at {gain:+.1%} tokens per second{_MODEL}, and {weakness}"
+    return f"{runs}, {saved}: {gain:+.0%} tokens per second{_MODEL}"
 
 
 def _weakness(each: Candidate, constraints: Constraints) -> str:
@@ -115,4 +117,5 @@ def _weakness(each: Candidate, constraints: Constraints) -> str:
         return "16-bit states round the recurrence"
     if not constraints.prefix_caching:
         return "prefix caching is off, so its tracking slots would do nothing"
-    return reservation(each.strategy, overlap=constraints.overlap).weakness
+    # The same with overlap and without.
+    return reservation(each.strategy, overlap=True).weakness

@@ -4,9 +4,10 @@ A MambaDeployment gets here through `spec_settings`, so that cluster, workstatio
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mamba_api.strategy import Strategy
+from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import UnusableInput
 
@@ -15,13 +16,18 @@ MOST_STEP_TOKENS = 2048
 """Tokens of a step at most where nobody set them: the workspace is planned for so many."""
 
 
+def _assumed(name: str) -> Any:
+    """The default of a MambaDeployment's field: what is left out is assumed, in part or altogether."""
+    return DeclaredWorkload.model_fields[name].default
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Mean shape of the traffic. `concurrency` is wanted at least; None = as much as fits."""
 
-    prompt_tokens: int = 2048
-    output_tokens: int = 256
-    shared_prefix_ratio: float = 0.3
+    prompt_tokens: int = _assumed("prompt_tokens")
+    output_tokens: int = _assumed("output_tokens")
+    shared_prefix_ratio: float = _assumed("shared_prefix_ratio")
     """Share of prompt tokens that an earlier request had too."""
     concurrency: int | None = None
     declared: bool = False
@@ -72,7 +78,8 @@ class Constraints:
     chunked_prefill_tokens: int = MOST_STEP_TOKENS
     max_checkpoints_per_path: int = 4
     prefix_caching: bool = True
-    overlap: bool = True
+    overlap: bool | None = None
+    """Whether step n+1 is planned while step n runs; None = what suits the device."""
     utilization: float = 0.9
     arena_bytes: int | None = None
     tensor_parallel: int = 1
@@ -90,6 +97,10 @@ class Constraints:
             )
         if not 0 < self.utilization <= 1:
             raise UnusableInput(f"utilization {self.utilization} must be above 0 and at most 1")
+
+    def overlaps(self, device: Literal["cuda", "cpu"]) -> bool:
+        """Whether an engine on `device` overlaps: on a CPU planning only takes the core from the model."""
+        return device == "cuda" if self.overlap is None else self.overlap
 
     @classmethod
     def of(cls, settings: EngineSettings, tensor_parallel: int = 1) -> "Constraints":

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from mamba_api.v1alpha1 import Engine, Memory, Rollout, StateCache, Workload
+from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_planner.byte_size import Bytes
+from mamba_planner.http_limits import HttpLimits
 
 
 def _default(model: type[BaseModel], name: str) -> Any:
@@ -57,7 +58,7 @@ class Server(Group):
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
     max_waiting_requests: int = Field(512, ge=1)
     """Most prompts that may wait for their first token; more get 429."""
-    max_body_bytes: Bytes = Field(ByteSize(32 * 2**20), ge=1024)
+    max_body_bytes: Bytes = Field(ByteSize(_default(Limits, "max_body_size").bytes), ge=1024)
     """Largest request body; larger ones get 413."""
 
 
@@ -73,8 +74,8 @@ class Scheduler(Group):
     """Most tokens of one step, however quick they are; none = 2048, and fewer as step_time asks."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)
     """Tokens per attention KV page."""
-    overlap: bool = _default(Engine, "overlap_schedule")
-    """Plan step n+1 while the device runs step n."""
+    overlap: bool | None = _default(Engine, "overlap_schedule")
+    """Plan step n+1 while the device runs step n; none = on a GPU yes, on a CPU no."""
     batch_invariant: bool = _default(Engine, "batch_invariant")
     """Make a token's logits independent of the batch it runs in (slower)."""
 
@@ -124,7 +125,7 @@ class Life(Group):
     """Least severe message that is logged."""
 
 
-class EngineSettings(Model, Server, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
+class EngineSettings(Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

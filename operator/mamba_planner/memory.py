@@ -1,7 +1,7 @@
 """From device memory to the bytes the arena may take: the ledger above the arena. Pure.
 
 A GPU's budget is a share of its memory. On a CPU it is a share of the memory that is free, and the arena is
-kept small unless someone asked for more, because nothing else on the machine expects to be pushed out.
+kept to a part of it unless someone asked for more: nothing else on the machine expects to be pushed out.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from mamba_planner.model_config import ModelConfig
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
 """What the process takes before any tensor: on a GPU the context, library workspaces and captured graphs."""
-CPU_ARENA_LIMIT = 2 << 30
+CPU_ARENA_PART = 4
+"""A CPU's arena takes at most one part in so many of the free memory, unless someone asked for more."""
 MOST_RUNNING = {"cuda": 1024, "cpu": 32}
 """Largest batch planned for when nobody asked for one."""
 LOGIT_ROWS = 256

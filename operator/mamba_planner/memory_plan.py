@@ -48,6 +48,8 @@ class MemoryPlan:
     pages: int
     """All other slabs, as pages. Slots and pages trade places as the traffic asks."""
     slots_per_sequence: int
+    overlap: bool
+    """Whether step n+1 is planned while step n runs."""
     max_running_requests: int
     """Sequences of the lengths of `workload` that fit at once, the cache giving way to them: advice. The
     engine runs more where they are shorter and fewer where they are longer."""
@@ -57,7 +59,7 @@ class MemoryPlan:
     checkpoints: int
     """Reusable checkpoints that fit beside the running sequences."""
     binding_constraint: str
-    """state slots, kv pages, configured limit or memory."""
+    """state slots, kv pages, configured limit, default limit or memory."""
     headroom_bytes: int
     """Budget left beside weights, workspace and the running sequences at full length: the cache's share."""
     expected_saved: float
@@ -101,6 +103,7 @@ class MemoryPlan:
             "pageBytes": self.page_bytes,
             "pagesPerSlab": self.pages_per_slab,
             "maxModelLen": self.max_model_len,
+            "overlap": self.overlap,
             "plannedRunning": self.planned_running,
             "checkpoints": self.checkpoints,
             "expectedSaved": round(self.expected_saved, 4),

@@ -15,7 +15,7 @@ from mamba_planner.choice import choose, reject, why
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import DoesNotFit
-from mamba_planner.memory import MOST_RUNNING, Device, MemoryBudget
+from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
 from mamba_planner.memory_plan import LedgerLine, MemoryPlan, Rejected
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import MOST_ROBUST_FIRST
@@ -117,11 +117,12 @@ def _plan(
         slots=slots if shape.page else each.slabs - 1,
         pages=(each.slabs - 1 - slots) * shape.pages_per_slab,
         slots_per_sequence=each.slots_each,
+        overlap=constraints.overlaps(budget.device.kind),
         max_running_requests=each.running,
         planned_running=each.planned,
         max_model_len=each.max_model_len,
         checkpoints=each.checkpoints,
-        binding_constraint=_binding(each),
+        binding_constraint=_binding(each, constraints),
         headroom_bytes=budget.total - sum(line.bytes for line in ledger if line.item in _RUNNING_ITEMS),
         expected_saved=each.saved,
         workload=each.workload,
@@ -162,9 +163,9 @@ def _ledger(each: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...]:
     return tuple(lines)
 
 
-def _binding(each: Candidate) -> str:
+def _binding(each: Candidate, constraints: Constraints) -> str:
     if each.running < each.fits:
-        return "configured limit"
+        return "configured limit" if constraints.max_running_requests else "default limit"
     if each.running <= 1:
         return "memory"
     live = each.running * each.slots_each
@@ -190,8 +191,11 @@ def _notes(
             f"kept to {MOST_RUNNING[budget.device.kind]} running sequences; set maxRunningRequests for more"
         )
     if budget.arena_limited and each.slabs * each.shape.slab < budget.arena:
+        taken = each.slabs * each.shape.slab
+        reached = taken + each.shape.slab > budget.arena // CPU_ARENA_PART
+        why = "a quarter" if reached else f"all that {each.running} sequences and their cache can use"
         notes.append(
-            f"arena kept to {binary_size(each.slabs * each.shape.slab)} of "
-            f"{binary_size(budget.arena)} free memory; set the arena size for more"
+            f"arena kept to {binary_size(taken)} of {binary_size(budget.arena)} free memory, {why}; set the "
+            "arena size for more"
         )
     return tuple(notes)

@@ -8,6 +8,9 @@ from typing import Any
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_planner.engine_settings import EngineSettings
 
+SMALLEST_BODY_LIMIT = 1024
+"""Bytes; an engine takes no smaller one, and the gateway in front of it holds to the spec's."""
+
 
 def engine_settings(deployment: MambaDeployment) -> EngineSettings:
     """What the spec says, defaults included; what it leaves open is left unset.
@@ -34,6 +37,7 @@ def engine_settings(deployment: MambaDeployment) -> EngineSettings:
         "utilization": memory.utilization,
         "device_memory": memory.device_memory.bytes if memory.device_memory is not None else None,
         "arena_bytes": memory.arena.bytes if memory.arena is not None else None,
+        "max_body_bytes": max(spec.gateway.limits.max_body_size.bytes, SMALLEST_BODY_LIMIT),
         "drain_timeout": spec.rollout.drain_timeout.seconds,
     }
     if spec.workload is not None:

@@ -5,9 +5,13 @@ options come from a settings model); those modules import
 typer and rich at most, and everything heavy inside the function, so that `--help` stays quick.
 """
 
+import errno
 import importlib
 import io
+import os
+import shutil
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,17 +19,22 @@ from rich.markup import escape
 
 from mamba_cli.errors import CliError
 from mamba_cli.first_process import obey_from_the_start
+from mamba_cli.plain_help import NARROW, CommandWithPanels
 
 COMMANDS: tuple[str, ...] = (
     "bench",
+    "chat",
     "config",
     "crd",
     "gateway",
     "operate",
     "plan",
     "serve",
+    "status",
     "up",
 )
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="mambaserve",
@@ -36,8 +45,20 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"mambaserve {version('mambaserve')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
     # Without a callback, an application with one command would not expect that command's name.
     pass
 
@@ -50,7 +71,7 @@ def _collect() -> None:
         else:
             app.command(
                 getattr(module, "NAME", name),
-                cls=getattr(module, "CLASS", None),
+                cls=getattr(module, "CLASS", CommandWithPanels),
                 context_settings=getattr(module, "CONTEXT", None),
             )(target)
 
@@ -62,13 +83,31 @@ def run() -> None:
         # Where the locale has no block characters a plan is shown with question marks in their place.
         sys.stdout.reconfigure(errors="replace")
     _collect()
+    if shutil.get_terminal_size().columns < NARROW:
+        # The tables of the rich help would cut names there; the plain one wraps.
+        app.rich_markup_mode = None
     try:
-        app()
+        try:
+            app()
+        finally:
+            # Now, not while the interpreter ends, when nobody can be told any more.
+            sys.stdout.flush()
     except CliError as error:
-        # Never wrapped: a path in the message stays one word for whoever reads it in a log.
-        said = f"[bold red]error:[/] {escape(str(error))}"
-        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
+        _complain(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # What is still in the buffer would be tried once more, and fail once more, at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _complain(f"{error.filename or 'standard output'}: {error.strerror}")
+        sys.exit(1)
+
+
+def _complain(message: str) -> None:
+    # Never wrapped: a path in the message stays one word for whoever reads it in a log.
+    said = f"[bold red]error:[/] {escape(message)}"
+    Console(stderr=True).print(said, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 import typer.main
-from typer.core import TyperCommand
 
 from mamba_cli.errors import InvalidInput
+from mamba_cli.plain_help import CommandWithPanels
 
 PREFIX = "MAMBASERVE_"
 CONFIG = "config"
@@ -31,18 +31,18 @@ def settings_command(
     panels: Mapping[str, tuple[str, ...]] | None = None,
     positional: str = "",
     file: bool = False,
-) -> type[TyperCommand]:
+) -> type[CommandWithPanels]:
     """A class of command with one option a field of the model at `where` ("module:Class").
 
     `panels`: names of fields by panel, for a model that is one class.
     `positional`: a field that may also be given without its option's name; `file`: there is a --config FILE.
     """
 
-    class SettingsCommand(TyperCommand):
+    class SettingsCommand(CommandWithPanels):
         """Makes its parameters when they are first asked for."""
 
         def __init__(self, *args: Any, **more: Any) -> None:
-            self._made: TyperCommand | None = None
+            self._made: Any = None
             super().__init__(*args, **more)
 
         @property
@@ -51,7 +51,8 @@ def settings_command(
                 module, _, name = where.partition(":")
                 model = getattr(importlib.import_module(module), name)
                 self._made = _command(model, panels or {}, positional, file)
-            return self._made.params
+            params: list[Any] = self._made.params
+            return params
 
         @params.setter
         def params(self, _: list[Any]) -> None:
@@ -100,7 +101,7 @@ def complaint(errors: Any) -> str:
     return "\n".join(lines)
 
 
-def _command(model: Any, panels: Mapping[str, tuple[str, ...]], positional: str, file: bool) -> TyperCommand:
+def _command(model: Any, panels: Mapping[str, tuple[str, ...]], positional: str, file: bool) -> Any:
     """A command that has the options alone."""
 
     def nothing() -> None:
@@ -120,8 +121,7 @@ def _command(model: Any, panels: Mapping[str, tuple[str, ...]], positional: str,
     nothing.__annotations__ = {name: kind for name, kind, _ in parameters}
     app = typer.Typer(add_completion=False)
     app.command()(nothing)
-    made: Any = typer.main.get_command(app)
-    return made  # type: ignore[no-any-return]
+    return typer.main.get_command(app)
 
 
 def _in_order(model: Any) -> list[str]:

@@ -1,11 +1,14 @@
 """Who may call: API keys and admin tokens, from files that may change under us (rotated secrets).
 
-Read at the start and again when the file's time stamp or inode moves; a file that breaks later keeps the keys
-that were read last. Compared in constant time; never logged.
+Read at the start and again when the file's time stamp, size or inode moves. A file that is empty or gone may
+be half of a rotation, so the keys that were read last stay for a moment; then nobody is let in until it holds
+keys again. Compared in constant time; never logged.
 """
 
 import hashlib
 import hmac
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -15,6 +18,10 @@ from mamba_edge.errors import Unauthorized
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
+
+
+GRACE_SECONDS = 1.0
+"""How long the keys of a file that is empty, unreadable or gone are still accepted."""
 
 
 class KeyFileError(ValueError):
@@ -29,10 +36,12 @@ def _digest(key: bytes) -> bytes:
 class KeyFile:
     """One accepted key a line; blank lines and # comments are skipped. Raises KeyFileError."""
 
-    def __init__(self, path: str | Path, option: str) -> None:
+    def __init__(self, path: str | Path, option: str, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)
         self._option = option
-        self._stamp: tuple[int, int] | None = None
+        self._clock = clock
+        self._broken_since: float | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._keys: tuple[bytes, ...] = ()
         self._digests: tuple[bytes, ...] = ()
         self._complaint: str | None = None
@@ -45,9 +54,9 @@ class KeyFile:
 
     @property
     def first(self) -> bytes:
-        """The key that this process itself shows to a server which asks for one."""
+        """The key that this process itself shows to a server which asks for one; empty when there is none."""
         self._refresh()
-        return self._keys[0]
+        return self._keys[0] if self._keys else b""
 
     def check(self, authorization: str | bytes | None) -> None:
         """The value of an Authorization header. Raises Unauthorized."""
@@ -66,18 +75,36 @@ class KeyFile:
     def _refresh(self) -> None:
         try:
             stat = self._path.stat()
-            if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
+            if (stat.st_mtime_ns, stat.st_ino, stat.st_size) != self._stamp:
                 self._load()
-            self._complaint = None
+            self._complaint = self._broken_since = None
         except (OSError, ValueError) as error:
-            if str(error) != self._complaint:  # once, not with every request
-                self._complaint = str(error)
-                log.error(
-                    "key_file_unreadable",
-                    option=self._option,
-                    reason=self._complaint,
-                    keeping="the keys read before",
-                )
+            self._on_broken(str(error))
+
+    def _on_broken(self, complaint: str) -> None:
+        now = self._clock()
+        if self._broken_since is None:
+            # No request may have come since: then the moment was long ago.
+            self._broken_since = min(now, self._changed_at())
+        if complaint != self._complaint:  # once, not with every request
+            self._complaint = complaint
+            log.error(
+                "key_file_unreadable",
+                option=self._option,
+                reason=complaint,
+                remedy=f"put the keys back: after {GRACE_SECONDS:g} s everybody is refused",
+            )
+        if now - self._broken_since >= GRACE_SECONDS and self._keys:
+            log.error("keys_revoked", option=self._option, reason=complaint)
+            self._keys, self._digests, self._stamp = (), (), None
+
+    def _changed_at(self) -> float:
+        for path in (self._path, self._path.parent):
+            try:
+                return path.stat().st_mtime
+            except OSError:
+                continue
+        return self._clock()
 
     def _load(self) -> None:
         stat = self._path.stat()
@@ -86,7 +113,7 @@ class KeyFile:
         if not keys:
             raise ValueError("holds no key; put one a line")
         self._keys, self._digests = keys, tuple(_digest(key) for key in keys)
-        self._stamp = (stat.st_mtime_ns, stat.st_ino)
+        self._stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
 
 
 class KeyGuard(HTTPBearer):

@@ -7,12 +7,15 @@ ApiError
 ├── NotFound              404 not_found
 │   └── ModelNotFound     404 model_not_found
 ├── MethodNotAllowed      405 method_not_allowed
-├── BodyTimeout           408 request_timeout       (the connection is closed)
+├── RequestTimeout        408 request_timeout       (the connection is closed)
 ├── BodyTooLarge          413 request_too_large
 ├── TooManyRequests       429 rate_limit_exceeded   (Retry-After)
 ├── HeadersTooLarge       431 headers_too_large     (the connection is closed)
 ├── InternalError         500 internal_error
-└── NotReady              503 not_ready             (Retry-After)
+├── NotReady              503 not_ready             (Retry-After)
+│   └── Draining          503 not_ready             (Retry-After; the connection is closed)
+├── TooManyBodies         503 overloaded            (Retry-After)
+└── TooManyConnections    503 overloaded            (Retry-After; the connection is closed)
 """
 
 import msgspec
@@ -98,8 +101,8 @@ class MethodNotAllowed(ApiError):
         return {**super().headers(), **({"allow": self._allow} if self._allow else {})}
 
 
-class BodyTimeout(ApiError):
-    """The body did not arrive in time."""
+class RequestTimeout(ApiError):
+    """Head or body did not arrive in time."""
 
     status, kind, code, close = 408, "invalid_request_error", "request_timeout", True
 
@@ -108,10 +111,6 @@ class BodyTooLarge(ApiError):
     """The body is over the limit. With `close` its rest is not read, so nothing can follow it."""
 
     status, kind, code = 413, "invalid_request_error", "request_too_large"
-
-    def __init__(self, message: str, *, close: bool = False) -> None:
-        super().__init__(message)
-        self.close = close
 
 
 class TooManyRequests(ApiError):
@@ -131,9 +130,28 @@ class InternalError(ApiError):
 
 
 class NotReady(ApiError):
-    """Loading, restarting or draining."""
+    """Loading or restarting."""
 
     status, kind, code, retry_after = 503, "service_unavailable_error", "not_ready", 2.0
+
+
+class Draining(NotReady):
+    """The server is about to stop. Only a new connection can lead a retry to another one."""
+
+    close = True
+
+
+class TooManyBodies(ApiError):
+    """The bodies of the requests under way take all the memory there is for them."""
+
+    status, kind, code, retry_after = 503, "service_unavailable_error", "overloaded", 2.0
+
+
+class TooManyConnections(ApiError):
+    """As many connections are open as may be."""
+
+    status, kind, code, close = 503, "service_unavailable_error", "overloaded", True
+    retry_after = 2.0
 
 
 def as_api_error(error: Exception, where: str = "") -> ApiError:

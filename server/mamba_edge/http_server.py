@@ -1,24 +1,31 @@
-"""The one HTTP server of all processes: uvicorn over httptools, with a limit on headers, signals left to us.
+"""The one HTTP server of all processes: uvicorn over httptools, with limits on headers and connections.
 
 The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
-headers; uvicorn sends chunks to clients of HTTP/1.0. All four are mended here, and what is no HTTP gets the
-envelope, too.
+headers; uvicorn waits for ever for the end of a head, takes any number of connections, and sends chunks to
+clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the envelope, too.
 """
 
+import asyncio
 import contextlib
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from mamba_edge.errors import ApiError, HeadersTooLarge, InvalidRequest
+from mamba_edge.errors import (
+    ApiError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    TooManyConnections,
+)
+from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
 """Most bytes of a request line with its headers."""
-KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection is kept: longer than the 60 s of most load balancers."""
 
 
 class _Refused(Exception):
@@ -26,7 +33,11 @@ class _Refused(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Counts the bytes of a head as they come, whole headers and parts of one alike."""
+    """One connection. Counts the bytes of a head as they come, whole headers and parts of one alike.
+
+    A timer runs while the client owes something: the end of a head from the first moment on, the rest of a
+    body that was answered already. More bytes do not wind it back. The time of other bodies is `read_body`'s.
+    """
 
     _refusal: ApiError | None = None
     _in_head = False
@@ -35,11 +46,34 @@ class LimitedProtocol(HttpToolsProtocol):
     _parsed_bytes = 0
     _pending_bytes = 0
     _hosts = 0
+    _in_body = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *, limits: HttpLimits, **more: Any) -> None:
+        super().__init__(**more)
+        self._limits = limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refusal = TooManyConnections(
+                f"{self._limits.max_connections} connections are open, more are not taken; try again later"
+            )
+            self.send_400_response("")
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        self._unwatch()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
         self._head_began = False
         super().data_received(data)
+        self._watch()
         if self._in_head and not self._head_began and self._refusal is None:
             self._pending_bytes += len(data)
             if self._pending_bytes > HEADER_BYTES:
@@ -66,10 +100,44 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         if self._hosts != 1 and not (self._hosts == 0 and self.parser.get_http_version() == "1.0"):
             self._refuse(InvalidRequest("a request names its host once", code="invalid_http"))
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def _watch(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self._in_head or not answering:
+            rest = self._in_body and not self._in_head
+            self._limit(self._limits.body_timeout if rest else self._limits.header_timeout)
+        else:
+            self._unwatch()
+
+    def _limit(self, seconds: float) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(seconds, self._on_time_out)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_time_out(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Half of the next request came while an answer is under way, which is not to be cut.
+            self._limit(self._limits.header_timeout)
+        elif self._in_head:
+            seconds = self._limits.header_timeout
+            self._refusal = RequestTimeout(f"the request's headers did not arrive within {seconds:g} s")
+            self.send_400_response("")
+        else:
+            self.transport.close()
 
     def _count(self, size: int) -> None:
         self._parsed_bytes += size
@@ -90,9 +158,11 @@ class LimitedProtocol(HttpToolsProtocol):
         error = self._refusal or InvalidRequest("this is not a valid HTTP request", code="invalid_http")
         self._refusal = error
         body = error.envelope()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        headers = {"content-type": "application/json", **error.headers(), "connection": "close"}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head += f"content-length: {len(body)}\r\n\r\n"
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
+            self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
         self.transport.close()
 
 
@@ -124,18 +194,21 @@ def _too_large() -> HeadersTooLarge:
 class HttpServer(uvicorn.Server):
     """A server of one application. It leaves signals alone: the process drains before it stops."""
 
-    def __init__(self, app: ASGIApp, *, last_bytes_seconds: int | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, last_bytes_seconds: int | None, limits: HttpLimits | None = None
+    ) -> None:
         """`last_bytes_seconds`: how long connections may take to close at the end; None: for ever."""
+        limits = limits or HttpLimits()
         super().__init__(
             uvicorn.Config(
                 app,
-                http=LimitedProtocol,
+                http=cast("Any", functools.partial(LimitedProtocol, limits=limits)),
                 lifespan="off",
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=cast("int", limits.keep_alive_timeout),
                 timeout_graceful_shutdown=last_bytes_seconds,
             )
         )

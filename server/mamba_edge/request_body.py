@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from starlette.types import Receive
 
-from mamba_edge.errors import BodyTimeout, BodyTooLarge
+from mamba_edge.body_budget import BodyBudget, BodyShare
+from mamba_edge.errors import BodyTooLarge, RequestTimeout, TooManyBodies
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -29,23 +30,34 @@ def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
 
 
 async def read_body(
-    headers: RawHeaders, receive: Receive, limit: int, seconds: float = BODY_SECONDS, *, discard: int = 0
+    headers: RawHeaders,
+    receive: Receive,
+    limit: int,
+    seconds: float = BODY_SECONDS,
+    *,
+    discard: int = 0,
+    share: BodyShare | None = None,
 ) -> bytes:
-    """The whole body, at most `limit` bytes within `seconds`.
+    """The whole body, at most `limit` bytes within `seconds`; its bytes are taken from `share`.
 
     A body that is too large is refused as soon as that is known. With `discard`, so many more bytes of it are
     read and dropped at most, since a client that still writes would lose the answer to the closed connection;
     without, the server reads on and the connection stays usable.
 
-    Raises BodyTooLarge, BodyTimeout, ClientGone.
+    Raises BodyTooLarge, TooManyBodies, RequestTimeout, ClientGone.
     """
+    share = share or BodyShare(BodyBudget())
     declared = find_header(headers, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared[:18]) > limit:
+    announced = int(declared[:18]) if declared is not None and declared.isdigit() else 0
+    try:
+        if announced > limit:
+            raise BodyTooLarge(f"the body has {announced} bytes; at most {limit} are accepted")
+        share.check(announced)
+    except (BodyTooLarge, TooManyBodies) as refusal:
+        refusal.close = discard > 0
         if discard and find_header(headers, b"expect") is None:
             await _drop(receive, discard)
-        raise BodyTooLarge(
-            f"the body has {int(declared[:18])} bytes; at most {limit} are accepted", close=discard > 0
-        )
+        raise
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -54,17 +66,23 @@ async def read_body(
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 more = message.get("more_body", False)
-                body += message.get("body", b"")
-                if len(body) > limit:
+                part = message.get("body", b"")
+                try:
+                    if len(body) + len(part) > limit:
+                        raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
+                    share.take(len(part))
+                except (BodyTooLarge, TooManyBodies) as refusal:
+                    refusal.close = discard > 0
+                    body.clear()
+                    share.release()
                     if discard and more:
                         await _drop(receive, discard)
-                    raise BodyTooLarge(
-                        f"the body has more than {limit} bytes; no more are accepted", close=discard > 0
-                    )
+                    raise
+                body += part
                 if not more:
                     return bytes(body)
     except TimeoutError as error:
-        raise BodyTimeout(f"the body did not arrive within {seconds:g} s") from error
+        raise RequestTimeout(f"the body did not arrive within {seconds:g} s") from error
 
 
 async def _drop(receive: Receive, at_most: int) -> None:

@@ -16,6 +16,7 @@ from opentelemetry import trace
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mamba_edge.body_budget import BodyBudget, BodyShare
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone
 from mamba_edge.sending import send_error
@@ -39,7 +40,8 @@ def request_id_of(given: str | None) -> str:
 class RequestMiddleware:
     """`route_of` bounds the route label of a path; `answered` counts each answer by route and status.
 
-    `log_level` is that of the line of each request; those of probes are for debugging.
+    Each request has a line in the log at level info; those of probes are for debugging. `bodies` bounds what
+    all requests together hold; each finds its `body_share` in the scope.
     """
 
     def __init__(
@@ -48,12 +50,12 @@ class RequestMiddleware:
         *,
         route_of: Callable[[str], str],
         answered: Callable[[str, int], None],
-        log_level: int = logging.INFO,
+        bodies: BodyBudget | None = None,
     ) -> None:
         self._app = app
         self._route_of = route_of
         self._answered = answered
-        self._log_level = log_level
+        self._bodies = bodies or BodyBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -68,6 +70,7 @@ class RequestMiddleware:
         status = 0
         complete = False
         arrival = time.monotonic()
+        share = BodyShare(self._bodies)
 
         async def send_marked(message: Message) -> None:
             nonlocal status, complete
@@ -92,6 +95,7 @@ class RequestMiddleware:
                 log_fields=fields,
                 arrival=arrival,
                 traceparent=traces.traceparent(span),
+                body_share=share,
             )
             try:
                 await self._app(scope, receive, send_marked)
@@ -106,9 +110,10 @@ class RequestMiddleware:
                 if not status:
                     await send_error(send_marked, as_api_error(error))
             finally:
+                share.release()
                 seconds = time.monotonic() - arrival
                 span.set_attribute("http.response.status_code", status)
                 self._answered(route, status)
-                level = logging.DEBUG if scope["path"] in _QUIET else self._log_level
+                level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
                 if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
                     log.log(level, "request", route=route, status=status, seconds=round(seconds, 4), **fields)

@@ -13,11 +13,12 @@ from mamba_edge.errors import ApiError
 from mamba_edge.request_body import ClientGone
 
 _JSON = (b"content-type", b"application/json")
-_EVENTS = (
+EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+"""Headers of a response of server-sent events."""
 
 
 async def send_json(
@@ -42,7 +43,7 @@ async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:
         async for event in events:
             if not started:
                 started = True
-                await send({"type": "http.response.start", "status": 200, "headers": list(_EVENTS)})
+                await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)})
             await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 

@@ -15,11 +15,10 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     field = errors[0]["loc"][:1]
     worst = max((item for item in errors if item["loc"][:1] == field), key=_depth)
     param = param_of(worst["loc"])
-    message = worst["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = _said(worst)
+    code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
     if worst["type"] == "missing":
-        message, code = "is required", "missing_required_parameter"
-    else:
-        code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
+        code = "missing_required_parameter"
     named, separator, _ = message.partition(":")
     if param is None and separator and named.isidentifier():
         return InvalidRequest(message, param=named, code=code)
@@ -29,6 +28,24 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         param = f"{param}.{named}" if param.endswith("]") else param
         return InvalidRequest(f"{param}:{message.partition(':')[2]}", param=param, code=code)
     return InvalidRequest(f"{param}: {message}", param=param, code=code)
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    """Pydantic's words, or ours where those speak of Python."""
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "missing":
+            return "is required"
+        case "too_short" | "string_too_short" if limits["min_length"] == 1:
+            return "must not be empty"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "must be an object"
+        case "too_long":
+            return f"must have at most {limits['max_length']} items"
+        case "string_too_long":
+            return f"must have at most {limits['max_length']} characters"
+    said: str = error["msg"]
+    return said.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:

@@ -4,7 +4,6 @@ Relayed routes are raw ASGI, found before FastAPI costs anything; FastAPI has th
 wrong methods. The engines' admin API has no route here.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from mamba_api.openai_responses import (
 )
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_gateway.local_routes import GatewayReadiness, LocalRoutes
 
@@ -59,7 +59,9 @@ class _AsgiResponse(Response):
         await self._app(scope, receive, send)
 
 
-def make_app(routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None) -> ASGIApp:
+def make_app(
+    routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None, bodies: BodyBudget | None = None
+) -> ASGIApp:
     """The application. With `keys`, everything below /v1/ needs one; the proxy asks by itself."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
     app = make_application(
@@ -81,10 +83,7 @@ def make_app(routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None) -> ASGIA
         relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
         await (proxy if relayed else app)(scope, receive, send)
 
-    # The engine has a line for each request; another here would cost an eighth of the CPU time of a relay.
-    return RequestMiddleware(
-        dispatch, route_of=route_of, answered=_counted_elsewhere, log_level=logging.DEBUG
-    )
+    return RequestMiddleware(dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies)
 
 
 def _counted_elsewhere(_route: str, _status: int) -> None:

@@ -1,9 +1,9 @@
-"""Headers: which pass through the gateway in each direction, with the two identifiers a request carries.
+"""Headers: which pass through the gateway in each direction, with the identifiers a request carries.
 
-Pure; randomness is a parameter. Names are lower-case bytes, as ASGI has them.
+Pure. Names are lower-case bytes, as ASGI has them.
 """
 
-from random import Random
+import re
 
 from mamba_edge.request_body import RawHeaders
 
@@ -26,17 +26,35 @@ HOP_BY_HOP = frozenset(
 _OWN_REQUEST = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"traceparent"))
 # Set by the server that answers.
 _OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id"))
+_CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
+"""A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
+not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""
 
 
-def new_traceparent(rng: Random) -> str:
-    """A sampled W3C `traceparent` for a request outside of any trace (Trace Context, section 3.2)."""
-    return f"00-{rng.getrandbits(128) | 1:032x}-{rng.getrandbits(64) | 1:016x}-01"
+def to_engine(
+    headers: RawHeaders, request_id: str, traceparent: str, key: bytes | None = None
+) -> list[tuple[str, str]]:
+    """Request headers for the engine: end-to-end ones without credentials, with the identifiers.
+
+    `traceparent` is the client's, "" outside of any trace: then the engine decides whether to begin one.
+    `key`: what the gateway itself shows to engines that ask for one.
+    """
+    passed = [
+        (name.decode("latin-1"), _text(value))
+        for name, value in _end_to_end(headers, _OWN_REQUEST)
+        if not _CREDENTIAL.search(name) and (traceparent or name != b"tracestate")
+    ]
+    passed.append(("x-request-id", request_id))
+    if traceparent:
+        passed.append(("traceparent", traceparent))
+    if key is not None:
+        passed.append(("authorization", bearer(key)))
+    return passed
 
 
-def to_engine(headers: RawHeaders, request_id: str, traceparent: str) -> list[tuple[str, str]]:
-    """Request headers for the engine: end-to-end ones, with the two identifiers."""
-    passed = [(key.decode("latin-1"), _text(value)) for key, value in _end_to_end(headers, _OWN_REQUEST)]
-    return [*passed, ("x-request-id", request_id), ("traceparent", traceparent)]
+def bearer(key: bytes) -> str:
+    """The value of an Authorization header that shows `key`."""
+    return "Bearer " + _text(key)
 
 
 def _text(value: bytes) -> str:

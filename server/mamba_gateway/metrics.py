@@ -73,6 +73,11 @@ class GatewayMetrics:
         self.held = Gauge(
             f"{prefix}_held", "Requests waiting for an endpoint to become ready.", registry=registry
         )
+        self.buffered = Gauge(
+            f"{prefix}_buffered_bytes",
+            "Bytes of request bodies held until an engine begins to answer.",
+            registry=registry,
+        )
         self.first_byte = Histogram(
             f"{prefix}_time_to_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.headers import bearer
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -138,7 +139,7 @@ class Prober:
             return read_gauges(await answer.text("utf-8", "replace")) if answer.status == 200 else {}
 
     async def _models(self, url: str) -> tuple[dict[str, Any], ...] | None:
-        headers = {"Authorization": "Bearer " + self._key().decode("latin-1")} if self._key else {}
+        headers = {"Authorization": bearer(self._key())} if self._key else {}
         async with self._session.get(f"{url}/v1/models", timeout=self._timeout, headers=headers) as answer:
             if answer.status != 200:
                 return None

@@ -7,27 +7,33 @@ first byte go up to the request middleware.
 
 import asyncio
 import time
-from dataclasses import dataclass
-from random import Random
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from pydantic_core import from_json
+from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.errors import ApiError, InvalidRequest
-from mamba_edge.request_body import ClientGone, RawHeaders, find_header, read_body
+from mamba_edge.errors import ApiError, InvalidRequest, as_api_error
+from mamba_edge.request_body import ClientGone, find_header, read_body
 from mamba_edge.request_middleware import CLIENT_GONE
 from mamba_edge.sending import while_connected
 from mamba_gateway.admission import DRAINING, Admission
-from mamba_gateway.errors import Draining
-from mamba_gateway.headers import new_traceparent, to_engine
+from mamba_gateway.client_response import ClientResponse
+from mamba_gateway.errors import Draining, UpstreamLost
+from mamba_gateway.headers import to_engine
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay, ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
 
 DISCARDED_LIMITS = 4
 """How many times the limit of a body that is too large is read and dropped, at most."""
+WORDED_BODY = 64 * 1024
+"""Largest body that is read again to say where it breaks."""
+LOGGED_MODEL = 128
+"""Most characters of a model's name in a log line: it is the client's text."""
+_WANTED = {"model": "must be a valid string", "stream": "must be a valid boolean"}
 
 
 class RoutingFields(msgspec.Struct, frozen=True):
@@ -38,34 +44,29 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
 
 def routing_fields(body: bytes) -> RoutingFields:
-    """Read them. Raises `InvalidRequest`, which names the field or where the JSON breaks."""
+    """Read them. Raises `InvalidRequest`, in the words of an engine that gets the same body."""
     try:
         return msgspec.json.decode(body, type=RoutingFields)
     except msgspec.ValidationError as error:
-        complaint, _, field = str(error).replace("`", "").partition(" - at $.")
-        complaint = complaint[0].lower() + complaint[1:]
-        raise InvalidRequest(
-            f"{field or 'the body'}: {complaint}", param=field or None, code="invalid_type"
-        ) from None
+        field = str(error).replace("`", "").partition(" - at $.")[2]
+        if field in _WANTED:
+            raise InvalidRequest(f"{field}: {_WANTED[field]}", param=field, code="invalid_type") from None
+        broken = _where_it_breaks(body)
+        message = f"the body is not valid JSON: {broken}" if broken else "the body must be a JSON object"
+        raise InvalidRequest(message, code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        message = f"the body is not valid JSON: {_where_it_breaks(body) or error}"
+        raise InvalidRequest(message, code="invalid_json") from None
 
 
-@dataclass(slots=True)
-class ClientResponse:
-    """The sending side of one request: what has been sent to the client so far."""
-
-    send: Send
-    status: int = 0
-    first_byte: float | None = None
-
-    async def __call__(self, message: Message) -> None:
-        """Send one ASGI message and remember it."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif message.get("body") and self.first_byte is None:
-            self.first_byte = time.monotonic()
-        await self.send(message)
+def _where_it_breaks(body: bytes) -> str:
+    # The engine's parser, which makes objects of all that it reads: for small bodies alone.
+    if len(body) <= WORDED_BODY:
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            return str(error)
+    return ""
 
 
 class ProxyEndpoint:
@@ -77,13 +78,15 @@ class ProxyEndpoint:
         admission: Admission,
         metrics: GatewayMetrics,
         keys: KeyFile | None,
-        rng: Random,
         *,
         max_body_bytes: int,
         body_timeout: float,
+        comment_interval: float,
+        backend_keys: KeyFile | None = None,
     ) -> None:
         self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
-        self._rng, self._max_body_bytes, self._body_timeout = rng, max_body_bytes, body_timeout
+        self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
+        self._comment_interval, self._backend_keys = comment_interval, backend_keys
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,24 +96,31 @@ class ProxyEndpoint:
             if self._keys:
                 self._keys.check(find_header(scope["headers"], b"authorization"))
             with self._admission.admit():
-                body = await self._body(scope["headers"], receive)
-                fields = routing_fields(body)
-                await self._relayed(self._upstream_request(scope, body, fields), receive, response)
+                request, fields = await self._request(scope, receive)
+                # What waits may be streamed to a client behind a balancer with little patience.
+                patient = bool(fields.stream) and self._comment_interval > 0
+                with response.kept_alive(self._comment_interval) if patient else nullcontext():
+                    await self._relayed(request, receive, response)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
             raise
         except ResponseTruncated:
-            pass  # returning without the end of the body makes the server close the connection
+            # Elsewhere, returning without the end of the body makes the server close the connection.
+            await response.fail(
+                UpstreamLost("the engine closed the connection before its answer was complete")
+            )
         except ApiError as error:
-            if not response.status:  # a stream that has begun has told it already
+            # A stream that has begun has told it already.
+            if not (await response.fail(error) or response.status):
                 response.status = error.status
                 raise
-        except Exception:
+        except Exception as error:
+            await response.fail(as_api_error(error))
             response.status = response.status or 500  # what the middleware makes of it
             raise
         finally:
-            scope["log_fields"]["model"] = fields.model
+            scope["log_fields"]["model"] = fields.model and fields.model[:LOGGED_MODEL]
             self._record(scope, fields, response)
 
     def cancel_running(self) -> int:
@@ -120,11 +130,32 @@ class ProxyEndpoint:
             task.cancel()
         return len(self._running)
 
-    async def _body(self, headers: RawHeaders, receive: Receive) -> bytes:
-        # A task of its own, so that `cancel_running` ends a client that is still sending, too.
+    async def _request(self, scope: Scope, receive: Receive) -> tuple[UpstreamRequest, RoutingFields]:
+        body = await self._body(scope, receive)
+        fields = routing_fields(body)
+        key = self._backend_keys.first if self._backend_keys else None
+        request = UpstreamRequest(
+            path=scope["path"],
+            query=scope.get("query_string", b"").decode("latin-1"),
+            headers=to_engine(scope["headers"], scope["request_id"], scope["traceparent"], key),
+            body=body,
+            model=fields.model,
+            body_share=scope.get("body_share"),
+        )
+        return request, fields
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._max_body_bytes
+        # A task of its own, so that `cancel_running` ends a client that is still sending, too.
         reading = asyncio.create_task(
-            read_body(headers, receive, limit, self._body_timeout, discard=DISCARDED_LIMITS * limit)
+            read_body(
+                scope["headers"],
+                receive,
+                limit,
+                self._body_timeout,
+                discard=DISCARDED_LIMITS * limit,
+                share=scope.get("body_share"),
+            )
         )
         self._running.add(reading)
         try:
@@ -135,16 +166,6 @@ class ProxyEndpoint:
         finally:
             self._running.discard(reading)
             reading.cancel()
-
-    def _upstream_request(self, scope: Scope, body: bytes, fields: RoutingFields) -> UpstreamRequest:
-        trace = scope["traceparent"] or new_traceparent(self._rng)
-        return UpstreamRequest(
-            path=scope["path"],
-            query=scope.get("query_string", b"").decode("latin-1"),
-            headers=to_engine(scope["headers"], scope["request_id"], trace),
-            body=body,
-            model=fields.model,
-        )
 
     async def _relayed(self, request: UpstreamRequest, receive: Receive, response: ClientResponse) -> None:
         work = asyncio.create_task(self._work(request, response))
@@ -157,7 +178,7 @@ class ProxyEndpoint:
                 raise
             # `cancel_running` cancelled the work. A stream has said so itself by now; an answer without room
             # for an error stays unfinished, and the server closes the connection.
-            if not response.status:
+            if not response.answering:
                 raise Draining(DRAINING) from None
         finally:
             self._running.discard(work)

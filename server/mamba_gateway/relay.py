@@ -14,6 +14,7 @@ import structlog
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError, ModelNotFound
+from mamba_gateway.client_response import ERROR_EVENT_SECONDS
 from mamba_gateway.endpoints import Endpoint, Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
@@ -33,8 +34,6 @@ log = structlog.get_logger("mambaserve.gateway")
 
 RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
-ERROR_EVENT_SECONDS = 3.0
-"""How long an error event may wait for the client's socket."""
 
 
 class ResponseTruncated(Exception):
@@ -85,6 +84,7 @@ class Relay:
             try:
                 async with attempt(self._session, endpoint.url, request) as (response, first):
                     if response.status not in RETRIED_STATUSES or last:
+                        request.let_body_go()
                         await self._forward(response, first, send, endpoint, lifetime)
                         return
                 reason, detail = "refused", f"it answered {response.status}"

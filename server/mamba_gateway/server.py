@@ -17,6 +17,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.body_budget import BodyBudget
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
@@ -53,6 +54,9 @@ async def serve(
     """
     rng = rng or Random()
     keys = KeyFile(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
+    backend_keys = (
+        KeyFile(settings.backend_key_file, "--backend-key-file") if settings.backend_key_file else None
+    )
     bound = listen(settings.host, settings.port)
     pool = Pool()
     metrics = GatewayMetrics(pool.snapshot)
@@ -61,7 +65,7 @@ async def serve(
         prober = Prober(
             session, pool, rng,
             interval=settings.probe_interval, timeout=settings.probe_timeout,
-            key=(lambda: keys.first) if keys else None,
+            key=(lambda: backend_keys.first) if backend_keys else None,
         )  # fmt: skip
         try:
             async with _endpoint_source(settings, prober, rng) as wake:
@@ -71,17 +75,20 @@ async def serve(
                     request_timeout=settings.request_timeout, wake=wake,
                 )  # fmt: skip
                 proxy = ProxyEndpoint(
-                    relay, admission, metrics, keys, rng,
-                    max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
+                    relay, admission, metrics, keys, backend_keys=backend_keys,
+                    max_body_bytes=settings.max_body_bytes,
+                    body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
                 )  # fmt: skip
-                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys)
+                bodies = BodyBudget(max(settings.max_held_body_bytes, settings.max_body_bytes))
+                metrics.buffered.set_function(lambda: bodies.held)
+                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys, bodies)
                 return await _serve_until_drained(
                     app,
                     bound,
                     pool,
                     admission,
                     proxy,
-                    settings.drain_timeout,
+                    settings,
                     ready,
                     stop or asyncio.Event(),
                 )
@@ -96,7 +103,7 @@ async def _endpoint_source(
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the targets up to date; yields what to call while a request waits for an engine."""
     if settings.deployment is None:
-        prober.set_targets(Target(url, urlsplit(url).netloc) for url in settings.backend)
+        prober.set_targets(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
@@ -128,12 +135,12 @@ async def _serve_until_drained(
     pool: Pool,
     admission: Admission,
     proxy: ProxyEndpoint,
-    drain_timeout: float,
+    limits: GatewaySettings,
     ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> int:
     # At the end idle connections are closed at once; answers that are out need a moment to leave the buffers.
-    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS)
+    server = HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS, limits=limits)
     loop = asyncio.get_running_loop()
     forced = asyncio.Event()
 
@@ -152,10 +159,10 @@ async def _serve_until_drained(
         ready(url_of(bound))
         await _first_done(serving, stop.wait())
         admission.draining = True
-        log.info("draining", requests=admission.admitted, timeout=drain_timeout)
+        log.info("draining", requests=admission.admitted, timeout=limits.drain_timeout)
         cancelled = 0
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_timeout):
+            async with asyncio.timeout(limits.drain_timeout):
                 await _first_done(serving, forced.wait(), admission.idle())
         if admission.admitted:
             cancelled = proxy.cancel_running()

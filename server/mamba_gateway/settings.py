@@ -10,8 +10,12 @@ from urllib.parse import urlsplit
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mamba_api.v1alpha1 import Limits, Rollout
 from mamba_planner.byte_size import Bytes
+from mamba_planner.http_limits import HttpLimits
 
+_LIMITS, _ROLLOUT = Limits(), Rollout()
+"""What a MambaDeployment says too has its default there alone."""
 REFUSED_VARIABLES = {
     "MAMBASERVE_PREFIX_WEIGHT": "engines are chosen by load alone in this version",
     "MAMBASERVE_LOAD_WEIGHT": "engines are chosen by load alone in this version",
@@ -19,7 +23,7 @@ REFUSED_VARIABLES = {
 """Variables that would be settings if anything acted on them; without a word they would seem to."""
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(HttpLimits, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(
@@ -42,31 +46,34 @@ class GatewaySettings(BaseSettings):
     """Redis of the shared prefix index; refused: the index is not part of this version."""
     api_key_file: str | None = None
     """File with one accepted API key a line, read again when it changes; none = no authentication."""
-    max_in_flight: int = Field(1024, ge=1)
+    backend_key_file: str | None = None
+    """File whose first key is shown to engines that ask for one, in place of the client's; none = none."""
+    max_in_flight: int = Field(_LIMITS.max_in_flight, ge=1)
     """Most requests relayed at once."""
-    max_queue: int = Field(1024, ge=0)
+    max_queue: int = Field(_LIMITS.max_queued, ge=0)
     """Most requests waiting for their turn; beyond it the answer is 429."""
-    queue_timeout: float = Field(30.0, gt=0)
+    queue_timeout: float = Field(_LIMITS.queue_timeout.seconds, gt=0)
     """Longest wait for that turn before the answer is 429."""
-    hold_timeout: float = Field(10.0, ge=0)
+    hold_timeout: float = Field(_LIMITS.queue_timeout.seconds, ge=0)
     """How long a request waits for an endpoint to become ready before the answer is 503."""
-    max_body_bytes: Bytes = Field(ByteSize(32 * 1024 * 1024), ge=1)
-    """Largest request body taken, such as 32Mi; beyond it the answer is 413."""
-    body_timeout: float = Field(60.0, gt=0)
-    """Longest time a client may take to send its body."""
+    max_body_bytes: Bytes = Field(ByteSize(_LIMITS.max_body_size.bytes), ge=1)
+    """Largest request body taken, such as 16Mi; beyond it the answer is 413."""
     connect_timeout: float = Field(2.0, gt=0)
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
-    request_timeout: float = Field(3600.0, gt=0)
+    request_timeout: float = Field(_LIMITS.request_timeout.seconds, gt=0)
     """Longest life of one request once it is its turn."""
+    comment_interval: float = Field(15.0, ge=0)
+    """A stream that has waited so long for its first byte gets an SSE comment, again and again, so that no
+    balancer cuts it; from then on an error is an event of the stream. 0 = never."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
     probe_interval: float = Field(1.0, gt=0)
     """Time between two looks at an engine's `/readyz` and `/metrics`."""
     probe_timeout: float = Field(2.0, gt=0)
     """Longest time one such look may take."""
-    drain_timeout: float = Field(300.0, ge=0)
+    drain_timeout: float = Field(_ROLLOUT.drain_timeout.seconds, ge=0)
     """After SIGTERM, how long running requests may take to finish before they are cut."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import aiohttp
 from yarl import URL
 
+from mamba_edge.body_budget import BodyShare
+
 LARGE_BODY = 256 * 1024
 
 
@@ -27,7 +29,7 @@ class IdleTimeout(Exception):
     """The engine sent nothing for longer than the idle limit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UpstreamRequest:
     """What is sent to an engine, the same for every attempt."""
 
@@ -36,6 +38,14 @@ class UpstreamRequest:
     headers: list[tuple[str, str]]
     body: bytes = field(repr=False)
     model: str | None = None
+    body_share: BodyShare | None = field(default=None, repr=False)
+    """The body's share of what the gateway may hold."""
+
+    def let_body_go(self) -> None:
+        """An engine has begun to answer: no other attempt needs the body."""
+        self.body = b""
+        if self.body_share is not None:
+            self.body_share.release()
 
 
 def _keepalive_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
@@ -94,6 +104,7 @@ async def attempt(
     data = request.body if len(request.body) < LARGE_BODY else io.BytesIO(request.body)
     with translated_errors():
         response = await session.post(url, data=data, headers=request.headers, allow_redirects=False)
+    del data  # or this frame would hold the body as long as the answer streams
     try:
         with translated_errors():
             first = await response.content.readany()

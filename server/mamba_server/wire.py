@@ -142,6 +142,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """Prompt tokens resumed from a checkpoint (with the first delta)."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """With the first delta when asked for; None at position 0."""
+    error: str = ""
+    """What went wrong, for the client, where `finish_reason` is "error"."""
 
 
 class Outputs(msgspec.Struct, tag="out", frozen=True):

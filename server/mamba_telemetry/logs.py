@@ -1,10 +1,13 @@
-"""Log lines of every process: JSON when standard error is a file or a pipe (a pod), coloured on a terminal.
+"""Log lines of every process: JSON when standard error is a file or a pipe (a pod), coloured on a terminal
+unless NO_COLOR is set.
 
 Called once at the start of a process. Whatever is in the log context (request id, trace id) goes into each
 line. Never logs prompts or answers by itself.
 """
 
 import logging
+import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+_PASSWORD = re.compile(r"(://[^\s/@:\"']*:)[^\s/@\"']+@")
 Logger = structlog.stdlib.BoundLogger
 
 
@@ -39,7 +43,11 @@ def set_up_logs(
     if as_json:
         last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     else:
-        last.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
+        colours = stream.isatty() and not os.environ.get("NO_COLOR")
+        # The renderer's own tracebacks show the values of variables: prompts and keys.
+        plain = structlog.dev.plain_traceback
+        last.append(structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain))
+    last.append(_without_passwords)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))
     root = logging.getLogger()
@@ -56,6 +64,11 @@ def set_up_logs(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _without_passwords(_: WrappedLogger, __: str, line: EventDict | str) -> str:
+    # Of URLs, wherever in the rendered line: the password is what users put into a URL and forget.
+    return _PASSWORD.sub(r"\1***@", str(line))
 
 
 def get_logger(name: str) -> Logger:

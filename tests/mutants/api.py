@@ -157,7 +157,8 @@ MUTANTS = (
     ),
     Mutant(
         "a rotated key works only after a restart", EDGE + "api_keys.py",
-        "if (stat.st_mtime_ns, stat.st_ino) != self._stamp:", "if stat.st_mtime_ns < 0:", (KEYS,),
+        "if (stat.st_mtime_ns, stat.st_ino, stat.st_size) != self._stamp:", "if stat.st_mtime_ns < 0:",
+        (KEYS,),
     ),
     Mutant(
         "any key opens", EDGE + "api_keys.py",

@@ -188,6 +188,11 @@ MUTANTS = (
         "or self.score > -SLACK else", "or True else", (UNIT,),
     ),
     Mutant(
+        "a checkpoint that gave NaN stays in the tree", CACHE + "state_cache.py",
+        "                self._drop_distrusted(allocation.node, allocation.distrusted_from)\n",
+        "                pass\n", ("tests/unit/engine/test_core.py",),
+    ),
+    Mutant(
         "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",
         "            node.ghost.node = node.ghost.heir = None\n", "            pass\n", (UNIT,),
     ),

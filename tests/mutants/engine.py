@@ -18,6 +18,40 @@ MUTANTS = (
         "        self.cache.distrust(schedule.step)\n", "",
     ),
     Mutant(
+        "a row of NaN is believed", ENGINE + "core.py",
+        "if result.finite is not None and not result.finite.all():", "if False:",
+        ("tests/unit/engine/test_core.py", "tests/unit/engine/test_runner.py"),
+    ),
+    Mutant(
+        "what came to NaN is donated", ENGINE + "core.py",
+        "                self.cache.condemn(allocation)\n", "                pass\n",
+        ("tests/unit/engine/test_core.py",),
+    ),
+    Mutant(
+        "a piece that does not sample is not looked at", ENGINE + "step_arrays.py",
+        "checked = sampling + [decodes + i for i, piece in enumerate(pieces) if not piece.final]",
+        "checked = sampling",
+        (ARRAYS, "tests/unit/engine/test_runner.py"),
+    ),
+    Mutant(
+        "a device that fails step after step stays ready", ENGINE + "core.py",
+        "elif self._failures >= FAILURES_IN_A_ROW:", "elif False:", ("tests/unit/engine/test_core.py",),
+    ),
+    Mutant(
+        "a recount is never cut short", ENGINE + "process.py",
+        "if self._clock() - began > CHECK_SECONDS:", "if False:", ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
+        "a lost device ends nothing", ENGINE + "process.py",
+        "                raise DeviceLost(self._core.lost)\n", "                pass\n",
+        ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
+        "who came in a failed step is unknown to the next", ENGINE + "runner.py",
+        "            self._admit(newcomers)\n            sampling_rows",
+        "            sampling_rows", ("tests/unit/engine/test_runner.py",),
+    ),
+    Mutant(
         "the state of a decode is read one row off", ENGINE + "step_arrays.py",
         "slot_in=_join(batch.live[row],", "slot_in=_join(batch.live[np.roll(row, 1)],", (ARRAYS,),
     ),

@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "who has no answer at the end of a drain gets none", GATEWAY + "proxy_endpoint.py",
-        "            if not response.status:\n                raise Draining(DRAINING) from None",
+        "            if not response.answering:\n                raise Draining(DRAINING) from None",
         "            return",
         PROXY,
     ),
@@ -91,6 +91,42 @@ MUTANTS = (
         "hop-by-hop headers named by Connection go to the engine", GATEWAY + "headers.py",
         "dropped = HOP_BY_HOP | own | named", "dropped = HOP_BY_HOP | own",
         (UNIT + "test_headers.py",),
+    ),
+    Mutant(
+        "a client's credentials go to the engine", GATEWAY + "headers.py",
+        "if not _CREDENTIAL.search(name) and (", "if (",
+        PROXY,
+    ),
+    Mutant(
+        "engines are not shown the gateway's own key", GATEWAY + "proxy_endpoint.py",
+        "key = self._backend_keys.first if self._backend_keys else None", "key = None",
+        PROXY,
+    ),
+    Mutant(
+        "an error after a comment closes the stream without a word", GATEWAY + "client_response.py",
+        "                await self._end(error.event())", "                pass",
+        (UNIT + "test_waiting.py",),
+    ),
+    Mutant(
+        "a comment lands in an answer that has begun", GATEWAY + "client_response.py",
+        "                if self.answering:\n                    return\n", "",
+        (UNIT + "test_waiting.py",),
+    ),
+    Mutant(
+        "a second status line follows the comments", GATEWAY + "client_response.py",
+        "                if not self._opened:\n                    await self._send(message)",
+        "                if True:\n                    await self._send(message)",
+        (UNIT + "test_waiting.py",),
+    ),
+    Mutant(
+        "the bodies of requests that are over still count", GATEWAY + "body_budget.py",
+        "        self._budget.held -= self.size\n", "",
+        (UNIT + "test_body_budget.py",),
+    ),
+    Mutant(
+        "a body is held as long as its answer streams", GATEWAY + "relay.py",
+        "                        request.let_body_go()\n", "",
+        (UNIT + "test_body_budget.py",),
     ),
     Mutant(
         "one slow probe makes a ready engine unready", GATEWAY + "probe.py",

@@ -89,6 +89,10 @@ class EngineMachine(RuleBasedStateMachine):
     def fail_next_step(self) -> None:
         self.trial.fail_next_step()
 
+    @rule(member=st.integers(0, 7))
+    def spoil_next_step(self, member: int) -> None:
+        self.trial.spoil_next_step(member)
+
     @precondition(lambda self: self.trial and self.trial.setup.overlap)
     @rule(count=st.integers(1, 2))
     def complete_fences(self, count: int) -> None:

@@ -24,9 +24,13 @@ MODULUS = (1 << 61) - 1
 State = tuple[int, int, tuple[int, ...]]
 ZERO: State = (0, 0, (0,) * WINDOW)
 POISON: State = (-1, -1, (-1,) * WINDOW)
+SPOILT: State = (-2, -2, (-2,) * WINDOW)
+"""Stands for NaN: whatever is added to it, it stays what it is."""
 
 
 def fold(state: State, tokens: list[int]) -> State:
+    if state == SPOILT:
+        return state
     count, value, window = state
     for token in tokens:
         count += 1
@@ -69,6 +73,9 @@ class DepthCodedRunner:
         self.texts = np.zeros((cache.batch.rows, cache.batch.pages.shape[1] * self.page_size), np.int32)
         self.fail_steps: dict[int, str] = {}
         """Step -> "before" (nothing written), "half" (the decodes alone) or "after" (everything)."""
+        self.failure = "injected device failure"
+        self.spoil_steps: dict[int, int] = {}
+        """Step -> which of its members comes to NaN in it (counted round)."""
         self.violations: list[str] = []
         self.named: dict[int, tuple[set[int], np.ndarray]] = {}
         """Launched step -> slots and pages that its work reads or writes."""
@@ -113,19 +120,28 @@ class DepthCodedRunner:
     ) -> StepResult:
         fault = self.fail_steps.get(step, "")
         if fault == "before":
-            raise RuntimeError("injected device failure")
+            raise RuntimeError(self.failure)
         # What follows a failed step runs on rubbish; its sequences have ended, so nothing of it may be seen.
         trusted = step - 1 not in self.fail_steps
-        out = [self._decode(*each, trusted=trusted) for each in decodes]
+        members = len(decodes) + len(pieces)
+        spoilt = self.spoil_steps.get(step, -1) % members if step in self.spoil_steps else -1
+        finite = np.ones(members, np.bool_)
+        out = []
+        for index, each in enumerate(decodes):
+            if index == spoilt:
+                self.states[each[1]] = SPOILT
+            out.append(self._decode(*each, trusted=trusted))
+            finite[index] = self.states[each[1]] != SPOILT
         if fault == "half":
-            raise RuntimeError("injected device failure")
-        for each in pieces:
-            sampled = self._prefill(*each, trusted=trusted)
-            if each[0].final:
+            raise RuntimeError(self.failure)
+        for index, piece in enumerate(pieces, len(decodes)):
+            sampled = self._prefill(*piece, trusted=trusted, spoilt=index == spoilt)
+            finite[index] = self.states[piece[0].slot_out] != SPOILT
+            if piece[0].final:
                 out.append(sampled)
         if fault:
-            raise RuntimeError("injected device failure")
-        return StepResult(np.array(out, np.int32))
+            raise RuntimeError(self.failure)
+        return StepResult(np.array(out, np.int32), finite=finite)
 
     def _decode(
         self, row: int, live: int, track: int, depth: int, pages: np.ndarray, *, trusted: bool
@@ -134,7 +150,7 @@ class DepthCodedRunner:
         state = self.states[live]
         self.texts[row, depth - 1] = token
         self._write(pages, depth - 1, self.texts[row, depth - 1 : depth])
-        if trusted:
+        if trusted and state != SPOILT:
             assert token >= 0
             assert state[0] == depth - 1, ("live state", row, live, state[0], depth)
             self._check_pages(pages, self.texts[row, :depth])
@@ -146,10 +162,19 @@ class DepthCodedRunner:
         return self.last_token[row]
 
     def _prefill(
-        self, piece: PrefillPiece, row: int, pages: np.ndarray, tokens: np.ndarray, *, trusted: bool
+        self,
+        piece: PrefillPiece,
+        row: int,
+        pages: np.ndarray,
+        tokens: np.ndarray,
+        *,
+        trusted: bool,
+        spoilt: bool,
     ) -> int:
         state = ZERO if piece.slot_in < 0 else self.states[piece.slot_in]
-        if trusted:
+        if spoilt:
+            state = SPOILT
+        if trusted and state != SPOILT:
             assert state == after(ZERO, tokens[: piece.start].tobytes()), ("resumed state", piece.slot_in)
             self._check_pages(pages, tokens[: piece.start])
         at = piece.start

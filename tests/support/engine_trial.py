@@ -47,6 +47,8 @@ class TrialSetup:
     policy: str = "LRU"
     refusals: float = 0.0
     faults: float = 0.0
+    spoils: float = 0.0
+    """Chance that a member of a step comes to NaN."""
 
     @staticmethod
     def random(rng: random.Random, strategy: str, *, overlap: bool) -> TrialSetup:
@@ -58,6 +60,7 @@ class TrialSetup:
             rows=rng.randint(1, 6), cap=rng.choice([1, 2, 4]), intervals=rng.choice([1, 2, 4]),
             step_tokens=rng.choice([chunk, 2 * chunk, 1000]), policy=rng.choice(["LRU", "RecomputeCost"]),
             refusals=rng.choice([0.0, 0.1, 0.3]), faults=rng.choice([0.0, 0.0, 0.05]),
+            spoils=rng.choice([0.0, 0.0, 0.03]),
         )  # fmt: skip
 
 
@@ -150,9 +153,14 @@ class EngineTrial:
         how = self.rng.choice(["before", "half", "after"])
         self.runner.fail_steps[self.core.step_number + 1] = how
 
+    def spoil_next_step(self, member: int) -> None:
+        self.runner.spoil_steps[self.core.step_number + 1] = member
+
     def step(self) -> None:
         if not self.calm and self.rng.random() < self.setup.faults:
             self.fail_next_step()
+        if not self.calm and self.rng.random() < self.setup.spoils:
+            self.spoil_next_step(self.rng.randrange(8))
         for delta in self.core.step():
             key = (delta.request_id, delta.index)
             assert key not in self.ended, "a token after the end"

@@ -27,8 +27,12 @@ class Answer:
 
 
 def make_engine(directory: Path, *, trial: Trial = NO_TRIAL, exact: bool = False, **settings: Any) -> Engine:
-    """Boot an engine on the CPU; sizes default to something small. `exact`: float64 throughout."""
-    wanted = EngineSettings(model=str(directory), device="cpu", **{"arena_bytes": 64 << 20, **settings})
+    """Boot an engine on the CPU, with overlap unless told otherwise: what holds with it holds without.
+
+    Sizes default to something small. `exact`: float64 throughout.
+    """
+    defaults = {"arena_bytes": 64 << 20, "overlap": True}
+    wanted = EngineSettings(model=str(directory), device="cpu", **{**defaults, **settings})
     if not exact:
         return boot(wanted, lambda *_: None, trial)
     # Neither a setting nor a choice of the planner: wider than anything a user should pay for.

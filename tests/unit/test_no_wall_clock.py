@@ -25,7 +25,6 @@ ALLOWED = {
     "gateway/test_admission.py": "hands the gateway its clock; the limits are waited for in virtual time",
     "gateway/test_app.py": "hands the gateway its clock; the limits are waited for in virtual time",
     "gateway/test_document.py": "hands the gateway its clock; the limits are waited for in virtual time",
-    "gateway/test_proxy_endpoint.py": "hands the gateway its clock; limits are waited for in virtual time",
 }
 """Files and why; one that no longer needs it must leave the list."""
 

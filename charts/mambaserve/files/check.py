@@ -17,6 +17,7 @@ def get(url: str, headers: dict[str, str], context: ssl.SSLContext | None = None
 
 get(os.environ["HEALTH_URL"], {})
 host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+host = f"[{host}]" if ":" in host else host
 get(
     f"https://{host}:{port}/apis/serving.mambaserve.io/v1alpha1{os.environ['RESOURCE']}",
     {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"},

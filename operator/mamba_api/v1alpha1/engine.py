@@ -128,8 +128,8 @@ class Engine(ApiModel):
     """Most tokens of one step, however quick they are; absent = 2048, and fewer as stepTime asks."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Most sequences that run at once, even if memory holds more; absent = as many as it holds."""
-    overlap_schedule: bool = True
-    """Plan step n+1 on the CPU while the device runs step n."""
+    overlap_schedule: bool | None = None
+    """Plan step n+1 on the CPU while the device runs step n; absent = with GPUs yes, without no."""
     batch_invariant: bool = False
     """Make a token's logits independent of the batch it runs in (slower)."""
     extra_args: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
@@ -205,7 +205,7 @@ class Workload(ApiModel):
     """Mean prompt length in tokens."""
     output_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 256
     """Mean output length in tokens."""
-    shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of prompt tokens that an earlier request had too."""
     concurrency: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Sequences one engine should run at once; the plan prefers a choice that meets it."""

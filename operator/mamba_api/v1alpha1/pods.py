@@ -73,7 +73,8 @@ class Scaling(ApiModel):
     scale subresource, and nothing else changes the number."""
     min_replicas: ReplicaCount | None = None
     """Fewest engines spec.replicas may ask for; less is refused. 0 in mode Internal lets the engines stop
-    until a request arrives, which starts spec.replicas of them. Absent = no bound, and none stops itself."""
+    until a request arrives, which starts spec.replicas of them. While fewer answer, the condition Available
+    is False. Absent = no bound, and none stops itself."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Most engines spec.replicas may ask for, whoever writes it; more is refused. Absent = no bound."""
     ttft_target: Duration | None = None
@@ -107,6 +108,10 @@ class Disaggregation(ApiModel):
     """Engines that only decode."""
 
 
+LONGEST_DEADLINE = "596523h"
+"""A Deployment counts its seconds in 32 bits."""
+
+
 class Rollout(ApiModel):
     """Replacement of pods; each is drained before it ends. Gateways are replaced one by one, none missing."""
 
@@ -125,5 +130,10 @@ class Rollout(ApiModel):
             cel="self.maxSurge > 0 || self.maxUnavailable > 0",
             message="maxSurge and maxUnavailable are both 0, so no pod could ever be replaced: raise one",
             holds=lambda self: self.max_surge > 0 or self.max_unavailable > 0,
+        ),
+        Rule(
+            cel=f"duration(self.progressDeadline) <= duration('{LONGEST_DEADLINE}')",
+            message=f"progressDeadline is beyond what a Deployment can count to: at most {LONGEST_DEADLINE}",
+            holds=lambda self: self.progress_deadline.seconds <= Duration(LONGEST_DEADLINE).seconds,
         ),
     )

@@ -70,7 +70,7 @@ class PlanStatus(StatusModel):
     """Sequences of the planned lengths that fit at once; shorter ones run in greater, longer ones in smaller
     number."""
     binding_constraint: Text
-    """What runs out first: state slots, kv pages, memory, or a configured limit."""
+    """What runs out first: state slots, kv pages, memory, a configured limit, or the default limit."""
     headroom: Text
     """What is left of the budget, such as 3.1Gi."""
     ledger: Annotated[list[LedgerEntry], Field(max_length=64)] = []

@@ -62,7 +62,7 @@ def tracing(telemetry: Telemetry) -> list[dict[str, Any]]:
         return []
     return [
         {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": telemetry.otlp_endpoint},
-        # By trace id and not by the parent: gateways give every request a trace that says "sampled".
+        # By trace id and not by the parent: a client that samples everything does not decide for the cluster.
         {"name": "OTEL_TRACES_SAMPLER", "value": "traceidratio"},
         {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(telemetry.sampling)},
     ]

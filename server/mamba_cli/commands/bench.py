@@ -8,6 +8,7 @@ import typer
 
 from mamba_cli.bench.prompts import Prompt
 from mamba_cli.errors import InvalidInput
+from mamba_cli.plain_help import CommandWithPanels
 
 command = typer.Typer(name="bench", help="Measure an endpoint under load.", no_args_is_help=True)
 
@@ -49,7 +50,7 @@ Result = Annotated[
 ]
 
 
-@command.command()
+@command.command(cls=CommandWithPanels)
 def serve(
     url: Url = "http://127.0.0.1:8000",
     requests: Annotated[
@@ -139,7 +140,7 @@ def serve(
     _run(options, prompts, requests, concurrency=options["concurrency"])
 
 
-@command.command()
+@command.command(cls=CommandWithPanels)
 def trace(
     file: Annotated[Path, typer.Argument(help="Azure CSV or Mooncake JSON lines.")],
     url: Annotated[

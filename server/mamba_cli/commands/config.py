@@ -53,11 +53,22 @@ def command(
 
         typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
         return
+    console = Console()
+    colour = {"flag": "green", "environment": "cyan", "file": "magenta", "default": "dim"}
     table = Table(title=f"mambaserve {name}", title_justify="left", box=None, padding=(0, 2))
     for column in ("option", "value", "from", "environment variable"):
-        table.add_column(column, overflow="fold", no_wrap=column == "option")
-    colour = {"flag": "green", "environment": "cyan", "file": "magenta", "default": "dim"}
-    for each in settings:
-        shown = "-" if each.value is None else str(each.value)
-        table.add_row(each.option, Text(shown), each.source, each.variable, style=colour[each.source])
-    Console().print(table)
+        table.add_column(column, overflow="fold", no_wrap=column != "value", min_width=10)
+    rows = [
+        (each.option, "-" if each.value is None else str(each.value), each.source, each.variable)
+        for each in settings
+    ]
+    for option, value, source, variable in rows:
+        table.add_row(option, Text(value), source, variable, style=colour[source])
+    if table.__rich_measure__(console, console.options).minimum <= console.width:
+        console.print(table)
+        return
+    # Names are for copying: on a narrow terminal each setting has two lines rather than cut columns.
+    for option, value, source, variable in rows:
+        console.print(
+            Text(f"{option}  {value}  ({source})\n    {variable}"), style=colour[source], soft_wrap=True
+        )

@@ -1,7 +1,6 @@
 """`mambaserve plan`: what an engine would do with its memory, without starting anything."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,11 @@ class Output(StrEnum):
 
 def command(
     source: Annotated[
-        Path, typer.Argument(metavar="FILE_OR_MODEL_DIR", help="MambaDeployment YAML, or a model directory.")
+        str,
+        typer.Argument(
+            metavar="FILE_OR_MODEL",
+            help="MambaDeployment YAML (- = standard input), a model's directory or config.json, or its URI.",
+        ),
     ],
     device_memory: Annotated[
         str | None,
@@ -32,36 +35,42 @@ def command(
     gpus: Annotated[
         int | None,
         typer.Option(
-            min=0, envvar="MAMBASERVE_GPUS", help="GPUs one engine spreads over; 0 plans for the CPU."
+            min=0, envvar="MAMBASERVE_GPUS", help="1 plans for a GPU, 0 for the CPU; more are refused."
         ),
     ] = None,
     output: Annotated[
         Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
     ] = Output.table,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", envvar="MAMBASERVE_VERBOSE", help="All numbers, and why not the other choices."
+        ),
+    ] = False,
 ) -> None:
     """Show strategy, concurrency and memory of an engine before it runs. Exit code 3: it does not fit."""
     import json
-    import os.path
 
     from rich.console import Console
 
     from mamba_cli.errors import DoesNotFit, InvalidInput
-    from mamba_cli.local.documents import read_deployments
+    from mamba_cli.local.plan_source import plan_source
     from mamba_cli.local.plan_view import plan_view
-    from mamba_cli.local.planning import PlanFlags, plan_deployment, plan_directory, size_option
+    from mamba_cli.local.planning import PlanFlags, size_option
 
     if utilization is not None and not 0 < utilization <= 1:
         raise InvalidInput(f"--utilization: {utilization} must be above 0 and at most 1")
+    if gpus is not None and gpus > 1:
+        raise InvalidInput(
+            f"--gpus: {gpus} is refused by this version: an engine uses one GPU and the others would idle; "
+            "plan with 1 and run more engines"
+        )
     flags = PlanFlags(size_option("--device-memory", device_memory), utilization, gpus)
-    # Not Path.is_dir, which raises for a path that the system cannot look at.
-    if os.path.isdir(source):
-        outcomes = [plan_directory(source, flags)]
-    else:
-        outcomes = [plan_deployment(each, flags) for each in read_deployments([source])]
+    outcomes = plan_source(source, flags)
     if output is Output.table:
         console = Console()
         for outcome in outcomes:
-            console.print(plan_view(outcome))
+            console.print(plan_view(outcome, verbose=verbose))
     else:
         shown = [outcome.to_json() for outcome in outcomes]
         document = shown if len(shown) > 1 else shown[0]

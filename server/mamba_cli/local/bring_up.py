@@ -31,6 +31,8 @@ def bring_up(
     """Run until drained; the exit code. Raises `InvalidInput` (2), `DoesNotFit` (3), `RunFailed` (1)."""
     loaded = read_deployments(files)
     _check_names(loaded)
+    # Before anything long is shown: a taken port would end it all the same.
+    fronts = front_ports(host, port, sum(each.deployment.spec.mode == "Active" for each in loaded))
     gpu = gpu_memory() if any(each.deployment.spec.resources.gpus for each in loaded) else None
     outcomes = [_plan(each, gpu) for each in loaded]
     for each, outcome in zip(loaded, outcomes, strict=True):
@@ -55,7 +57,6 @@ def bring_up(
     if not active:
         console.print("mode: Plan: nothing is started")
         return 0
-    fronts = front_ports(host, port, len(active))
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
     return asyncio.run(_run(units, loaded, files, gpu, once=once, demo=demo, logs=directory, console=console))

@@ -51,13 +51,27 @@ def chats() -> list[tuple[str, list[dict[str, str]]]]:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, model: str, question: str, messages: list[dict[str, str]]
+    session: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    question: str,
+    messages: list[dict[str, str]],
+    *,
+    chat: bool = True,
 ) -> Answer:
-    """One chat request. Raises `RunFailed` with what the server said."""
-    body = {"model": model, "messages": messages, "max_tokens": LONGEST_ANSWER, "temperature": 0}
+    """One request; not `chat`: as plain text, for a model without a chat template.
+
+    Raises `RunFailed` with what the server said.
+    """
+    asked: dict[str, Any] = {"messages": messages}
+    if not chat:
+        asked = {"prompt": "\n".join([*(each["content"] for each in messages), "Answer:"])}
+    body = {"model": model, **asked, "max_tokens": LONGEST_ANSWER, "temperature": 0}
     try:
         async with session.post(
-            f"{url}/v1/chat/completions", json=body, timeout=aiohttp.ClientTimeout(total=300)
+            f"{url}/v1/{'chat/' if chat else ''}completions",
+            json=body,
+            timeout=aiohttp.ClientTimeout(total=300),
         ) as response:
             text = await response.text()
             if response.status != 200:
@@ -67,19 +81,21 @@ async def ask(
     return read_answer(question, text)
 
 
-def read_answer(question: str, text: str) -> Answer:
+def read_answer(question: str, received: str) -> Answer:
     """Raises `RunFailed` when the answer is not what the OpenAI API sends."""
     try:
-        body: dict[str, Any] = json.loads(text)
+        body: dict[str, Any] = json.loads(received)
         usage = body["usage"]
+        choice = body["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
         return Answer(
             question=question,
-            text=str(body["choices"][0]["message"]["content"] or "").strip(),
+            text=str(text or "").strip(),
             prompt_tokens=int(usage["prompt_tokens"]),
             cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise RunFailed(f"demo: an answer that cannot be read: {text[:300]}") from error
+        raise RunFailed(f"demo: an answer that cannot be read: {received[:300]}") from error
 
 
 def summary(answers: list[Answer]) -> str:

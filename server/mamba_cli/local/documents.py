@@ -1,12 +1,16 @@
 """MambaDeployments out of files, for `plan` and `up`. Errors name file and field and end with exit code 2."""
 
+import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from mamba_api.documents import load_documents
 from mamba_api.errors import ContractError
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput
+
+STDIN = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +22,17 @@ class LoadedDeployment:
 
 
 def read_deployments(paths: list[Path]) -> list[LoadedDeployment]:
-    """Every MambaDeployment of the files, in order. Raises `InvalidInput` with all problems of all files."""
+    """Every MambaDeployment of the files, in order; `-` is standard input, read once and kept.
+
+    Raises `InvalidInput` with all problems of all files.
+    """
     found: list[LoadedDeployment] = []
     problems: list[str] = []
     for path in paths:
         try:
-            text = path.read_text(encoding="utf-8")
-            found += [LoadedDeployment(path, each) for each in load_documents(text, str(path))]
+            text = _standard_input() if path == STDIN else path.read_text(encoding="utf-8")
+            name = "standard input" if path == STDIN else str(path)
+            found += [LoadedDeployment(path, each) for each in load_documents(text, name)]
         except FileNotFoundError:
             problems.append(f"{path}: no such file")
         except (OSError, UnicodeDecodeError) as error:
@@ -35,6 +43,12 @@ def read_deployments(paths: list[Path]) -> list[LoadedDeployment]:
     if problems:
         raise InvalidInput("\n".join(problems))
     return found
+
+
+@cache
+def _standard_input() -> str:
+    # It can be read only once, and what runs is compared with it again after an edit of another file.
+    return sys.stdin.read()
 
 
 def _twice(found: list[LoadedDeployment]) -> list[str]:

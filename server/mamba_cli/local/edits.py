@@ -1,7 +1,8 @@
 """Edits of the file while it runs: that there is one, what it changes, and what becomes of it.
 
 What an engine can take over while it serves is sent to it and goes into the settings it would be started with
-again; the rest is said. Called by the session.
+again; the rest is said. Compared is with what runs, so that an edit that is taken back is none. Called by the
+session.
 """
 
 import hashlib
@@ -22,15 +23,18 @@ from mamba_cli.local.unit import Unit
 Reload = Callable[[], list[LoadedDeployment]]
 Replan = Callable[[LoadedDeployment], PlanOutcome]
 _LIVE = ("spec.stateCache.strategy", "spec.stateCache.trackInterval")
+"""Fields that the running engine can take over."""
+_NEXT = "takes effect at the next start"
 
 
 class Edits:
-    """Remembers what was last taken over. `loaded` is all of the files, `units` what of it runs."""
+    """Knows what runs and what the file said last. `loaded` is all of the files, `units` what of it runs."""
 
     def __init__(
         self, units: list[Unit], loaded: list[LoadedDeployment], reload: Reload, replan: Replan
     ) -> None:
         self._units = {unit.name: unit for unit in units}
+        self._running = {unit.name: unit.loaded.deployment for unit in units}
         self._current = {each.deployment.name: each.deployment for each in loaded}
         self._reload = reload
         self._replan = replan
@@ -50,22 +54,43 @@ class Edits:
             return [*str(error).splitlines(), "what runs stays as it is"]
         lines: list[str] = []
         new = {each.deployment.name: each for each in loaded}
-        taken = {name: each.deployment for name, each in new.items()}
-        for change in changes_of(list(self._current.values()), list(taken.values())):
-            unit, later = self._units.get(change.name), change.later
-            if unit is None:
-                # Planned only, or added after the start.
-                later = change.live + change.later
-            elif change.live:
-                line, done = await self._apply(http, unit, new[change.name])
-                lines.append(line)
-                if not done:
-                    # The next edit of the file tries again.
-                    taken[change.name] = _with_live_fields_of(self._current[change.name], taken[change.name])
-            if later:
-                lines.append(f"{change.name}: {', '.join(later)}: takes effect at the next start")
-        self._current = taken
+        for name in dict.fromkeys((*self._current, *new)):
+            lines += await self._one(http, name, self._current.get(name), new.get(name))
+        self._current = {name: each.deployment for name, each in new.items()}
         return lines or ["nothing in it concerns what runs"]
+
+    async def _one(
+        self,
+        http: aiohttp.ClientSession,
+        name: str,
+        before: MambaDeployment | None,
+        now: LoadedDeployment | None,
+    ) -> list[str]:
+        """What to say of the object `name`, which the file had as `before` and has as `now`."""
+        runs = self._running.get(name)
+        if now is None:
+            return [f"{name}: the object was removed: {_NEXT if runs else 'it does not run'}"]
+        if runs is None:
+            if before is None:
+                return [f"{name}: the object was added: {_NEXT}"]
+            fields = different(before, now.deployment)
+            return [f"{name}: {', '.join(fields)}: {_NEXT}"] if fields else []
+        lines = []
+        differs = different(runs, now.deployment)
+        if any(field in _LIVE for field in differs):
+            # One that was refused is tried again with each edit.
+            line, done = await self._apply(http, self._units[name], now)
+            lines.append(line)
+            if done:
+                self._running[name] = _with_live_fields_of(now.deployment, runs)
+        said = differs if before is None else different(before, now.deployment)
+        if later := [field for field in differs if field in said and field not in _LIVE]:
+            lines.append(f"{name}: {', '.join(later)}: {_NEXT}")
+        if back := [field for field in said if field not in differs and field not in _LIVE]:
+            lines.append(f"{name}: {', '.join(back)}: as it runs again")
+        if before is None and not differs:
+            lines.append(f"{name}: the object is back, as it runs")
+        return lines
 
     async def _apply(
         self, http: aiohttp.ClientSession, unit: Unit, loaded: LoadedDeployment
@@ -97,33 +122,9 @@ def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDep
     return new.model_copy(update={"spec": new.spec.model_copy(update={"state_cache": state_cache})})
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One object's difference."""
-
-    name: str
-    live: tuple[str, ...]
-    """Fields the running engine can take over."""
-    later: tuple[str, ...]
-    """Fields that take a new start."""
-
-
-def changes_of(old: list[MambaDeployment], new: list[MambaDeployment]) -> list[Change]:
-    """Differences by object, in the order of `old`; objects that came or went count as `later`."""
-    after = {each.name: each for each in new}
-    before = {each.name: each for each in old}
-    found = []
-    for name, deployment in before.items():
-        if name not in after:
-            found.append(Change(name, (), ("the object was removed",)))
-            continue
-        fields = _different(deployment.manifest(), after[name].manifest(), "")
-        live = tuple(field for field in fields if field in _LIVE)
-        later = tuple(field for field in fields if field not in _LIVE)
-        if live or later:
-            found.append(Change(name, live, later))
-    found += [Change(name, (), ("the object was added",)) for name in after if name not in before]
-    return found
+def different(old: MambaDeployment, new: MambaDeployment) -> tuple[str, ...]:
+    """Paths of the fields whose values differ."""
+    return tuple(_different(old.manifest(), new.manifest(), ""))
 
 
 def _different(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> list[str]:
@@ -164,3 +165,22 @@ def settled(before: list[Stamp], after: list[Stamp]) -> list[Stamp]:
     """The stamps to compare with next time: an unreadable file keeps its last known content."""
     known = {stamp.path: stamp for stamp in before}
     return [stamp if stamp.digest else known.get(stamp.path, stamp) for stamp in after]
+
+
+class Absent:
+    """Which files are gone: said when a second look finds none either, since editors replace files."""
+
+    def __init__(self) -> None:
+        self._looks: dict[Path, int] = {}
+
+    def lines(self, stamps: list[Stamp]) -> list[str]:
+        """What to say after this look."""
+        lines = []
+        for stamp in stamps:
+            looks = self._looks.get(stamp.path, 0)
+            self._looks[stamp.path] = 0 if stamp.digest else looks + 1
+            if not stamp.digest and looks == 1:
+                lines.append(f"{stamp.path} cannot be read any more: what runs stays as it is")
+            if stamp.digest and looks > 1:
+                lines.append(f"{stamp.path} is back")
+        return lines

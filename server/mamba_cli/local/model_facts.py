@@ -45,21 +45,34 @@ def facts_of_directory(directory: Path) -> ModelFacts:
         raise InvalidInput(str(error)) from error
 
 
+def facts_of_config(config: Mapping[str, Any], where: str) -> ModelFacts:
+    """Facts of a config.json alone; `where` names it. Raises `InvalidInput`."""
+    try:
+        return ModelFacts(model_config_from_hf(config, where), None)
+    except ModelConfigError as error:
+        raise InvalidInput(str(error)) from error
+
+
 def facts_of_model(uri: str, inline: Mapping[str, Any] | None, where: Path) -> ModelFacts:
     """Facts of `spec.model`; `where` is the file it stands in. Raises `InvalidInput`, `RunFailed`."""
     if inline:
-        try:
-            return ModelFacts(model_config_from_hf(inline, f"{where}: spec.model.config"), None)
-        except ModelConfigError as error:
-            raise InvalidInput(str(error)) from error
+        return facts_of_config(inline, f"{where}: spec.model.config")
+    try:
+        return facts_of_uri(uri, where)
+    except ModelError as error:
+        hint = "; give spec.model.config to plan without the files" if uri.startswith("pvc:") else ""
+        raise InvalidInput(f"{where}: spec.model.uri: {error}{hint}") from error
+
+
+def facts_of_uri(uri: str, where: Path) -> ModelFacts:
+    """Facts of the model at a URI; a relative file:// starts at the file `where`.
+
+    Raises `InvalidModelUri`, `ModelError`, `InvalidInput`, `RunFailed`.
+    """
     parsed = parse_model_uri(uri)
     if parsed.scheme == "hf":
         return _facts_of_hub(parsed, uri)
-    try:
-        return facts_of_directory(resolve(local_uri(uri, where)))
-    except ModelError as error:
-        hint = "; give spec.model.config to plan without the files" if parsed.scheme == "pvc" else ""
-        raise InvalidInput(f"{where}: spec.model.uri: {error}{hint}") from error
+    return facts_of_directory(resolve(local_uri(uri, where)))
 
 
 def local_uri(uri: str, where: Path) -> str:

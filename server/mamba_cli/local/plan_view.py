@@ -3,9 +3,10 @@
 Renders; decides nothing. The bar tells its parts apart by pattern too, so that it works without colour.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from rich.console import Group, RenderableType
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -30,15 +31,32 @@ _LOOK = {
 BAR_WIDTH = 60
 
 
-def plan_view(outcome: PlanOutcome) -> RenderableType:
-    """The panel of one object."""
-    title = Text.assemble((outcome.name, "bold"), ("  " + _model_line(outcome), "dim"))
-    body = _fitting(outcome, outcome.plan) if outcome.plan else _not_fitting(outcome)
+def plan_view(outcome: PlanOutcome, *, verbose: bool = False) -> RenderableType:
+    """The panel of one object; `verbose`: with every number and why not the other choices."""
+    body = _fitting(outcome, outcome.plan, verbose) if outcome.plan else _not_fitting(outcome)
     if outcome.not_served is not None:
         body = Group(Text(f"not served: {outcome.not_served}", style="bold yellow"), Text(), body)
     return Panel(
-        body, title=title, title_align="left", border_style="green" if outcome.plan else "red", padding=(1, 2)
+        Group(Text(_model_line(outcome), style="dim"), body),
+        title=Text(outcome.name, style="bold"),
+        title_align="left",
+        border_style="green" if outcome.plan else "red",
+        padding=(0, 2),
     )
+
+
+class _Bar:
+    """The ledger as one line, as wide as there is room, at most `BAR_WIDTH` cells."""
+
+    def __init__(self, ledger: Iterable[LedgerLine]) -> None:
+        self._ledger = tuple(ledger)
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        bar = Text()
+        for line, cells in bar_cells(self._ledger, max(1, min(BAR_WIDTH, options.max_width - 2))):
+            pattern, colour, _words = _LOOK.get(line.item, ("?", "white", line.item))
+            bar.append(pattern * cells, style=colour)
+        yield Text.assemble("▕", bar, "▏")
 
 
 def bar_cells(ledger: Iterable[LedgerLine], width: int) -> list[tuple[LedgerLine, int]]:
@@ -73,69 +91,94 @@ def _model_line(outcome: PlanOutcome) -> str:
     return f"{model.family} · {layers} · {_count(model.parameters)} parameters"
 
 
-def _fitting(outcome: PlanOutcome, plan: MemoryPlan) -> RenderableType:
+def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     facts.add_row(
         "strategy", Text.assemble((plan.strategy, "bold green"), f" with {plan.state_dtype} states")
     )
-    facts.add_row("because", Text(plan.reason))
-    facts.add_row(
-        "running",
-        f"{plan.max_running_requests:,} sequences of {plan.workload.lengths} tokens fit, planned for "
-        f"{plan.planned_running:,}; "
-        f"bound by {plan.binding_constraint}",
-    )
-    kv = f"KV {binary_size(plan.kv_bytes_per_token)} per token" if plan.page_bytes else "no attention KV"
-    facts.add_row(
-        "a sequence", f"state {binary_size(plan.state_bytes)} x {plan.slots_per_sequence} slots, {kv}"
-    )
-    facts.add_row(
-        "arena",
-        f"{binary_size(plan.arena_bytes)} = {plan.slabs:,} slabs of {binary_size(plan.slab_bytes)}: "
-        f"{plan.slots:,} slots and {plan.pages:,} pages, shared without a fixed ratio",
-    )
+    if verbose:
+        facts.add_row("because", Text(plan.reason))
+    facts.add_row("running", _running(outcome, plan))
+    if verbose:
+        kv = f"KV {binary_size(plan.kv_bytes_per_token)} per token" if plan.page_bytes else "no attention KV"
+        facts.add_row(
+            "a sequence", f"state {binary_size(plan.state_bytes)} x {plan.slots_per_sequence} slots, {kv}"
+        )
+        facts.add_row(
+            "arena",
+            f"{binary_size(plan.arena_bytes)} = {plan.slabs:,} slabs of {binary_size(plan.slab_bytes)}: "
+            f"{plan.slots:,} slots and {plan.pages:,} pages, shared without a fixed ratio",
+        )
+        facts.add_row(
+            "overlap",
+            "on: step n+1 is planned while step n runs" if plan.overlap else "off: one step after the other",
+        )
+    elif outcome.constraints.prefix_caching:
+        facts.add_row(
+            "cache",
+            f"{plan.checkpoints:,} reusable checkpoints; {plan.expected_saved:.0%} of prompt tokens resumed "
+            "if the traffic is as assumed",
+        )
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
-    parts: list[RenderableType] = [facts, Text(), *_memory(outcome, plan)]
+    parts: list[RenderableType] = [facts, *_memory(outcome, plan, verbose)]
     if notes := (*plan.notes, *outcome.notes):
-        parts += [Text(), *(Text(f"note: {note}", style="yellow") for note in notes)]
-    if plan.rejected:
+        parts += [Text(f"note: {note}", style="yellow") for note in notes]
+    if plan.rejected and verbose:
         parts += [Text(), Text("not chosen", style="bold"), _rejected(plan)]
     return Group(*parts)
 
 
-def _memory(outcome: PlanOutcome, plan: MemoryPlan) -> Iterable[RenderableType]:
+def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
+    words = (
+        f"{plan.max_running_requests:,} of {plan.workload.lengths} tokens fit at once; "
+        f"cache sized for {plan.planned_running:,}; "
+    )
+    match plan.binding_constraint:
+        case "default limit":
+            kind = "CPUs" if outcome.device.kind == "cpu" else "GPUs"
+            return words + f"limited to {plan.max_running_requests:,} by default on {kind}"
+        case "configured limit":
+            return words + "limited by the configuration"
+        case what:
+            return words + f"bound by {what}"
+
+
+def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[RenderableType]:
     of_device = ""
     if outcome.constraints.arena_bytes is None:
         device = "GPU" if outcome.device.kind == "cuda" else "free main memory"
         of_device = f" of {binary_size(outcome.device.memory)} {device}"
     yield Text.assemble(("memory ", "bold"), f"{binary_size(plan.budget_bytes)}{of_device}")
-    bar = Text()
-    for line, cells in bar_cells(plan.ledger, BAR_WIDTH):
-        pattern, colour, _ = _LOOK.get(line.item, ("?", "white", line.item))
-        bar.append(pattern * cells, style=colour)
-    yield Text.assemble("▕", bar, "▏")
+    yield _Bar(plan.ledger)
+    filled = [line for line in plan.ledger if line.bytes]
+    if not verbose:
+        entries = []
+        for line in filled:
+            pattern, colour, name = _LOOK.get(line.item, ("?", "white", line.item))
+            entries.append(Text.assemble((pattern, colour), f" {name} {binary_size(line.bytes)}"))
+        yield Padding(Columns(entries, padding=(0, 2)), (0, 0, 0, 1))
+        return
     legend = Table.grid(padding=(0, 2))
-    for line in plan.ledger:
-        if line.bytes:
-            pattern, colour, words = _LOOK.get(line.item, ("?", "white", line.item))
-            share = line.bytes / plan.budget_bytes
-            legend.add_row(
-                Text(pattern * 2, style=colour), words, Text(binary_size(line.bytes), justify="right"),
-                Text(f"{share:6.1%}", style="dim"),
-            )  # fmt: skip
+    for line in filled:
+        pattern, colour, name = _LOOK.get(line.item, ("?", "white", line.item))
+        share = line.bytes / plan.budget_bytes
+        legend.add_row(
+            Text(pattern * 2, style=colour), name, Text(binary_size(line.bytes), justify="right"),
+            Text(f"{share:6.1%}", style="dim"),
+        )  # fmt: skip
     yield Padding(legend, (0, 0, 0, 1))
 
 
-def _rejected(plan: MemoryPlan) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold", style="dim")
-    for each in plan.rejected:
-        table.add_row(each.strategy, each.state_dtype, Text(each.reason))
-    return table
+def _rejected(plan: MemoryPlan) -> RenderableType:
+    """One line a choice; names never cut, reasons wrapped below them."""
+    return Group(
+        *(
+            Padding(Text(f"{each.strategy}, {each.state_dtype}: {each.reason}", style="dim"), (0, 0, 0, 1))
+            for each in plan.rejected
+        )
+    )
 
 
 def _not_fitting(outcome: PlanOutcome) -> RenderableType:

@@ -4,15 +4,22 @@ Also here: the device this machine offers to plan for, and sizes as the command 
 """
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamba_api.errors import InvalidQuantity
+from mamba_api.errors import InvalidModelUri, InvalidQuantity
 from mamba_api.quantity import Quantity
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.model_facts import ModelFacts, facts_of_directory, facts_of_model
+from mamba_cli.local.model_facts import (
+    ModelFacts,
+    facts_of_config,
+    facts_of_directory,
+    facts_of_model,
+    facts_of_uri,
+)
 from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
 from mamba_planner.engine_settings import EngineSettings
@@ -20,8 +27,12 @@ from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.spec_settings import engine_settings
 from mamba_server.host_memory import available_bytes
+from mamba_server.model.errors import ModelError
+from mamba_server.model.source import display_name
 
 ASSUMED_MEMORY = 80 << 30
+_LEAST = 1 << 20
+"""A size below it is a number whose unit was forgotten."""
 _QUERY = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
 
 
@@ -103,11 +114,37 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
 
 def plan_directory(directory: Path, flags: PlanFlags) -> PlanOutcome:
     """Plan a model directory with default settings. Raises `InvalidInput`, `RunFailed`."""
-    facts = facts_of_directory(directory)
-    device, notes = _device(flags.device_memory, 1 if flags.gpus is None else flags.gpus)
-    settings = EngineSettings(model=str(directory))
-    name = directory.resolve().name
-    return _outcome(name, str(directory), facts, settings, flags, flags.gpus or 1, device, notes)
+    return _plan_model(
+        directory.resolve().name, str(directory), facts_of_directory(directory), flags, _one_gpu(flags)
+    )
+
+
+def plan_uri(uri: str, flags: PlanFlags) -> PlanOutcome:
+    """Plan the model at a URI with default settings. Raises `InvalidInput`, `RunFailed`."""
+    try:
+        facts = facts_of_uri(uri, Path("-"))
+        name = display_name(uri)
+    except (ModelError, InvalidModelUri) as error:
+        raise InvalidInput(str(error)) from error
+    # A shipped model is made for a CPU.
+    gpus = 0 if flags.gpus is None and uri.startswith("builtin://") else _one_gpu(flags)
+    return _plan_model(name, uri, facts, flags, gpus)
+
+
+def plan_config(file: Path, config: Mapping[str, Any], flags: PlanFlags) -> PlanOutcome:
+    """Plan a model's config.json without its weights. Raises `InvalidInput`, `RunFailed`."""
+    facts = facts_of_config(config, str(file))
+    return _plan_model(file.resolve().parent.name, str(file), facts, flags, _one_gpu(flags))
+
+
+def _one_gpu(flags: PlanFlags) -> int:
+    return 1 if flags.gpus is None else flags.gpus
+
+
+def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags, gpus: int) -> PlanOutcome:
+    device, notes = _device(flags.device_memory, gpus)
+    settings = EngineSettings(model=source)
+    return _outcome(name, source, facts, settings, flags, flags.gpus or 1, device, notes)
 
 
 def _device(told: int | None, gpus: int) -> tuple[Device, tuple[str, ...]]:
@@ -183,4 +220,6 @@ def size_option(option: str, text: str | None) -> int | None:
         raise InvalidInput(f"{option}: {error}") from error
     if count <= 0:
         raise InvalidInput(f"{option}: must be above 0")
+    if count < _LEAST:
+        raise InvalidInput(f"{option}: {text} is {count} bytes: with a unit it is {text}Gi or {text}Mi")
     return count

@@ -6,6 +6,8 @@ from the kernel when the supervisor is gone, however it went.
 
 import asyncio
 import ctypes
+import errno
+import json
 import os
 import signal
 import sys
@@ -29,6 +31,8 @@ class Processes:
         self._on_exit = on_exit
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._waits: set[asyncio.Task[None]] = set()
+        self._begins: dict[str, int] = {}
+        """Where in its log each child's present life begins, in bytes."""
 
     async def start(self, name: str, command: Command) -> None:
         """Write its document and start it; a failure is reported through the callback like any other end."""
@@ -37,6 +41,7 @@ class Processes:
             if command.file is not None:
                 command.file.write_text(command.document, encoding="utf-8")
             with self.log(name).open("ab") as log:
+                self._begins[name] = log.tell()
                 process = await asyncio.create_subprocess_exec(
                     *command.argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -48,7 +53,7 @@ class Processes:
                 )
         except (OSError, ValueError) as error:
             # ValueError: a null byte among the arguments or in the environment.
-            self._on_exit(name, None, str(error))
+            self._on_exit(name, None, _because(error))
             return
         self._running[name] = process
         task = asyncio.create_task(self._wait(name, process))
@@ -64,14 +69,24 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def tail(self, name: str, lines: int = 12) -> list[str]:
-        """The last lines the child wrote."""
+        """The last lines the child wrote since it was last started, without those that only inform."""
         try:
             with self.log(name).open("rb") as file:
-                file.seek(max(0, self.log(name).stat().st_size - 16_384))
-                text = file.read().decode("utf-8", "replace")
+                file.seek(max(self._begins.get(name, 0), self.log(name).stat().st_size - 16_384))
+                text = file.read(16_384).decode("utf-8", "replace")
         except OSError:
             return []
-        return [line for line in text.splitlines() if line.strip()][-lines:]
+        return [line for line in text.splitlines() if line.strip(" \t\0") and not _informs(line)][-lines:]
+
+    def full(self, name: str) -> bool:
+        """Whether there is no room for another line in the child's log: it cannot say what it dies of."""
+        try:
+            with self.log(name).open("ab") as log:
+                log.write(b"\n")
+            space = os.statvfs(self._logs)
+        except OSError as error:
+            return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return space.f_blocks > 0 and space.f_bavail == 0
 
     async def close(self) -> None:
         """Kill and reap whatever is left: after an orderly end that is nothing."""
@@ -85,6 +100,24 @@ class Processes:
         if self._running.get(name) is process:
             del self._running[name]
         self._on_exit(name, code, "")
+
+
+def _informs(line: str) -> bool:
+    """Whether a line is one of the log lines that go well: requests answered, stages passed."""
+    if not line.startswith("{"):
+        return False
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("level") in ("debug", "info")
+
+
+def _because(error: Exception) -> str:
+    """What went wrong, with the file where there is one."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _die_with(parent: int) -> None:

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
+
+from mamba_cli.scrape import read_metrics
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 
@@ -25,13 +28,34 @@ async def engine_readiness(session: aiohttp.ClientSession, url: str) -> Readines
     return None if answer is None else readiness_of(*answer)
 
 
-async def gateway_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether the gateway serves and sees a ready engine."""
-    answer = await _get(session, f"{url}/readyz")
-    if answer is None or answer[0] != 200:
+async def gateway_ready(session: aiohttp.ClientSession, url: str, engine_url: str) -> bool:
+    """Whether the gateway at `url` may send requests to the engine at `engine_url`.
+
+    Asked for that very engine: on a port that another program got first, its gateway would answer for ours.
+    """
+    try:
+        async with session.get(f"{url}/metrics", timeout=TIMEOUT) as answer:
+            told = (
+                read_metrics((await answer.read()).decode("utf-8", "replace"))
+                if answer.status == 200
+                else None
+            )
+    except (TimeoutError, aiohttp.ClientError, OSError):
         return False
-    endpoints = answer[1].get("endpoints")
-    return not isinstance(endpoints, dict) or int(endpoints.get("ready") or 0) > 0
+    engine = urlsplit(engine_url).netloc
+    return told is not None and told.total("mambaserve_gateway_endpoint_ready", endpoint=engine) == 1
+
+
+async def takes_chats(session: aiohttp.ClientSession, url: str, model: str) -> bool:
+    """Whether the model has a chat template. Nothing is generated: the request is longer than any context."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2**31 - 1}
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=body, timeout=TIMEOUT) as answer:
+            said = await answer.json(content_type=None)
+    except (ValueError, TimeoutError, aiohttp.ClientError, OSError):
+        return True
+    error = said.get("error") if isinstance(said, dict) else None
+    return not (isinstance(error, dict) and error.get("code") == "no_chat_template")
 
 
 def readiness_of(status: int, body: dict[str, Any]) -> Readiness:

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from mamba_cli.errors import CliError
 from mamba_cli.local import demo
-from mamba_cli.local.edits import Stamp, changed, settled
+from mamba_cli.local.documents import STDIN
+from mamba_cli.local.edits import Absent, Stamp, changed, settled
 from mamba_cli.local.loading_view import LoadingView
 from mamba_cli.local.processes import Processes
-from mamba_cli.local.readiness import engine_readiness, gateway_ready
+from mamba_cli.local.readiness import engine_readiness, gateway_ready, takes_chats
 from mamba_cli.local.supervisor import (
     Action,
     BecameReady,
@@ -72,6 +73,10 @@ class Session:
         children += [Child(unit.gateway, GATEWAY_RANK) for unit in units]
         self._state = State(tuple(children))
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ready: set[str] = set()
+        """Children that were ready, to tell of it when one that died is so again."""
+        self._without_chat: set[str] = set()
+        """Units whose models have no chat template."""
 
     async def run(self) -> int:
         """Until drained. The exit code: 0 after a wanted end, else that of what went wrong."""
@@ -79,6 +84,8 @@ class Session:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop)
         async with aiohttp.ClientSession() as http:
+            self._http = http
+            self._view.say(f"logs: {self._options.logs}", style="dim")
             self._task(self._after_ready(http))
             if self._on_edit is not None:
                 self._task(self._watch(http, self._on_edit))
@@ -114,6 +121,9 @@ class Session:
         match action:
             case Start(name):
                 await self._processes.start(name, self._commands[name])
+                if name in self._ready:
+                    self._ready.discard(name)
+                    self._task(self._until_ready_again(name))
             case Terminate(name):
                 self._processes.send(name, signal.SIGTERM)
             case Kill(name):
@@ -123,6 +133,8 @@ class Session:
                 if bad:
                     for line in self._processes.tail(name):
                         self._view.say(f"  | {line}", style="dim")
+                    if self._processes.full(name):
+                        self._view.say(f"  no space left for logs in {self._options.logs}", style="red")
                     self._view.say(f"  all of it: {self._processes.log(name)}", style="dim")
 
     async def _after_ready(self, http: aiohttp.ClientSession) -> None:
@@ -130,7 +142,7 @@ class Session:
         try:
             await asyncio.gather(*(self._until_ready(http, unit) for unit in self._units))
             for unit in self._units:
-                self._announce(unit)
+                await self._announce(http, unit)
             if self._options.demo:
                 for unit in self._units:
                     await self._demonstrate(http, unit)
@@ -150,24 +162,51 @@ class Session:
                 self._view.show(unit.name, readiness)
                 if readiness is not None and readiness.ready:
                     engine_was_ready = True
-                    self._events.put_nowait(BecameReady(self._now(), unit.engine))
-            elif await gateway_ready(http, unit.url):
-                self._events.put_nowait(BecameReady(self._now(), unit.gateway))
+                    self._now_ready(unit.engine)
+            elif await gateway_ready(http, unit.url, unit.engine_url):
+                self._now_ready(unit.gateway)
                 self._view.finish(unit.name)
                 return
             await asyncio.sleep(self._options.probe_every)
 
-    def _announce(self, unit: Unit) -> None:
+    async def _until_ready_again(self, name: str) -> None:
+        """Wait for a child that was started again, and say so."""
+        unit = next(unit for unit in self._units if name in (unit.engine, unit.gateway))
+        while True:
+            await asyncio.sleep(self._options.probe_every)
+            if name == unit.engine:
+                readiness = await engine_readiness(self._http, unit.engine_url)
+                ready = readiness is not None and readiness.ready
+            else:
+                ready = await gateway_ready(self._http, unit.url, unit.engine_url)
+            if ready and name not in self._ready and self._runs(name):
+                self._now_ready(name)
+                self._view.say(f"{name} is ready again", style="green")
+            if name in self._ready:
+                return
+
+    def _now_ready(self, name: str) -> None:
+        self._ready.add(name)
+        self._events.put_nowait(BecameReady(self._now(), name))
+
+    def _runs(self, name: str) -> bool:
+        return any(child.name == name and child.phase == "running" for child in self._state.children)
+
+    async def _announce(self, http: aiohttp.ClientSession, unit: Unit) -> None:
         self._view.say("")
         self._view.say(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
-        self._view.say(unit.curl())
+        if not await takes_chats(http, unit.url, unit.model):
+            self._without_chat.add(unit.name)
+        self._view.say(unit.curl(chat=unit.name not in self._without_chat))
 
     async def _demonstrate(self, http: aiohttp.ClientSession, unit: Unit) -> None:
         answers = []
         words = len(demo.document().split())
-        self._view.say(f"\nfour chats with {unit.model} that share a document of {words} words:")
+        chat = unit.name not in self._without_chat
+        asked = "chats with" if chat else "prompts for"
+        self._view.say(f"\nfour {asked} {unit.model} that share a document of {words} words:")
         for question, messages in demo.chats():
-            answer = await demo.ask(http, unit.url, unit.model, question, messages)
+            answer = await demo.ask(http, unit.url, unit.model, question, messages, chat=chat)
             answers.append(answer)
             share = f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens resumed"
             self._view.say(f"  {question:<24} {answer.text[:60]!r:<24} {share}")
@@ -175,15 +214,18 @@ class Session:
         self._view.say(f"the endpoint: {unit.url}/v1")
 
     async def _watch(self, http: aiohttp.ClientSession, on_edit: OnEdit) -> None:
-        paths = list(dict.fromkeys(unit.loaded.path for unit in self._units))
+        paths = [path for path in dict.fromkeys(unit.loaded.path for unit in self._units) if path != STDIN]
 
         def look() -> list[Stamp]:
             return [Stamp.of(path) for path in paths]
 
         stamps = await asyncio.to_thread(look)
+        absent = Absent()
         while True:
             await asyncio.sleep(self._options.look_every)
             now = await asyncio.to_thread(look)
+            for line in absent.lines(now):
+                self._view.say(line, style="yellow")
             if found := changed(stamps, now):
                 self._view.say(f"{', '.join(map(str, found))} changed", style="cyan")
                 lines, units = await on_edit(http)
@@ -196,7 +238,11 @@ class Session:
         if self._state.draining:
             self._view.say("ending now", style="yellow")
         else:
-            self._view.say("draining: requests that run may finish; again ends at once", style="dim")
+            longest = self._options.rules.drain_timeout
+            self._view.say(
+                f"draining: requests that run may finish, for up to {longest:g} s; Ctrl-C again stops now",
+                style="dim",
+            )
         self._events.put_nowait(Drain(self._now()))
 
     def _child_ended(self, name: str, code: int | None, reason: str) -> None:

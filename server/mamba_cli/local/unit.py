@@ -78,12 +78,14 @@ class Unit:
         """The unit as it is to be started from now on."""
         return replace(self, settings=settings)
 
-    def curl(self) -> str:
-        """A line to try it with."""
+    def curl(self, *, chat: bool = True) -> str:
+        """A line to try it with; `chat`: the model has a chat template."""
+        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
+        if not chat:
+            path, asked = "completions", '"prompt": "Hello"'
         return (
-            f"curl {self.url}/v1/chat/completions -H 'Content-Type: application/json' "
-            f'-d \'{{"model": "{self.model}", "messages": [{{"role": "user", "content": "Hello"}}], '
-            '"max_tokens": 32}\''
+            f"curl {self.url}/v1/{path} -H 'Content-Type: application/json' "
+            f'-d \'{{"model": "{self.model}", {asked}, "max_tokens": 32}}\''
         )
 
 

@@ -14,7 +14,7 @@ from mamba_edge.errors import ApiError, InternalError
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.text.sequence_text import SequenceText
+from mamba_server.text.sequence_text import SequenceText, Shown
 from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
 
@@ -69,7 +69,7 @@ class ActiveRequest:
         engine: EngineClient,
         tokenizer: Tokenizer,
         requests: Sequence[AddRequest],
-        stops: tuple[str, ...],
+        shown: Shown,
         metrics: RequestMetrics,
     ) -> None:
         self._engine = engine
@@ -78,7 +78,7 @@ class ActiveRequest:
         self._inbox = Inbox()
         self._sequences = {
             (request.request_id, index): _Sequence(
-                SequenceText(tokenizer, request.token_ids, stops, request.params.min_tokens),
+                SequenceText(tokenizer, request.token_ids, shown, request.params.min_tokens),
                 place * request.n + index,
             )
             for place, request in enumerate(requests)
@@ -140,7 +140,7 @@ class ActiveRequest:
         used = delta.token_ids[: step.used]
         self._count(delta, sequence, len(used))
         if finish is not None:
-            self._finish(delta.request_id, sequence, finish)
+            self._finish(delta.request_id, sequence, finish, delta.error)
         return Update(
             choice=sequence.choice,
             text=step.text,
@@ -166,7 +166,7 @@ class ActiveRequest:
             self._metrics.next_tokens((now - sequence.last_at) / tokens, tokens)
         sequence.last_at = now
 
-    def _finish(self, request_id: str, sequence: _Sequence, reason: FinishReason) -> None:
+    def _finish(self, request_id: str, sequence: _Sequence, reason: FinishReason, error: str) -> None:
         sequence.finished = True
         tokens = sequence.text.tokens
         self._metrics.finished(
@@ -180,4 +180,4 @@ class ActiveRequest:
             del self._unfinished[request_id]
             self._engine.close(request_id, abort=False)
         if reason == "error":
-            raise InternalError("the engine failed while it generated this answer; try again")
+            raise InternalError(error or "the engine failed while it generated this answer; try again")

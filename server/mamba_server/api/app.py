@@ -17,6 +17,7 @@ from mamba_api.openai_responses import (
 )
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import Info
@@ -45,6 +46,7 @@ _GENERATION_ERRORS = error_answers(
 
 def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None) -> ASGIApp:
     """The application. With `keys`, everything below /v1/ needs one."""
+    settings = serving.settings
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
     app = make_application(
         "mambaserve",
@@ -54,7 +56,9 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         "with the others; unknown ones are ignored.",
     )
 
-    app.router.route_class = limited_route(serving.settings.max_body_bytes, guard, serving.drain.request)
+    app.router.route_class = limited_route(
+        settings.max_body_bytes, guard, serving.drain.request, seconds=settings.body_timeout
+    )
     _add_generation(app, serving, guard)
     _add_info(app, Info(serving, registry), guard)
 
@@ -63,7 +67,12 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         key_needed=keys is not None,
         events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk},
     )
-    return RequestMiddleware(app, route_of=route_of, answered=serving.metrics.answered)
+    return RequestMiddleware(
+        app,
+        route_of=route_of,
+        answered=serving.metrics.answered,
+        bodies=BodyBudget(max(settings.max_held_body_bytes, settings.max_body_bytes)),
+    )
 
 
 def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mamba_edge.errors import NotReady
+from mamba_edge.errors import Draining
 
 
 class Drain:
@@ -22,9 +22,9 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around one HTTP request. Raises NotReady while draining."""
+        """Around one HTTP request. Raises Draining while it drains."""
         if self.draining:
-            raise NotReady("the server is draining: it finishes what runs and takes nothing new; try another")
+            raise Draining("the server is draining: it finishes what runs and takes nothing new; try another")
         self.under_way += 1
         self._idle.clear()
         try:

@@ -5,6 +5,7 @@ this kind asks the guard and enters the drain first, reads within the limits, an
 NaN, broken UTF-8 and endless nesting; validation against the typed body is FastAPI's.
 """
 
+import itertools
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,14 +17,17 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mamba_api.openai_fields import NOT_SUPPORTED
 from mamba_edge.application import Guard
 from mamba_edge.errors import InvalidRequest
-from mamba_edge.request_body import read_body
+from mamba_edge.request_body import BODY_SECONDS, read_body
 from mamba_server.api.errors import UnsupportedMediaType
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
 
+MOST_TOLD = 256
+"""Names of unknown fields that are remembered."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -45,10 +49,17 @@ class JsonRequest(Request):
 
 
 def limited_route(
-    limit: int, guard: Guard, around: Callable[[], AbstractContextManager[None]] = nullcontext
+    limit: int,
+    guard: Guard,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    seconds: float = BODY_SECONDS,
 ) -> type[APIRoute]:
-    """The class of routes whose bodies have at most `limit` bytes. They are read only for whom `guard` lets
-    pass, and within `around`, which stays open until the answer is out."""
+    """The class of routes whose bodies have at most `limit` bytes and come within `seconds`.
+
+    They are read only for whom `guard` lets pass, and within `around`, which stays open until the answer is
+    out.
+    """
 
     class LimitedRoute(APIRoute):
         async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,13 +77,20 @@ def limited_route(
             model = self.body_field.field_info.annotation
             assert isinstance(model, type)
             assert issubclass(model, BaseModel)
-            known = frozenset(model.model_fields)
+            unknown = UnknownFields(frozenset(model.model_fields) | frozenset(NOT_SUPPORTED))
 
             async def handle(request: Request) -> Response:
                 require_json(request.headers.get("content-type"))
-                body = await read_body(request.scope["headers"], request.receive, limit)
+                body = await read_body(
+                    request.scope["headers"],
+                    request.receive,
+                    limit,
+                    seconds,
+                    share=request.scope["body_share"],
+                )
+                request.scope["body_bytes"] = len(body)
                 parsed = JsonRequest(request, body)
-                warn_of_unknown(parsed.fields, known)
+                unknown.tell(parsed.fields)
                 return await handler(parsed)
 
             return handle
@@ -98,7 +116,19 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def warn_of_unknown(fields: dict[str, Any], known: frozenset[str]) -> None:
-    """Fields nobody reads are ignored, and said to be."""
-    if unknown := [name for name in fields if name not in known]:
-        log.warning("unknown_fields_ignored", fields=[name[:64] for name in unknown[:16]], count=len(unknown))
+class UnknownFields:
+    """Fields that nobody reads are ignored, and said to be: each once, since clients send them every time."""
+
+    def __init__(self, known: frozenset[str]) -> None:
+        self._known = known
+        self._told: set[str] = set()
+
+    def tell(self, fields: dict[str, Any]) -> None:
+        """Warn of those that were not told of yet."""
+        if len(fields) > len(self._known) + MOST_TOLD:
+            fields = dict.fromkeys(itertools.islice(fields, len(self._known) + MOST_TOLD))
+        unknown = [name[:64] for name in fields if name not in self._known]
+        fresh = [name for name in unknown if name not in self._told]
+        if fresh and len(self._told) < MOST_TOLD:
+            self._told.update(fresh)
+            log.warning("unknown_fields_ignored", fields=fresh[:16], count=len(unknown))

@@ -36,17 +36,16 @@ def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimi
             f"{prompt_len}. Shorten the {param}.",
             param=param,
         )
-    wanted = request.max_tokens
+    wanted, asked = request.max_tokens, "max_tokens"
     if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
-        wanted = request.max_completion_tokens
+        wanted, asked = request.max_completion_tokens, "max_completion_tokens"
     if wanted is None:
         return room if chat else min(COMPLETION_MAX_TOKENS, room)
     if wanted > room:
         raise ContextTooLong(
-            f"This model's maximum context length is {limits.max_model_len} tokens. The prompt has "
-            f"{prompt_len} and {wanted} were requested for the output: {prompt_len + wanted} in all. "
-            f"Shorten the {param} or ask for at most {room} tokens.",
-            param=param,
+            f"{asked}: at most {room} after this prompt, {wanted} were requested. This model's maximum "
+            f"context length is {limits.max_model_len} tokens, of which the prompt takes {prompt_len}.",
+            param=asked,
         )
     return max(1, wanted)  # max_tokens 0 (echo) runs one step for the prompt's log-probabilities
 

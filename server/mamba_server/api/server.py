@@ -149,7 +149,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         servers = [
-            (HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS), listener)
+            (HttpServer(app, last_bytes_seconds=LAST_BYTES_SECONDS, limits=settings), listener)
             for app, listener in (
                 (make_app(self._serving, self._registry, self._keys), public),
                 (make_admin(self._serving, self._token), private),
@@ -189,10 +189,11 @@ class Server:
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
-        log.info("ready", url=self._urls[0], admin=self._urls[1], max_model_len=ready.max_model_len)
+        chosen = {name: ready.plan[name] for name in ("overlap", "threads") if name in ready.plan}
+        url, admin = self._urls
+        log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **chosen)
         if not self._announced:
             self._announced = True
-            url, admin = self._urls
             self._announce(f"mambaserve: ready: {self._serving.model_name} at {url}/v1 (admin {admin})")
 
     def _on_signal(self) -> None:

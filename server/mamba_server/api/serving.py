@@ -4,7 +4,8 @@ Made once by `server`; the text side is set before the engine is started, so who
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
@@ -14,6 +15,7 @@ from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.sampling import ModelLimits
 from mamba_server.text.chat_template import ChatTemplate
+from mamba_server.text.encoder_pool import EncoderPool
 from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.text.tokenizer import Tokenizer
 
@@ -42,6 +44,9 @@ class Serving:
     text: TextSide | None = None
     on_strategy: Callable[[str], None] = lambda _: None
     """Told when the strategy was changed while serving."""
+    encoders: EncoderPool = field(default_factory=EncoderPool)
+    preparing: int = 0
+    """Prompts that were admitted and are not with the engine yet."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def limits(self) -> ModelLimits:
@@ -56,8 +61,12 @@ class Serving:
                 f"the model '{name[:200]}' does not exist here; '{self.model_name}' is served", param="model"
             )
 
-    def admit(self, prompts: int, n: int) -> None:
-        """Bound what waits. Raises TooManyRequests, or InvalidRequest for what could never be admitted."""
+    @contextmanager
+    def admitted(self, prompts: int, n: int) -> Iterator[None]:
+        """Bound what waits, around what is done until the engine has it: tokenizing costs, too.
+
+        Raises TooManyRequests, or InvalidRequest for what could never be admitted.
+        """
         most = self.settings.max_waiting_requests
         if prompts > most:
             raise InvalidRequest(
@@ -68,6 +77,11 @@ class Serving:
                 f"n: {prompts} prompts with {n} choices each are more than {MOST_SEQUENCES} sequences",
                 param="n",
             )
-        waiting = self.engine.waiting
+        waiting = self.engine.waiting + self.preparing
         if waiting + prompts > most:
             raise TooManyRequests(f"{waiting} requests are waiting, at most {most} may; try again later")
+        self.preparing += prompts
+        try:
+            yield
+        finally:
+            self.preparing -= prompts

@@ -5,7 +5,7 @@ step that names it has completed. The state cache calls it; it knows nothing of 
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -51,6 +51,8 @@ class Grant:
 
 
 _FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
+SLICE = 1024
+"""Slabs or nodes that a check looks at before others may have their turn."""
 NO_PAGES: Pages = np.empty(0, np.int32)
 
 
@@ -72,11 +74,16 @@ class Arena:
         self._free_slabs = list(range(slabs - 1, 0, -1))
         self._slot_state = [SlotState.FREE] * slabs
         self._slot_fence = [0] * slabs
+        self.slots_by_state = dict.fromkeys(SlotState, 0)
+        """How many slabs are slots in each state but FREE."""
         self._free_pages: list[list[int]] = [[] for _ in range(slabs)]
         self._partial: list[tuple[int, int]] = []
         self._partial_free = 0
         self.page_owner = np.zeros(max(1, slabs * pages_per_slab), np.int8)
         self.page_owner[: max(1, pages_per_slab)] = PageOwner.PADDING
+        self.pages_by_owner = [0] * 5
+        """How many pages each owner but FREE has."""
+        self.pages_by_owner[PageOwner.PADDING] = max(1, pages_per_slab)
         self._fenced_slots: list[tuple[int, int]] = []
         self._fenced_pages: list[tuple[int, Pages]] = []
 
@@ -149,7 +156,7 @@ class Arena:
             if free:
                 heapq.heappush(self._partial, (len(free), slab))
         pages = np.array(out, np.int32)
-        self.page_owner[pages] = PageOwner.SEQUENCE
+        self._hand(pages, PageOwner.FREE, PageOwner.SEQUENCE)
         return pages
 
     def _fullest_partial(self) -> int:
@@ -165,7 +172,12 @@ class Arena:
     def move(self, slot: int, state: SlotState, fence: int = 0) -> None:
         """Take `slot` to `state` along the life-cycle table; `fence`: last step that names it."""
         fence = max(fence, self._slot_fence[slot])
-        check(slot, self._slot_state[slot], state, fence=fence, completed=self.completed)
+        before = self._slot_state[slot]
+        check(slot, before, state, fence=fence, completed=self.completed)
+        if before is not SlotState.FREE:
+            self.slots_by_state[before] -= 1
+        if state is not SlotState.FREE:
+            self.slots_by_state[state] += 1
         self._slot_state[slot] = state
         self._slot_fence[slot] = fence
 
@@ -176,7 +188,12 @@ class Arena:
     def give_pages_to_tree(self, pages: Pages) -> None:
         if self.pages_per_slab:
             self._expect(pages, PageOwner.SEQUENCE)
-            self.page_owner[pages] = PageOwner.TREE
+            self._hand(pages, PageOwner.SEQUENCE, PageOwner.TREE)
+
+    def _hand(self, pages: Pages, before: int, after: int) -> None:
+        self.page_owner[pages] = after
+        self.pages_by_owner[before] -= len(pages)
+        self.pages_by_owner[after] += len(pages)
 
     # --- give back -----------------------------------------------------------------------------------
 
@@ -191,7 +208,7 @@ class Arena:
         if not self.pages_per_slab or not len(pages):
             return
         self._expect(pages, owner)
-        self.page_owner[pages] = PageOwner.FENCED
+        self._hand(pages, owner, PageOwner.FENCED)
         self._fenced_pages.append((fence, pages))
         self._release()
 
@@ -222,7 +239,7 @@ class Arena:
             self._fenced_pages = waiting_pages
 
     def _return_pages(self, pages: Pages) -> None:
-        self.page_owner[pages] = PageOwner.FREE
+        self._hand(pages, PageOwner.FENCED, PageOwner.FREE)
         touched: set[int] = set()
         for page in pages.tolist():
             slab = page // self.pages_per_slab
@@ -257,34 +274,45 @@ class Arena:
 
     # --- account -------------------------------------------------------------------------------------
 
-    def slots_in(self, states: Sequence[SlotState]) -> list[int]:
-        """Slot ids in any of `states` (slabs that are slots)."""
-        return [
-            slab
-            for slab in range(1, self.slabs)
-            if self._role[slab] == _SLOT and self._slot_state[slab] in states
-        ]
+    def slots_of(self, slabs: range) -> Iterator[tuple[int, SlotState]]:
+        """Those of `slabs` that are slots, and what they are."""
+        for slab in slabs:
+            if self._role[slab] == _SLOT:
+                yield slab, self._slot_state[slab]
 
-    def check_slabs(self) -> None:
-        """Roles, free lists and page accounts of the slabs agree (W5: the sums are the capacity).
+    def check_slabs(self) -> Iterator[None]:
+        """Roles, free lists, counts and page accounts of the slabs agree (W5: the sums are the capacity).
 
-        Raises LedgerViolation.
+        Done when it is used up, some slabs at a time. Raises LedgerViolation.
         """
         roles = self._role.count(_FREE)
         if roles != len(self._free_slabs) or len(set(self._free_slabs)) != len(self._free_slabs):
             raise LedgerViolation(f"W5: {roles} free slabs, {len(self._free_slabs)} on the free list")
         partial_free = 0
+        states = dict.fromkeys(SlotState, 0)
+        of_slabs = self.page_owner.reshape(self.slabs if self.pages_per_slab else 1, -1)
+        free_pages = (of_slabs == PageOwner.FREE).sum(axis=1).tolist()
         for slab in range(1, self.slabs):
+            if not slab % SLICE:
+                yield
             if self._role[slab] == _PAGES:
                 free = self._free_pages[slab]
                 partial_free += len(free)
-                first = slab * self.pages_per_slab
-                owners = self.page_owner[first : first + self.pages_per_slab]
-                if int((owners == PageOwner.FREE).sum()) != len(free):
+                if free_pages[slab] != len(free):
                     raise LedgerViolation(f"W5: slab {slab} has {len(free)} free pages, account differs")
                 if len(free) == self.pages_per_slab:
                     raise LedgerViolation(f"W5: slab {slab} is empty but still has the role of pages")
-            elif self._role[slab] == _SLOT and self._slot_state[slab] is SlotState.FREE:
-                raise LedgerViolation(f"W5: slot {slab} is free but its slab is not")
+            elif self._role[slab] == _SLOT:
+                states[self._slot_state[slab]] += 1
+                if self._slot_state[slab] is SlotState.FREE:
+                    raise LedgerViolation(f"W5: slot {slab} is free but its slab is not")
         if partial_free != self._partial_free:
             raise LedgerViolation(f"W5: {partial_free} free pages in slabs, {self._partial_free} counted")
+        if states != self.slots_by_state:
+            raise LedgerViolation(f"W5: slots by state are {states}, counted {self.slots_by_state}")
+
+    def check_pages(self) -> None:
+        """The counts of pages are those of their owners. Raises LedgerViolation."""
+        owners = np.bincount(self.page_owner, minlength=5).tolist()
+        if owners[1:] != self.pages_by_owner[1:]:
+            raise LedgerViolation(f"W5: pages by owner are {owners}, counted {self.pages_by_owner}")

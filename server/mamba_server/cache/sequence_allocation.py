@@ -37,6 +37,7 @@ class SequenceAllocation:
     __slots__ = (
         "_batch",
         "awaited",
+        "distrusted_from",
         "first_page",
         "match_node",
         "node",
@@ -75,6 +76,8 @@ class SequenceAllocation:
         """Deepest tree node whose pages this sequence uses (page lock held)."""
         self.match_node: Node | None = None
         """Checkpoint read by the first forward (state lock held until that forward's fence)."""
+        self.distrusted_from: int | None = None
+        """Depth from which on what it left in the tree is not to be resumed; None = all is well."""
         self.resumed = self.depth
         """Tokens that it did not compute."""
 

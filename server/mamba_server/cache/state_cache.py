@@ -498,6 +498,20 @@ class StateCache:
             for each in self._retiring
         ]
 
+    def condemn(self, allocation: SequenceAllocation) -> None:
+        """What was computed for it is no number: it donates nothing, and what it left in the tree goes too.
+
+        So does the checkpoint it resumed from, if nothing good has come of it.
+        """
+        unproven = allocation.match_node is not None
+        allocation.distrusted_from = allocation.resumed + (0 if unproven else 1)
+
+    def _drop_distrusted(self, deepest: Node, depth: int) -> None:
+        for node in reversed(list(deepest.path())):
+            # Who is just being resumed from one will find out for itself.
+            if node.slot and node.depth >= depth and not node.state_lock:
+                self.reclaimer.evict(node)
+
     @property
     def admitted(self) -> int:
         """Sequences that were admitted and have not ended or been preempted."""
@@ -513,7 +527,7 @@ class StateCache:
         if allocation.match_node is not None:
             self.tree.unlock_state(allocation.match_node)
             allocation.match_node = None
-        usable = min(len(token_ids), allocation.depth)
+        usable = min(len(token_ids), allocation.depth) if allocation.distrusted_from is None else 0
         if self.prefix_caching and usable:
             self._settle_pending(allocation, token_ids, usable)
         for pending in allocation.pending:
@@ -533,6 +547,8 @@ class StateCache:
             self.arena.free_pages_of(own, 0, PageOwner.SEQUENCE)
         if allocation.node is not None:
             self.tree.unlock(allocation.node)
+            if allocation.distrusted_from is not None:
+                self._drop_distrusted(allocation.node, allocation.distrusted_from)
         del self.allocations[allocation.row]
         self.batch.give_back(allocation.row)
 

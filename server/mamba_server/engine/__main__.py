@@ -10,7 +10,9 @@ import signal
 import sys
 
 from mamba_planner.engine_settings import EngineSettings
+from mamba_server.engine.cpu_threads import set_up_threads
 from mamba_server.engine.process import EngineProcess, Port, Report, report_progress, say_fatal
+from mamba_server.host_cores import usable_cores
 from mamba_server.wire import Ready
 
 PR_SET_PDEATHSIG = 1
@@ -50,6 +52,7 @@ def main() -> int:
 
 
 def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
+    set_up_threads(os.environ, usable_cores())
     report("importing torch", 0, 1)
     from mamba_server.engine.admin import Admin
     from mamba_server.engine.boot import boot, ready_plan

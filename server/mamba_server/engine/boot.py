@@ -96,7 +96,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     cache = _cache(settings, made, layout, most, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     limits = Limits(step_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens)
-    stream = make_stream(device, overlap=settings.overlap)
+    stream = make_stream(device, overlap=made.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
     runner = ModelRunner(
@@ -113,7 +113,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         Scheduler(cache, limits),
         stream,
         runner,
-        overlap=settings.overlap,
+        overlap=made.overlap,
         eos_token_ids=frozenset(config.eos_token_ids),
         seed=settings.seed,
         pace=_pace(settings, limits, device),
@@ -180,7 +180,7 @@ def _cache(
         Arena(layout.slabs, layout.pages_per_slab, fail),
         RadixTree(made.page_size, Eviction(settings.eviction), fingerprint),
         PersistentBatch(most_running, -(-made.max_model_len // made.page_size)),
-        reservation(made.strategy, overlap=settings.overlap),
+        reservation(made.strategy, overlap=made.overlap),
         track_interval=settings.track_interval,
         cap=settings.max_checkpoints_per_path,
         prefix_caching=settings.prefix_caching,
@@ -189,5 +189,5 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it."""
-    return engine.plan.to_json()
+    """The plan as the admin call and the API show it, with the threads that compute on a CPU."""
+    return {**engine.plan.to_json(), "threads": torch.get_num_threads()}

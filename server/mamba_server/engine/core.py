@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_planner.strategy import reservation
+from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.engine.errors import ends_the_device
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
@@ -41,6 +43,8 @@ class StepResult:
     tokens: npt.NDArray[np.int32]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    finite: npt.NDArray[np.bool_] | None = None
+    """bool[members]: false where a member of the schedule came to NaN or infinity; None = nowhere."""
 
 
 class StepRunner(Protocol):
@@ -65,6 +69,12 @@ class _Launched:
     ticket: Ticket[Callable[[], StepResult]]
     schedule_seconds: float
     started: float
+    allocations: list[SequenceAllocation | None]
+    """Of the members of the schedule, as they were at launch: a member may have lost its own since (O5)."""
+
+
+FAILURES_IN_A_ROW = 3
+"""Failed steps with no good one between them after which the device counts as lost."""
 
 
 class EngineCore:
@@ -96,6 +106,9 @@ class EngineCore:
         self.generated_tokens = 0
         self.failed_steps = 0
         self.last_error = ""
+        self.lost = ""
+        """Why the device will not run another step; then all has ended, and the process should."""
+        self._failures = 0
         self._stream = stream
         self._runner = runner
         self._eos = eos_token_ids
@@ -204,10 +217,13 @@ class EngineCore:
             work = self._runner.prepare(schedule)
             planned = self._clock()
             ticket = self._stream.launch(work)
-            self._launched.append(_Launched(schedule, ticket, planned - began, planned))
+            allocations = [sequence.allocation for sequence in schedule.members]
+            self._launched.append(_Launched(schedule, ticket, planned - began, planned, allocations))
         keep = 1 if self.overlap and not schedule.empty else 0
         while len(self._launched) > keep:
             self._commit(self._launched.popleft())
+        if self.lost:
+            self._end_all()
         return self._deltas
 
     def _commit(self, launched: _Launched) -> None:
@@ -223,6 +239,9 @@ class EngineCore:
             seconds = ran - max(launched.started, self._ran)
             self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
         self._ran = ran
+        self._failures = 0
+        if result.finite is not None and not result.finite.all():
+            self._end_spoilt(launched, result.finite)
         self.cache.advance(schedule.step)
         tokens = result.tokens.tolist()
         for index, sequence in enumerate(schedule.decodes):
@@ -307,19 +326,46 @@ class EngineCore:
     def _fail(self, schedule: Schedule, error: BaseException) -> None:
         """The device work of a step failed: its sequences end with an error, nothing of them is cached."""
         self.failed_steps += 1
+        self._failures += 1
         self.last_error = f"{type(error).__name__}: {error}"
-        members = [*schedule.decodes, *(piece.sequence for piece in schedule.pieces)]
-        for sequence in members:
+        if ends_the_device(error):
+            self.lost = f"the device failed for good: {self.last_error}"
+        elif self._failures >= FAILURES_IN_A_ROW:
+            self.lost = f"the device failed {self._failures} steps in a row, at last with {self.last_error}"
+        for sequence in schedule.members:
             sequence.in_flight -= 1
-            if sequence.phase is not Phase.FINISHED:
-                self._emit_error(sequence)
-                self._finish(sequence, "error", keep=0)
+            self._end_with_error(sequence, "the engine failed while it generated this answer; try again")
         self.cache.distrust(schedule.step)
         self.cache.advance(schedule.step)
         self.cache.settle()
 
-    def _emit_error(self, sequence: Sequence) -> None:
-        self._deltas.append(SequenceDelta(sequence.request_id, sequence.index, [], finish_reason="error"))
+    def _end_spoilt(self, launched: _Launched, finite: npt.NDArray[np.bool_]) -> None:
+        """End the sequences that came to NaN or infinity, and them alone, before anything of this step, or of
+        the next one that may be in flight, is donated.
+        """
+        members = launched.schedule.members
+        for index in np.flatnonzero(~finite).tolist():
+            allocation = launched.allocations[index]
+            if allocation is not None:
+                self.cache.condemn(allocation)
+            self._end_with_error(
+                members[index],
+                "the model computed NaN or infinity for this request: it was ended and nothing of it was "
+                "cached; if it happens again, serve with --dtype float32 and --state-dtype float32",
+            )
+
+    def _end_with_error(self, sequence: Sequence, why: str) -> None:
+        if sequence.phase is not Phase.FINISHED:
+            self._deltas.append(
+                SequenceDelta(sequence.request_id, sequence.index, [], finish_reason="error", error=why)
+            )
+            self._finish(sequence, "error", keep=0)
+
+    def _end_all(self) -> None:
+        """Every request gets its error before the process ends."""
+        for group in list(self.sequences.values()):
+            for sequence in group:
+                self._end_with_error(sequence, f"{self.lost}; the engine is being restarted, try again")
 
     def drain_step_times(self) -> StepTimes:
         """The times since the last call."""

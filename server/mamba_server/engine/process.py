@@ -5,7 +5,7 @@ parent is gone, or with `Fatal` when it cannot start.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -13,6 +13,7 @@ from mamba_server import wire
 from mamba_server.cache import ledger
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
+from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.stats import collect
 from mamba_server.wire import (
     AbortRequest,
@@ -30,6 +31,8 @@ from mamba_server.wire import (
 )
 
 STATS_SECONDS = 0.5
+CHECK_SECONDS = 0.002
+"""How long the recount goes on before it looks for messages."""
 
 
 class Port:
@@ -79,14 +82,16 @@ class EngineProcess:
         self._clock = clock
         self._next_stats = 0.0
         self._checked = True
+        self._audit: Iterator[None] | None = None
+        """The recount under way; whatever comes in makes it void."""
 
     def run(self, ready: Ready) -> None:
-        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong."""
+        """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong, DeviceLost."""
         self._port.send(ready)
         stalled = False
         while True:
-            idle = self._core.idle
-            for message in self._port.receive(STATS_SECONDS if idle else 0.001 if stalled else 0.0):
+            resting = self._core.idle and self._audit is None
+            for message in self._port.receive(STATS_SECONDS if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
@@ -95,10 +100,13 @@ class EngineProcess:
             stalled = self._core.step_number == before and not deltas
             if deltas:
                 self._port.send(Outputs(deltas))
+            if self._core.lost:
+                raise DeviceLost(self._core.lost)
             self._after_step()
 
     def _take(self, message: ToEngine) -> None:
         self._checked = False
+        self._audit = None
         match message:
             case AddRequest():
                 rejected = self._core.add(message)
@@ -113,12 +121,24 @@ class EngineProcess:
 
     def _after_step(self) -> None:
         if self._core.idle and not self._checked:
-            # Idle time pays for the whole recount: a leak is found where it is made.
-            ledger.check(self._core.cache)
-            self._checked = True
-            self._send_stats()
+            self._check()
         if self._clock() >= self._next_stats:
             self._send_stats()
+
+    def _check(self) -> None:
+        """Go on with the recount that idle time pays for: a leak is found where it is made.
+
+        A request that comes waits for milliseconds of it, however large the cache is.
+        """
+        if self._audit is None:
+            self._send_stats()
+            self._audit = ledger.audit(self._core.cache)
+        began = self._clock()
+        for _ in self._audit:
+            if self._clock() - began > CHECK_SECONDS:
+                return
+        self._audit = None
+        self._checked = True
 
     def _send_stats(self) -> None:
         self._next_stats = self._clock() + STATS_SECONDS

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mamba_server.cache.node import NO_TOKENS
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, score_tokens
+from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, block_rows, score_tokens
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
@@ -72,7 +73,7 @@ class ModelRunner:
         self._sampler = Sampler(vocab_size, device, eos_token_ids)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
-        self._batch: SamplingBatch | None = None
+        self._batch: list[SamplingBatch] | None = None
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Everything the step needs, taken now; the work to launch."""
@@ -97,6 +98,8 @@ class ModelRunner:
         self, arrays: StepArrays, decodes: int, newcomers: list[_Newcomer], spans: list[_PromptSpan]
     ) -> Callable[[], StepResult]:
         with torch.inference_mode():
+            # First of all: the next step names them too, whatever becomes of this one.
+            self._admit(newcomers)
             sampling_rows = arrays.rows[arrays.sampling]
             batch = ForwardBatch.from_host(
                 HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
@@ -108,21 +111,25 @@ class ModelRunner:
             rows = _to(sampling_rows.astype(np.int64), self._device)
             if decodes:
                 batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
-            logits = self._model.forward(batch, self._cache)
-            scores = [self._score(logits, span) for span in spans]
+            hidden = self._model.hidden(batch, self._cache)
+            scores = [self._score(hidden, span) for span in spans]
             wanted = len(arrays.sampling)
+            probes = hidden[wanted : len(arrays.checked)]
             if not wanted:
-                return lambda: _land(None, spans, scores, [])
-            sampling = self._sampling_batch(sampling_rows, newcomers)
+                finite = _to_host(_finite(probes))
+                return lambda: _land(None, spans, scores, [], _of_members(finite, arrays.checked))
+            logits = self._model.logits(hidden[:wanted])
+            finite = _to_host(torch.cat([_finite(logits), _finite(probes)]))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
-            sampled = self._sampler.sample(logits[:wanted], sampling, positions)
+            sampled = self._sampler.sample(logits, self._sampling_batch(sampling_rows), positions)
             self._last_token[rows] = sampled.ids
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
-            landed = _to_host(sampled)
-            return lambda: _land(landed, spans, scores, tops)
+            landed = _on_host(sampled)
+            return lambda: _land(landed, spans, scores, tops, _of_members(finite, arrays.checked))
 
-    def _sampling_batch(self, rows: Ints, newcomers: list[_Newcomer]) -> SamplingBatch:
-        """Parameters of the sampling rows; the same object while the rows stay the same."""
+    def _admit(self, newcomers: list[_Newcomer]) -> None:
+        if newcomers:
+            self._batch = None
         for each in newcomers:
             before = self._sampling.pop(each.row, None)
             if before is not None:
@@ -130,19 +137,25 @@ class ModelRunner:
             self._sampling[each.row] = self._sampler.admit(
                 each.params, each.seed, each.prompt_len, each.token_ids
             )
+
+    def _sampling_batch(self, rows: Ints) -> list[SamplingBatch]:
+        """Parameters of the sampling rows; the same object while the rows stay the same."""
         key = rows.tobytes()
-        if newcomers or key != self._batch_key or self._batch is None:
+        if key != self._batch_key or self._batch is None:
             self._batch = self._sampler.batch([self._sampling[row] for row in rows.tolist()])
             self._batch_key = key
         return self._batch
 
-    def _score(self, logits: torch.Tensor, span: _PromptSpan) -> TokenScores:
-        part = logits[span.first : span.stop]
-        scores = score_tokens(part, _to(span.follow.astype(np.int64), self._device), max(1, span.top))
+    def _score(self, hidden: torch.Tensor, span: _PromptSpan) -> TokenScores:
+        """Block by block: the logits of all rows of a prompt may be larger than the model."""
+        size = block_rows(self._sampler.vocab_size)
+        follow = _to(span.follow.astype(np.int64), self._device)
+        blocks = zip(hidden[span.first : span.stop].split(size), follow.split(size), strict=True)
+        parts = [score_tokens(self._model.logits(rows), ids, max(1, span.top)) for rows, ids in blocks]
         return TokenScores(
-            scores.logprob.to("cpu", non_blocking=True),
-            scores.top_ids.to("cpu", non_blocking=True),
-            scores.top_logprobs.to("cpu", non_blocking=True),
+            _to_host(torch.cat([part.logprob for part in parts])),
+            _to_host(torch.cat([part.top_ids for part in parts])),
+            _to_host(torch.cat([part.top_logprobs for part in parts])),
         )
 
 
@@ -151,18 +164,35 @@ def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _to_host(sampled: SampledTokens) -> SampledTokens:
-    """Start the copies; they are complete when the step's fence has passed."""
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Start the copy; it is complete when the step's fence has passed."""
+    if tensor.device.type == "cpu":
+        return tensor
+    out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return out.copy_(tensor, non_blocking=True)
 
+
+def _on_host(sampled: SampledTokens) -> SampledTokens:
     def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None or tensor.device.type == "cpu":
-            return tensor
-        out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return out.copy_(tensor, non_blocking=True)
+        return None if tensor is None else _to_host(tensor)
 
-    ids = copy(sampled.ids)
-    assert ids is not None
-    return SampledTokens(ids, copy(sampled.logprob), copy(sampled.top_ids), copy(sampled.top_logprobs))
+    return SampledTokens(
+        _to_host(sampled.ids), copy(sampled.logprob), copy(sampled.top_ids), copy(sampled.top_logprobs)
+    )
+
+
+def _finite(rows: torch.Tensor) -> torch.Tensor:
+    """[r] bool: neither NaN nor positive infinity in the row. NaN wins every comparison of `amax`, and one in
+    a state reaches the hidden state of every later token.
+    """
+    return rows.amax(-1).isfinite()
+
+
+def _of_members(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
+    """From the order of the logits to that of the schedule."""
+    out = np.ones(len(checked), np.bool_)
+    out[checked] = finite.numpy()
+    return out
 
 
 def _land(
@@ -170,6 +200,7 @@ def _land(
     spans: list[_PromptSpan],
     scores: list[TokenScores],
     tops: list[int],
+    finite: npt.NDArray[np.bool_],
 ) -> StepResult:
     """The step's numbers on the host. Runs after the fence."""
     tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
@@ -186,7 +217,7 @@ def _land(
                 strict=True,
             )
         ]
-    return StepResult(tokens, _row_logprobs(sampled, tops), prompt)
+    return StepResult(tokens, _row_logprobs(sampled, tops), prompt, finite)
 
 
 def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, TokenLogprobs]:

@@ -33,6 +33,14 @@ SORTED_VOCAB = 1 << 14
 _ONE_BITS = 0x3F800000
 """float32 1.0 as an integer: non-negative floats are ordered as their bits."""
 
+BLOCK_LOGITS = 1 << 22
+"""Most logits worked on at once (or one row): bounds the copies that sampling and scoring take."""
+
+
+def block_rows(vocab_size: int) -> int:
+    """Rows of logits that are sampled or scored together."""
+    return max(1, BLOCK_LOGITS // vocab_size)
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -102,16 +110,27 @@ class Sampler:
         if row.counts_row >= 0:
             self._free.append(row.counts_row)
 
-    def batch(self, rows: Sequence[SamplingRow]) -> SamplingBatch:
-        """Group the rows of a step; keep the result while the rows stay the same."""
-        return SamplingBatch.build(rows, self.vocab_size, self.device)
+    def batch(self, rows: Sequence[SamplingRow]) -> list[SamplingBatch]:
+        """Group the rows of a step, block by block; keep the result while the rows stay the same."""
+        size = block_rows(self.vocab_size)
+        return [
+            SamplingBatch.build(rows[first : first + size], self.vocab_size, self.device)
+            for first in range(0, len(rows), size)
+        ]
 
-    def sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> SampledTokens:
+    def sample(
+        self, logits: torch.Tensor, batches: Sequence[SamplingBatch], positions: torch.Tensor
+    ) -> SampledTokens:
         """Choose one token per row.
 
         logits: [L, vocab] float32, overwritten; positions: [L] int32, absolute position in its sequence of
-        the token to be chosen (that of the row's last token plus one).
+        the token to be chosen (that of the row's last token plus one). A row that holds NaN gets some token.
         """
+        sizes = [batch.size for batch in batches]
+        parts = zip(logits.split(sizes), batches, positions.split(sizes), strict=True)
+        return _joined([self._sample(*part) for part in parts])
+
+    def _sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> SampledTokens:
         with torch.inference_mode():
             raw = None if batch.logprobs is None else logits[batch.logprobs]
             if batch.bias is not None:
@@ -187,11 +206,42 @@ def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> Tok
 
     logits: [L, vocab] float32; token_ids: [L]; top: how many of the most likely tokens to add.
     """
+    if len(logits) > (size := block_rows(logits.shape[1])):
+        blocks = zip(logits.split(size), token_ids.split(size), strict=True)
+        parts = [score_tokens(*block, top) for block in blocks]
+        return TokenScores(
+            torch.cat([part.logprob for part in parts]),
+            torch.cat([part.top_ids for part in parts]),
+            torch.cat([part.top_logprobs for part in parts]),
+        )
     with torch.inference_mode():
         normalizer = logits.logsumexp(-1, keepdim=True)
         chosen = logits.gather(1, token_ids.to(torch.int64)[:, None]) - normalizer
         values, ids = logits.topk(min(top, logits.shape[1]))
         return TokenScores(chosen[:, 0], ids.to(torch.int32), values - normalizer)
+
+
+def _joined(parts: list[SampledTokens]) -> SampledTokens:
+    """The blocks of a step as one, each as wide as the widest."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = torch.cat([part.ids for part in parts])
+    if all(part.logprob is None for part in parts):
+        return SampledTokens(ids, None, None, None)
+    none = ids.new_zeros(0, dtype=torch.float32)
+    logprobs = [none.new_full((len(p.ids),), torch.nan) if p.logprob is None else p.logprob for p in parts]
+    width = max(0 if part.top_ids is None else part.top_ids.shape[1] for part in parts)
+    if not width:
+        return SampledTokens(ids, torch.cat(logprobs), None, None)
+    top_ids = ids.new_zeros(len(ids), width)
+    top_logprobs = none.new_full((len(ids), width), torch.nan)
+    first = 0
+    for part in parts:
+        if part.top_ids is not None and part.top_logprobs is not None:
+            where = slice(first, first + len(part.ids)), slice(part.top_ids.shape[1])
+            top_ids[where], top_logprobs[where] = part.top_ids, part.top_logprobs
+        first += len(part.ids)
+    return SampledTokens(ids, torch.cat(logprobs), top_ids, top_logprobs)
 
 
 def _with_logprobs(ids: torch.Tensor, raw: torch.Tensor, rows: torch.Tensor, top: int) -> SampledTokens:
@@ -253,7 +303,8 @@ def _nucleus(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """
     probabilities = logits.softmax(-1)
     wide = probabilities.double()
-    bits = probabilities.view(torch.int32)
+    # What is no probability (NaN) stays within the buckets, so that the other rows are sampled all the same.
+    bits = probabilities.view(torch.int32).clamp(0, _ONE_BITS)
     upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()
     none = torch.zeros_like(mass, dtype=torch.float64)
     bucket, beyond = _lowest_bucket(upper, wide, none, mass, (_ONE_BITS >> 16) + 1)

@@ -35,5 +35,10 @@ class Schedule:
         return not self.decodes and not self.pieces
 
     @property
+    def members(self) -> list[Sequence]:
+        """Every sequence that takes part: the decodes, then those of the pieces."""
+        return [*self.decodes, *(piece.sequence for piece in self.pieces)]
+
+    @property
     def tokens(self) -> int:
         return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)

@@ -38,6 +38,8 @@ class StepArrays:
     """[S] persistent row of each sequence."""
     sampling: list[int]
     """Which sequences (0..S) sample, in the order of the result."""
+    checked: list[int]
+    """Those, then the other sequences: the first entries of `logits_rows` are the last rows of these."""
     prompt_spans: dict[int, tuple[int, int, Ints]]
     """Piece -> (first and last+1 index into `logits_rows`, the tokens that follow)."""
 
@@ -68,7 +70,8 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     chunks = _chunks(schedule, query_start, chunk)
     last = query_start[1:] - 1
     sampling = [*range(decodes), *(decodes + i for i, piece in enumerate(pieces) if piece.final)]
-    logits_rows, spans = _logits_rows(schedule, query_start, last[sampling])
+    checked = sampling + [decodes + i for i, piece in enumerate(pieces) if not piece.final]
+    logits_rows, spans = _logits_rows(schedule, query_start, last[checked])
     return StepArrays(
         token_ids=token_ids,
         positions=positions.astype(np.int32, copy=False),
@@ -88,6 +91,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         logits_rows=logits_rows,
         rows=rows,
         sampling=sampling,
+        checked=checked,
         prompt_spans=spans,
     )
 
@@ -118,11 +122,11 @@ def _chunks(schedule: Schedule, query_start: Ints, chunk: int) -> npt.NDArray[np
 
 
 def _logits_rows(
-    schedule: Schedule, query_start: Ints, sampled: Ints
+    schedule: Schedule, query_start: Ints, checked: Ints
 ) -> tuple[Ints, dict[int, tuple[int, int, Ints]]]:
-    parts = [sampled.astype(np.int32, copy=False)]
+    parts = [checked.astype(np.int32, copy=False)]
     spans: dict[int, tuple[int, int, Ints]] = {}
-    at = len(sampled)
+    at = len(checked)
     for number, piece in enumerate(schedule.pieces):
         sequence = piece.sequence
         if sequence.prompt_logprobs is None or sequence.prompt_done:

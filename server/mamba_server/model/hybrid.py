@@ -79,7 +79,18 @@ class HybridModel:
         return cls(config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant)
 
     def forward(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
-        """Run one step. Returns float32 logits [L, vocab] of the rows `batch.logits_rows`.
+        """Run one step. Returns float32 logits [L, vocab] of the rows `batch.logits_rows`."""
+        return self.logits(self.hidden(batch, cache))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 logits [r, vocab] of rows of `hidden`: apart, so that many rows can be scored in blocks."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self.head(hidden)
+            return logits if logits.dtype == torch.float64 else logits.float()
+
+    def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
+        """Run one step but for the head. Returns the normed hidden states [L, d] of the rows
+        `batch.logits_rows`.
 
         The state of every sequence (convolution window and SSM part, from one depth) goes to its `slot_out`,
         checkpoints to `chunk_track` and `decode_track`, keys and values to `kv_row`.
@@ -90,9 +101,7 @@ class HybridModel:
             for block in self.blocks:
                 normed = rms_norm(x, block.norm, self.config.norm_eps)
                 x = x + self._mix(block, normed, cache, plans)
-            x = rms_norm(x[batch.logits_rows], self.norm, self.config.norm_eps)
-            logits = self.head(x)
-            return logits if logits.dtype == torch.float64 else logits.float()
+            return rms_norm(x[batch.logits_rows], self.norm, self.config.norm_eps)
 
     def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
         match block.mixer:

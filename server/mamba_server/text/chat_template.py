@@ -14,7 +14,9 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mamba_server.text.errors import BadTemplate, TemplateRefused
@@ -34,6 +36,17 @@ class _Raised(jinja2.TemplateError):
 
 def _raise(message: str) -> None:
     raise _Raised(str(message))
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant wrote, for training: here its content is shown as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements up to `{% endgeneration %}`."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
@@ -57,7 +70,10 @@ class ChatTemplate:
         self, source: str, special_tokens: dict[str, str], *, now: Callable[[], datetime] = datetime.now
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], undefined=jinja2.Undefined
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _Generation],
+            undefined=jinja2.Undefined,
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
@@ -128,14 +144,25 @@ class ChatTemplate:
         *,
         tools: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
+        generation_prompt: bool = True,
+        continue_final: bool = False,
+        check: Callable[[str], None] = lambda _: None,
     ) -> ChatPrompt:
         """Render and encode. The template writes the special tokens itself, so the tokenizer adds none.
 
         The boundary counts the tokens that end at or before the text rendered without generation prompt.
+        `continue_final`: the prompt ends where the text of the last message does. `check` sees the text
+        before it is encoded.
         """
-        text = self.render(messages, tools=tools, variables=variables)
+        answered = generation_prompt and not continue_final
+        text = self.render(messages, tools=tools, variables=variables, generation_prompt=answered)
+        if continue_final:
+            text = _up_to_the_end_of(messages[-1]["content"], text)
+        check(text)
         encoding = tokenizer.encoding(text)
         token_ids: list[int] = encoding.ids
+        if not answered:
+            return ChatPrompt(token_ids, 0)
         try:
             closed = self.render(messages, tools=tools, generation_prompt=False, variables=variables)
         except TemplateRefused:
@@ -148,3 +175,11 @@ class ChatTemplate:
                 break
             boundary += 1
         return ChatPrompt(token_ids, boundary)
+
+
+def _up_to_the_end_of(content: str, text: str) -> str:
+    """Templates may strip a message's text. Raises TemplateRefused when they do not show it at all."""
+    for shown in (content, content.strip()):
+        if shown and (place := text.rfind(shown)) >= 0:
+            return text[: place + len(shown)]
+    raise TemplateRefused("the chat template does not show the last message, so it cannot be continued")

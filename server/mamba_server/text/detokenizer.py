@@ -18,13 +18,19 @@ CONTEXT = 6
 
 
 class Detokenizer:
-    """Incremental text of one sequence. `prompt_tail`: the prompt's last token ids; [] starts a new text."""
+    """Incremental text of one sequence. `prompt_tail`: the prompt's last token ids; [] starts a new text.
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = ()) -> None:
+    `special`: the text shows special tokens.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = (), *, special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._context = list(prompt_tail[-CONTEXT:])
         self._held: list[int] = []
-        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=not self._special)
 
     def feed(self, token_id: int) -> str:
         """The text that this token makes certain; "" while a character is incomplete."""
@@ -47,19 +53,22 @@ class Detokenizer:
         self._held.clear()
         return text
 
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, special=self._special)
+
     def _rest(self) -> str:
         """Text of the held tokens, seen in their context."""
-        before = self._tokenizer.decode(self._context)
-        both = self._tokenizer.decode(self._context + self._held)
+        before = self._decode(self._context)
+        both = self._decode(self._context + self._held)
         if both.startswith(before):
             return both[len(before) :]
-        return self._tokenizer.decode(self._held)
+        return self._decode(self._held)
 
     def _restart(self, text: str) -> str:
         # Broken bytes are no context: then what was whole before them stays it.
-        seen = self._tokenizer.decode(self._held[-CONTEXT:])
+        seen = self._decode(self._held[-CONTEXT:])
         if seen and not seen.endswith(REPLACEMENT):
             self._context = self._held[-CONTEXT:]
         self._held.clear()
-        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=not self._special)
         return text

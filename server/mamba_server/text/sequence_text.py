@@ -24,14 +24,27 @@ class TextStep:
     """A stop string ended the sequence here."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of a sequence is text for the client."""
+
+    stops: tuple[str, ...] = ()
+    """The strings that end it."""
+    special_tokens: bool = False
+    """Special tokens are shown."""
+    stop: bool = False
+    """The string or token that ended it is shown."""
+
+
 class SequenceText:
     """Text of one sequence, with the stop strings ignored for the first `min_tokens` tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], stops: tuple[str, ...], min_tokens: int = 0
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: Shown, min_tokens: int = 0
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_tail)
-        self._matcher = StopMatcher(stops)
+        self._detokenizer = Detokenizer(tokenizer, prompt_tail, special=shown.special_tokens)
+        self._matcher = StopMatcher(shown.stops, show=shown.stop)
+        self._hide_stop = not shown.stop
         self._min_tokens = min_tokens
         self.tokens = 0
         """Tokens that count so far."""
@@ -39,7 +52,7 @@ class SequenceText:
     def feed(self, token_ids: Sequence[int], *, stop_token: bool = False, last: bool = False) -> TextStep:
         """Add tokens; `stop_token`: the last one ended the sequence, no text; `last`: nothing follows."""
         parts: list[str] = []
-        shown = len(token_ids) - 1 if stop_token else len(token_ids)
+        shown = len(token_ids) - 1 if stop_token and self._hide_stop else len(token_ids)
         for place, token_id in enumerate(token_ids[:shown]):
             self.tokens += 1
             if self._add(self._detokenizer.feed(token_id), parts):

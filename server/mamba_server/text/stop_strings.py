@@ -18,7 +18,9 @@ class Matched:
 class StopMatcher:
     """Finds the stop string that ends first; of several that end together, the one that begins first."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, show: bool = False) -> None:
+        """`show`: the stop string is a part of the text."""
+        self._show = show
         self._stops = stops
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
@@ -35,6 +37,8 @@ class StopMatcher:
         if found is not None:
             _, begin, stop = found
             self._held = ""
+            if self._show:
+                begin += len(stop)
             return Matched(text[:begin], stop)
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]

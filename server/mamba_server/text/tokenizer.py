@@ -4,10 +4,8 @@ Made once by the API process. Knows special tokens, the rule for the beginning-o
 bytes of each token. It never sees the model's weights and never decides where a sequence ends.
 """
 
-import asyncio
 import functools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,6 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
 from mamba_server.text.errors import BadTokenizer
-
-# Below this many characters encoding takes less time than handing it to a thread.
-THREAD_FROM_CHARS = 4096
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -80,9 +75,12 @@ class Tokenizer:
         bos = self.special_tokens.get("bos_token")
         self.bos_id = rust.token_to_id(bos) if bos is not None else None
         self._bos_rule = config.get("add_bos_token")
-        self._byte_level = '"ByteLevel"' in rust.to_str().split('"model"', 1)[0]
+        document = json.loads(rust.to_str())
+        self._byte_level = '"ByteLevel"' in json.dumps({**document, "model": None, "added_tokens": None})
         added = rust.get_added_tokens_decoder().values()
         self._added = {token.content: bool(token.special) for token in added}
+        self.most_chars_per_token = _most_chars_per_token(document)
+        """No text has more characters than this for each of its tokens; None = nothing is known."""
         # Per object, so that a tokenizer of another model in the same process has its own.
         self.piece = functools.lru_cache(maxsize=1 << 16)(self._piece)
 
@@ -114,19 +112,13 @@ class Tokenizer:
             token_ids.insert(0, self.bos_id)
         return token_ids
 
-    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `encode`, in a thread when the texts are long: the event loop keeps streaming meanwhile."""
-        if sum(map(len, texts)) < THREAD_FROM_CHARS:
-            return [self.encode(text) for text in texts]
-        return await asyncio.to_thread(lambda: [self.encode(text) for text in texts])
-
     def encoding(self, text: str) -> Encoding:
         """Token ids with character offsets, without special tokens of the tokenizer's own."""
         return self.rust.encode(text, add_special_tokens=False)
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return self.rust.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: list[int], *, special: bool = False) -> str:
+        """Text of token ids; special tokens are left out unless `special`."""
+        return self.rust.decode(token_ids, skip_special_tokens=not special)
 
     def _piece(self, token_id: int) -> Piece:
         token = self.rust.id_to_token(token_id)
@@ -141,6 +133,49 @@ class Tokenizer:
         else:
             raw = token.replace("\u2581", " ").encode()
         return Piece(raw.decode("utf-8", errors="replace"), raw)
+
+
+_KEEPING = frozenset({"Prepend", "Replace", "Sequence", "NFC"})
+"""Normalizers that make no text shorter but for NFC, which joins at most three characters to one."""
+
+
+def _most_chars_per_token(document: dict[str, Any]) -> int | None:
+    """Of a BPE over bytes: nothing is dropped there, and no token stands for what is unknown."""
+    model = document["model"]
+    normalizers = _kinds(document.get("normalizer"))
+    parts = _kinds(document.get("pre_tokenizer"))
+    bytewise = "ByteLevel" in parts or bool(model.get("byte_fallback"))
+    drops = '"Removed"' in json.dumps(document.get("pre_tokenizer")) or any("White" in one for one in parts)
+    shortened = normalizers - _KEEPING or _replaces_by_less(document.get("normalizer"))
+    if model.get("type") != "BPE" or not bytewise or drops or shortened:
+        return None
+    if any(token["lstrip"] or token["rstrip"] for token in document["added_tokens"]):
+        return None  # takes any length of white space into itself
+    longest = max(map(len, [*model["vocab"], *(token["content"] for token in document["added_tokens"])]))
+    return int(longest) * (3 if "NFC" in normalizers else 1)
+
+
+def _kinds(part: Any) -> set[str]:
+    """The types of a normalizer or pre-tokenizer and of those within."""
+    if isinstance(part, list):
+        return set[str]().union(*map(_kinds, part))
+    if not isinstance(part, dict):
+        return set()
+    return {str(part.get("type"))}.union(
+        *(_kinds(value) for value in part.values() if isinstance(value, list))
+    )
+
+
+def _replaces_by_less(part: Any) -> bool:
+    """Whether a Replace within changes a text to a shorter one, or a pattern of any length."""
+    if isinstance(part, list):
+        return any(map(_replaces_by_less, part))
+    if not isinstance(part, dict):
+        return False
+    if part.get("type") == "Replace":
+        pattern = part["pattern"].get("String")
+        return pattern is None or len(part["content"]) < len(pattern)
+    return any(_replaces_by_less(value) for value in part.values() if isinstance(value, list))
 
 
 def _check_vocabulary(rust: RustTokenizer, directory: Path) -> None:

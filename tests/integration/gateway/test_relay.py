@@ -102,7 +102,9 @@ async def test_the_request_id_of_the_client_goes_to_the_engine_and_back(engine, 
     assert fake.seen[0].headers["traceparent"] == headers["traceparent"]
 
 
-async def test_identifiers_are_made_where_the_client_brings_none_or_nonsense(engine, gateway, client) -> None:
+async def test_request_ids_are_made_where_the_client_brings_none_or_nonsense_and_traces_are_not(
+    engine, gateway, client
+) -> None:
     fake = await engine()
     through = await gateway(fake)
     for headers in ({}, {"X-Request-Id": '" "', "traceparent": "00-zz-1-1"}):
@@ -111,7 +113,7 @@ async def test_identifiers_are_made_where_the_client_brings_none_or_nonsense(eng
     made = [seen.headers["X-Request-Id"] for seen in fake.seen]
     assert len(set(made)) == 2
     assert all(len(identifier) == 32 for identifier in made)
-    assert all(len(seen.headers["traceparent"]) == 55 for seen in fake.seen)
+    assert not any("traceparent" in seen.headers for seen in fake.seen)
 
 
 async def test_hop_by_hop_headers_stay_on_their_hop(engine, gateway, client) -> None:
@@ -305,6 +307,7 @@ async def test_keys_are_checked_at_the_gateway_and_read_again_when_they_change(
     headers = {"Authorization": "Bearer second-key"}
     async with client.post(f"{through.url}/v1/completions", json=BODY, headers=headers) as passed:
         assert passed.status == 200
+    assert "Authorization" not in fake.seen[-1].headers
 
 
 async def test_a_client_that_speaks_http_1_0_gets_its_answer(engine, gateway) -> None:

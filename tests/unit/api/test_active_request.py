@@ -13,6 +13,7 @@ from mamba_edge.errors import InternalError, NotReady
 from mamba_server import wire
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.errors import EngineLost, EngineRefused
+from mamba_server.text.sequence_text import Shown
 from scripted_engine import Api, ids_of
 
 
@@ -26,7 +27,7 @@ def active(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (), **p
         api.engine.client,
         api.serving.text.tokenizer,
         requests,
-        stops,
+        Shown(stops),
         api.serving.metrics,  # type: ignore[union-attr]
     )
 
@@ -110,6 +111,13 @@ async def test_a_failure_of_one_sequence_fails_the_request_and_aborts_the_others
     assert api.finished() == {"error": 4}
     assert sorted(api.engine.aborted) == ["r0", "r1"]
     assert_left_nothing(api)
+
+
+async def test_the_engines_own_words_on_what_went_wrong_reach_the_client() -> None:
+    api = Api()
+    failing = partial(api.engine.delta, [], of=0, finish_reason="error", error="NaN: use --dtype float32")
+    with pytest.raises(InternalError, match="NaN: use --dtype float32"):
+        await served(active(api, "a"), failing)
 
 
 async def test_when_the_engine_is_lost_nothing_is_sent_to_the_next_one() -> None:

@@ -37,6 +37,8 @@ async def test_while_draining_new_requests_are_refused_with_retry_after() -> Non
     with pytest.raises(NotReady) as caught, drain.request():
         pass
     assert "retry-after" in caught.value.headers()
+    # On the same connection a retry would reach the same server.
+    assert caught.value.headers()["connection"] == "close"
     assert drain.under_way == 0
 
 

@@ -186,13 +186,13 @@ async def test_an_engine_that_dies_between_admission_and_submission_is_503(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = Api()
-    encode_all = TOKENIZER.encode_all
+    encode = TOKENIZER.encode
 
-    async def dying_meanwhile(texts: Any) -> list[list[int]]:
+    def dying_meanwhile(text: str) -> list[int]:
         api.engine.dies()
-        return await encode_all(texts)
+        return encode(text)
 
-    monkeypatch.setattr(TOKENIZER, "encode_all", dying_meanwhile)
+    monkeypatch.setattr(TOKENIZER, "encode", dying_meanwhile)
     asked = await post(api).done()
     assert (asked.status, asked.error["code"]) == (503, "not_ready")
     assert "signal 9" in asked.error["message"]

@@ -60,7 +60,7 @@ def test_a_manifest_round_trips_through_yaml_unchanged() -> None:
     assert manifest["spec"]["workload"] == {
         "promptTokens": 4000,
         "outputTokens": 256,
-        "sharedPrefixRatio": 0.0,
+        "sharedPrefixRatio": 0.5,
     }
 
 

@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mamba_api.openai import (
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_STOPS,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from mamba_api.openai_fields import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS
 
 USER = [{"role": "user", "content": "x"}]
 

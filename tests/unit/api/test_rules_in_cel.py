@@ -66,6 +66,8 @@ def _value(node: ast.expr, value: Any) -> Any:
             return re.search(pattern, _value(of, value)) is not None
         case ast.Compare(ast.Call(ast.Name("type"), [of]), [ast.Eq()], [ast.Name("string")]):
             return isinstance(_value(of, value), str)
+        case ast.Call(ast.Name("duration"), [of]):
+            return Duration(_value(of, value)).seconds
         case ast.BoolOp(ast.And(), parts):
             return all(_value(part, value) for part in parts)
         case ast.BoolOp(ast.Or(), parts):
@@ -107,6 +109,7 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
         ("self.a <= (self.b > 1 ? self.b : 1)", {"a": 3, "b": 3}, True),
         ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": "0.0Gi"}, False),
         ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": 5}, True),
+        ("duration(self.a) <= duration('1h')", {"a": "59m60.1s"}, False),
         ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
     ],
 )
@@ -132,6 +135,7 @@ def refused(model: type[ApiModel], data: dict[str, Any]) -> str:
 
 COUNT, SMALL = st.integers(0, 4), st.integers(1, 6)
 TIMES = st.sampled_from(["0s", "0h0.0ms", "0.001ms", "1h", "0h1s", "10m"])
+DEADLINES = st.sampled_from(["30m", "596523h", "596523h0.001ms", "999999h", "99999999999s"])
 SIZES = st.sampled_from(["0", "0.0Gi", "1n", "0.1m", "16Mi", 0, 1, 4096])
 DURATIONS = st.sampled_from(["1s", "50ms"])
 
@@ -156,7 +160,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
         cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),
     ),
-    Rollout: some({}, maxSurge=COUNT, maxUnavailable=COUNT),
+    Rollout: some({}, maxSurge=COUNT, maxUnavailable=COUNT, progressDeadline=DEADLINES),
     Redis: some({}, url=st.just("redis://r:6379"), secretRef=st.just({"name": "r"})),
     EnvVar: some(
         {"name": st.just("A")}, value=st.sampled_from(["", "x"]), valueFrom=st.just({"fieldRef": {}})

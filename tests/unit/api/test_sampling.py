@@ -112,9 +112,9 @@ def test_output_is_what_was_asked_for_or_what_fits(request_: Any, prompt: int, e
     ("request_", "prompt", "param"),
     [
         (text(), 50, "prompt"),
-        (text(max_tokens=41), 10, "prompt"),
+        (text(max_tokens=41), 10, "max_tokens"),
         (chat(), 51, "messages"),
-        (chat(max_completion_tokens=41), 10, "messages"),
+        (chat(max_completion_tokens=41), 10, "max_completion_tokens"),
     ],
 )
 def test_what_does_not_fit_the_context_says_the_numbers(request_: Any, prompt: int, param: str) -> None:
@@ -123,6 +123,8 @@ def test_what_does_not_fit_the_context_says_the_numbers(request_: Any, prompt: i
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
     assert "50" in caught.value.message
     assert str(prompt) in caught.value.message
+    if prompt < 50:
+        assert caught.value.message.startswith(f"{param}: at most {50 - prompt} ")
 
 
 @pytest.mark.parametrize("ids", [[], [100], [5, 2**31 - 1]])

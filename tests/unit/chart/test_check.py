@@ -1,13 +1,18 @@
 """The script of `helm test`: silent success, and a failure that says which of the two does not answer."""
 
 import os
+import runpy
+import ssl
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -84,3 +89,31 @@ def test_a_healthy_operator_is_told_and_the_token_of_the_pod_is_needed_for_the_r
 def test_the_template_gives_what_the_script_reads(variable: str) -> None:
     assert f"name: {variable}" in TEMPLATE
     assert f'os.environ["{variable}"]' in SCRIPT.read_text().replace("'", '"')
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.0.0.1", "https://10.0.0.1:443/"), ("fd00::1", "https://[fd00::1]:443/")]
+)
+def test_the_api_server_is_asked_at_either_kind_of_address(
+    host: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def urlopen(request: urllib.request.Request, **_: object) -> object:
+        asked.append(request.full_url)
+        return nullcontext(SimpleNamespace(status=200))
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: None)
+    monkeypatch.setattr(Path, "read_text", lambda _: "token")
+    environment = {
+        "HEALTH_URL": "http://operator/healthz", "KUBERNETES_SERVICE_HOST": host,
+        "KUBERNETES_SERVICE_PORT": "443", "RESOURCE": f"/{names.PLURAL}",
+    }  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    runpy.run_path(str(SCRIPT))
+
+    assert asked[1].startswith(url)
+    assert urlsplit(asked[1]).port == 443

@@ -1,13 +1,17 @@
 """The door of the command line: exit codes, where messages go, pipes, and that help stays quick."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+import typer.main
 
 from mamba_cli import main
 from mamba_cli.errors import CliError, DoesNotFit, InvalidInput, RunFailed
@@ -82,7 +86,7 @@ def test_a_defect_is_not_dressed_up_as_a_user_s_mistake(
     ("arguments", "words"),
     [
         (["sreve"], "sreve"),
-        (["plan"], "FILE_OR_MODEL_DIR"),
+        (["plan"], "FILE_OR_MODEL"),
         (["plan", "a", "b"], "unexpected extra argument"),
         (["plan", "x", "--output", "xml"], "'xml' is not one of 'table', 'json', 'yaml'"),
         (["up"], "FILE"),
@@ -129,6 +133,58 @@ def test_a_reader_that_leaves_early_is_no_failure_of_ours() -> None:
     )
     assert done.returncode in (0, 1)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("arguments", [["crd"], ["--help"], ["config"], ["plan", "builtin://tiny-recall"]])
+def test_a_full_device_is_one_line_and_an_exit_code(arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mamba_cli", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 130])
+@pytest.mark.parametrize("command", [["serve"], ["gateway"], ["bench", "serve"]])
+def test_help_cuts_no_name_however_narrow_the_terminal(
+    command: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(main, "app", typer.Typer())
+    main._collect()
+    monkeypatch.setattr(main, "_collect", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["mambaserve", *command, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert not ended.value.code
+    words = set(re.split(r"[\s│,/;\]]+", capsys.readouterr().out))
+    group: Any = typer.main.get_command(main.app)
+    for name in command:
+        group = group.commands[name]
+    for option in group.params:
+        if option.param_type_name == "option" and option.name != "help":
+            assert {*option.opts, option.envvar} <= words
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_settings_are_shown_with_whole_names(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "argv", ["mambaserve", "config"])
+    with pytest.raises(SystemExit):
+        main.run()
+    words = capsys.readouterr().out.split()
+    for name in ("--max-checkpoints-per-path", "MAMBASERVE_MAX_CHECKPOINTS_PER_PATH", "--port"):
+        assert name in words
+
+
+def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["mambaserve", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"mambaserve {version('mambaserve')}\n"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ONLY_A_ROLLOUT = {"operator/mamba_operator/render/engine.py", "operator/mamba_op
 """Their `strategy` is that of a Kubernetes Deployment."""
 WHOLE = {
     "operator/mamba_planner/spec_settings.py": "type(spec.state_cache).model_fields",
-    "operator/mamba_planner/engine_settings.py": "class EngineSettings(Model, Server, Scheduler, StateCache,",
+    "operator/mamba_planner/engine_settings.py": "HttpLimits, Scheduler, StateCache,",
     "server/mamba_cli/settings_options.py": "read_document(Path(path), known)",
 }
 """Files of the walk that take over every field of the cache without naming one, and where they do."""

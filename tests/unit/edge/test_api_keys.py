@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import HTTPConnection
 from structlog.testing import capture_logs
 
-from mamba_edge.api_keys import KeyFile, KeyFileError, KeyGuard
+from mamba_edge.api_keys import GRACE_SECONDS, KeyFile, KeyFileError, KeyGuard
 from mamba_edge.errors import Unauthorized
 
 
@@ -60,18 +60,50 @@ def test_a_rotated_key_counts_at_once(path: Path) -> None:
     assert not accepts(keys, "Bearer one")
 
 
-@pytest.mark.parametrize("broken", ["", "# nothing\n"])
-def test_a_file_without_keys_does_not_open_the_door(path: Path, broken: str) -> None:
-    keys = KeyFile(str(path), "api_key_file")
-    write(path, broken)
+@pytest.mark.parametrize("broken", ["", "# nothing\n", None])
+def test_a_file_without_keys_lets_nobody_in_after_a_moment_and_one_with_keys_does_again(
+    path: Path, broken: str | None
+) -> None:
+    now = 100.0
+    keys = KeyFile(str(path), "api_key_file", clock=lambda: now)
+    if broken is None:
+        path.unlink()
+    else:
+        write(path, broken)
     assert accepts(keys, "Bearer one")
     assert not accepts(keys, "Bearer anything")
-
-
-def test_a_file_that_goes_away_keeps_the_keys(path: Path) -> None:
-    keys = KeyFile(str(path), "api_key_file")
-    path.unlink()
+    now += GRACE_SECONDS - 0.01
     assert accepts(keys, "Bearer one")
+    now += 0.01
+    for header in ("Bearer one", "Bearer two", "Bearer ", "Bearer anything"):
+        assert not accepts(keys, header)
+    assert keys.first == b""
+    write(path, "one\n")
+    assert accepts(keys, "Bearer one")
+    assert not accepts(keys, "Bearer two")
+
+
+def test_a_rotation_that_is_seen_half_done_refuses_nobody(path: Path) -> None:
+    now = 100.0
+    keys = KeyFile(str(path), "api_key_file", clock=lambda: now)
+    for _ in range(5):
+        path.write_text("")
+        assert accepts(keys, "Bearer one")
+        now += GRACE_SECONDS * 0.9
+        write(path, "one\n")
+        assert accepts(keys, "Bearer one")
+        now += GRACE_SECONDS
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_was_emptied_long_before_anybody_asks_lets_nobody_in(path: Path, gone: bool) -> None:
+    keys = KeyFile(str(path), "api_key_file", clock=lambda: 100.0)
+    if gone:
+        path.unlink()
+    else:
+        path.write_text("")
+    os.utime(path.parent if gone else path, (50.0, 50.0))
+    assert not accepts(keys, "Bearer one")
 
 
 @pytest.mark.parametrize("text", [None, "", "# only\n"])

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -44,10 +45,15 @@ class Served:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    api = Api(max_body_bytes=2000)
+def limits() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+async def served(limits: dict[str, Any]) -> AsyncIterator[Served]:
+    api = Api(**{"max_body_bytes": 2000, **limits})
     listener = listen("127.0.0.1", 0)
-    server = HttpServer(api.app, last_bytes_seconds=3)
+    server = HttpServer(api.app, last_bytes_seconds=3, limits=api.serving.settings)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     made = Served(api, listener.getsockname()[1])
     await until(lambda: server.started)
@@ -245,3 +251,106 @@ async def test_a_client_that_vanishes_in_the_middle_of_a_stream_is_aborted(
     await until(lambda: api.engine.aborted == [api.engine.requests[0].request_id])
     await until(lambda: api.answered() == {(TEXT, "499"): 1})
     assert (api.engine.client.open, api.serving.drain.under_way) == (0, 0)
+
+
+SOON = {"header_timeout": 0.05, "body_timeout": 0.05, "keep_alive_timeout": 0.05}
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+SLOW = {
+    "says nothing": (b"", b""),
+    "sends half a head": (HEAD, b"408"),
+    "sends nothing but empty lines": (b"\r\n" * 3, b""),
+    "is idle after an answer": (GET, b"200"),
+    "begins another request and leaves it": (GET + HEAD, b"408"),
+    "sends no body": (request(b"", length=100), b"408"),
+    "does not end a body that was refused": (request(b"{", length=5000), b"413"),
+    "does not end a body that nobody reads": (request(b"{", path="/livez", length=5000), b"405"),
+}
+
+
+@pytest.mark.parametrize("limits", [SOON], ids=["soon"])
+@pytest.mark.parametrize("what", SLOW)
+async def test_a_client_that_dawdles_is_cut_off(what: str, served: Served) -> None:
+    sent, status = SLOW[what]
+    answer = await served.says(sent)
+    if status:
+        assert b"HTTP/1.1 " + status in answer
+    if status == b"408":
+        assert answer.endswith(b'"code":"request_timeout"}}')
+    await until(lambda: served.api.serving.drain.under_way == 0)
+
+
+@pytest.mark.parametrize("limits", [{**SOON, "body_timeout": 60}], ids=["soon"])
+async def test_a_head_that_comes_drop_by_drop_is_cut_off_all_the_same(served: Served) -> None:
+    reader, writer = await served.connect(HEAD)
+
+    async def drip() -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"X-More: y\r\n")
+                await writer.drain()
+                await turns(20)
+
+    dripping = asyncio.create_task(drip())
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError):
+            assert b" 408 " in await reader.readline()
+    dripping.cancel()
+
+
+@pytest.mark.parametrize("limits", [SOON], ids=["soon"])
+async def test_an_answer_under_way_outlives_the_limits_of_its_connection(served: Served) -> None:
+    reader, _ = await served.connect(request(prompt("a", stream=True, max_tokens=9)) + HEAD)
+    await until(lambda: served.api.engine.requests)
+    for _ in range(4):
+        served.api.engine.delta("word ")
+        async with asyncio.timeout(5):
+            while b"word" not in (line := await reader.readline()):
+                assert line
+        await beyond_the_short_limits()
+    served.api.engine.delta([], finish_reason="length")
+    async with asyncio.timeout(5):
+        assert b"[DONE]" in await reader.read()
+
+
+async def beyond_the_short_limits() -> None:
+    loop = asyncio.get_running_loop()
+    later = loop.create_future()
+    loop.call_later(0.06, later.set_result, None)
+    await later
+
+
+@pytest.mark.parametrize("limits", [{"max_connections": 2}], ids=["two"])
+async def test_one_connection_too_many_is_told_to_come_back(served: Served) -> None:
+    first = [await served.connect() for _ in range(2)]
+    await turns()
+    answer = await served.says()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 2\r\n" in answer
+    assert b'"code":"overloaded"' in answer
+    first[0][1].close()
+
+    async def taken() -> bool:
+        with contextlib.suppress(ConnectionError):
+            return b"alive" in await served.says(GET[:-2] + b"Connection: close\r\n\r\n")
+        return False
+
+    async with asyncio.timeout(5):
+        while not await taken():
+            await turns()
+
+
+@pytest.mark.parametrize("limits", [{"max_held_body_bytes": 3000}], ids=["3000"])
+async def test_bodies_beyond_the_budget_are_refused_until_others_are_gone(served: Served) -> None:
+    half = request(b"5db\r\n" + b" " * 1499, "Transfer-Encoding: chunked")
+    held = [await served.connect(half) for _ in range(2)]
+    await until(lambda: served.api.serving.drain.under_way == 2)
+    await turns()
+    answer = await served.says(request(prompt("x"), "Connection: close"))
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 2\r\n" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "overloaded"
+    held[0][1].close()
+    await until(lambda: served.api.serving.drain.under_way == 1)
+    finishing = asyncio.create_task(finish_all(served.api, 1))
+    assert b" 200 " in await served.says(request(prompt("x"), "Connection: close"))
+    await finishing

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mamba_edge.errors import BodyTimeout, BodyTooLarge
+from mamba_edge.errors import BodyTooLarge, RequestTimeout
 from mamba_edge.request_body import ClientGone, find_header, read_body
 from virtual_time import in_virtual_time
 
@@ -38,7 +38,7 @@ async def test_a_body_is_refused_as_soon_as_it_is_too_large() -> None:
 
 @in_virtual_time
 async def test_a_body_that_does_not_come_is_given_up() -> None:
-    with pytest.raises(BodyTimeout, match=r"60 s") as caught:
+    with pytest.raises(RequestTimeout, match=r"60 s") as caught:
         await read_body([], receiver(part(b"ab")), 10)
     assert caught.value.headers()["connection"] == "close"
 

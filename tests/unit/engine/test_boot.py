@@ -14,6 +14,7 @@ from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.memory import MOST_RUNNING
 from mamba_planner.spec_settings import engine_settings
+from mamba_planner.strategy import reservation
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
@@ -56,6 +57,20 @@ def test_overlap_on_a_cpu_needs_a_thread_and_no_overlap_none() -> None:
     threaded = make_stream(CPU, overlap=True)
     assert isinstance(threaded, ThreadStream)
     threaded.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stream"), [(None, InlineStream), (False, InlineStream), (True, ThreadStream)]
+)
+def test_on_a_cpu_one_step_follows_the_other_unless_overlap_is_asked_for(
+    wanted: bool | None, stream: type
+) -> None:
+    engine = start(overlap=wanted)
+    assert isinstance(engine.stream, stream)
+    assert engine.core.overlap is engine.plan.overlap is (wanted is True)
+    assert ready_plan(engine)["overlap"] is engine.plan.overlap
+    assert engine.core.cache.strategy == reservation(engine.plan.strategy, overlap=engine.plan.overlap)
+    engine.stream.close()
 
 
 def test_a_trial_may_put_another_stream_in_its_place() -> None:

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from depth_coded import oracle
@@ -113,6 +114,94 @@ def test_a_failed_step_ends_its_sequences_with_an_error_and_serving_goes_on(how:
     assert engine.ended == {("r0", 0): "error", ("r1", 0): "length"}
     assert engine.core.failed_steps == 1
     assert engine.core.last_error == "RuntimeError: injected device failure"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_device_that_fails_step_after_step_is_lost_and_every_request_gets_its_error(overlap: bool) -> None:
+    engine = trial(overlap=overlap, rows=2)
+    for _ in range(8):
+        engine.add(list(range(1, 30)), 20)
+    for _ in range(3):
+        engine.step()
+    for step in range(engine.core.step_number + 1, engine.core.step_number + 20):
+        engine.runner.fail_steps[step] = "before"
+    deltas = []
+    while not engine.core.lost:
+        deltas += engine.core.step()
+    assert {d.request_id: d.finish_reason for d in deltas if d.finish_reason} == {
+        f"r{number}": "error" for number in range(8)
+    }
+    assert "3 steps in a row" in engine.core.lost
+    assert "injected device failure" in engine.core.lost
+    assert not engine.core.sequences
+
+
+def test_a_cuda_error_sticks_so_the_first_one_is_the_end() -> None:
+    engine = trial(rows=1)
+    for _ in range(2):
+        engine.add(list(range(1, 30)), 20)
+    engine.runner.fail_steps[2] = "before"
+    engine.runner.failure = "CUDA error: device-side assert triggered"
+    deltas = [delta for _ in range(3) for delta in engine.core.step()]
+    assert [(d.request_id, d.finish_reason) for d in deltas if d.finish_reason] == [
+        ("r0", "error"),
+        ("r1", "error"),
+    ]
+    assert "device-side assert" in engine.core.lost
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory. Tried to allocate 2.00 GiB", "a bad shape"])
+def test_failures_with_good_steps_between_them_do_not_end_the_device(message: str) -> None:
+    engine = trial(overlap=False)
+    engine.runner.failure = message
+    for number in range(6):
+        engine.runner.fail_steps[engine.core.step_number + 1] = "before"
+        engine.add(list(range(1, 30)), 3)
+        engine.step()
+        engine.add(list(range(1, 30)), 3)
+        while not engine.core.idle:
+            engine.step()
+        assert engine.core.failed_steps == number + 1
+    assert not engine.core.lost
+
+
+@pytest.mark.parametrize("strategy", ["NoBuffer", "ExtraBufferLazy", "ExtraBuffer"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("member", [0, 1])
+def test_who_comes_to_nan_ends_alone_and_nothing_of_it_is_resumed(
+    strategy: str, overlap: bool, member: int
+) -> None:
+    """At every moment of its life, with a checkpoint planned in that very step or not."""
+    for moment in range(1, 14):
+        engine = trial(strategy=strategy, overlap=overlap, slabs=60)
+        prompts = [list(range(1, 30)), list(range(40, 69))]
+        for prompt in prompts:
+            engine.add(prompt, 20)
+        for _ in range(moment):
+            engine.step()
+        engine.spoil_next_step(member)
+        while not engine.core.idle:
+            engine.step()
+        assert engine.ended == {(f"r{n}", 0): "error" if n == member else "length" for n in range(2)}
+        assert engine.got[f"r{1 - member}", 0] == oracle(prompts[1 - member], 20)
+        found = engine.cache.match(np.array([*prompts[member], 5], np.int32), "", 999)
+        assert found.resumable == 0
+        engine.add(prompts[member], 20)
+        engine.close()
+
+
+def test_a_checkpoint_from_which_nothing_but_nan_comes_is_dropped() -> None:
+    engine = trial()
+    prompt = list(range(1, 30))
+    for spoilt in (False, True, False):
+        engine.add(prompt, 3)
+        if spoilt:
+            engine.spoil_next_step(0)
+        while not engine.core.idle:
+            engine.step()
+    assert engine.ended == {("r0", 0): "length", ("r1", 0): "error", ("r2", 0): "length"}
+    # r1 was resumed as deep as can be, r2 somewhere above.
+    assert 28 <= engine.core.scheduler.counters.cached_tokens < 2 * 28
 
 
 def test_a_request_too_long_for_the_wanted_strategy_refuses_the_change() -> None:

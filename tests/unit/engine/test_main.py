@@ -117,6 +117,24 @@ def test_an_engine_whose_parent_is_gone_already_does_not_begin(
     assert port.sent == []
 
 
+def test_the_threads_are_chosen_before_torch_could_look(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str] = {}
+
+    def boots(*_: object) -> None:
+        seen.update(os.environ)
+        raise DoesNotFit("enough", 1, 1)
+
+    monkeypatch.setattr("mamba_server.engine.boot.boot", boots)
+    monkeypatch.setattr(command, "usable_cores", lambda: 5)
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        # So that what is set below is put back as well.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert command.main() == 3
+    assert seen["OMP_NUM_THREADS"] == "4"
+    assert "GOMP_SPINCOUNT" in seen
+
+
 def test_missing_addresses_are_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["engine", "--settings", "{}"])
     with pytest.raises(SystemExit) as caught:

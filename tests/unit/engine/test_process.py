@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +11,7 @@ from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.engine.admin import Admin
+from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.process import STATS_SECONDS, EngineProcess, report_progress, say_fatal
 from mamba_server.wire import (
     AbortRequest,
@@ -151,6 +153,21 @@ def test_a_failed_step_is_told_and_the_loop_goes_on() -> None:
     ]
 
 
+def test_a_lost_device_ends_the_process_once_its_requests_know() -> None:
+    engine = trial(overlap=False)
+    engine.runner.failure = "CUDA error: an illegal memory access was encountered"
+    engine.runner.fail_steps[1] = "before"
+    port = ScriptedPort([add("one", [5, 6], 3), add("two", [7, 8], 3)], *idle(4))
+    with pytest.raises(DeviceLost, match="illegal memory access") as caught:
+        serve(port, engine)
+    assert caught.value.exit_code == 1
+    assert sorted((d.request_id, d.finish_reason) for d in port.deltas()) == [
+        ("one", "error"),
+        ("two", "error"),
+    ]
+    assert len(port.batches) == 4
+
+
 # --- how long it waits ---------------------------------------------------------------------------------
 
 
@@ -201,6 +218,42 @@ def test_a_leak_ends_the_process_as_soon_as_it_is_idle(overlap: bool, outputs: i
     with pytest.raises(LedgerViolation, match="W1"):
         serve(port, engine)
     assert len(port.deltas()) == outputs
+
+
+class SlowClockPort(ScriptedPort):
+    """Time passes between any two looks at the clock, as it does while a large cache is counted."""
+
+    def clock(self) -> float:
+        self.now += 0.005
+        return self.now
+
+
+def test_a_request_that_comes_in_the_middle_of_a_recount_is_served_before_it_goes_on() -> None:
+    engine = trial(overlap=False)
+    port = SlowClockPort([add("one", [5, 6, 7], 1)], [], [add("two", [8, 9], 1)], *idle(40))
+    slices = 0
+    real = engine.arena.check_slabs
+
+    def counted() -> Iterator[None]:
+        nonlocal slices
+        for _ in range(10):
+            slices += 1
+            yield
+        yield from real()
+
+    engine.arena.check_slabs = counted  # type: ignore[method-assign]
+    serve(port, engine)
+    assert [delta.request_id for delta in port.deltas()] == ["one", "two"]
+    # The first recount was cut short, the second one went to its end.
+    assert 10 < slices < 20
+    assert port.timeouts[-1] == STATS_SECONDS
+
+
+def test_a_leak_is_found_however_the_recount_is_cut() -> None:
+    engine = trial(overlap=False)
+    engine.arena.free_slot = lambda slot: None  # type: ignore[method-assign]
+    with pytest.raises(LedgerViolation, match="W1"):
+        serve(SlowClockPort([add("r", [5, 6, 7], 1)], *idle(40)), engine)
 
 
 # --- before it serves ----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
+from mamba_server.engine import sampler as sampler_module
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
 from mamba_server.engine.limits import Limits
@@ -49,14 +50,24 @@ class TableModel:
     def __init__(self) -> None:
         self.fail_next = False
         self.steps = 0
+        self.spoils = -1
+        """A token after which every number is `spoilt`."""
+        self.spoilt = math.nan
+        self.most_rows = 0
 
-    def forward(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
         self.steps += 1
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("device lost")
         at = batch.logits_rows.long()
-        return TABLE[batch.token_ids[at].long()] + PHASE[batch.positions[at].long() % 64]
+        tokens = batch.token_ids[at].long()
+        out = TABLE[tokens] + PHASE[batch.positions[at].long() % 64]
+        return out.masked_fill_((tokens == self.spoils)[:, None], self.spoilt)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.most_rows = max(self.most_rows, len(hidden))
+        return hidden.clone()
 
 
 @dataclass
@@ -67,6 +78,7 @@ class Told:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     reason: str | None = None
+    error: str = ""
     deltas: int = 0
 
 
@@ -110,6 +122,7 @@ class Bench:
                 told.logprobs += delta.logprobs or []
                 told.prompt_logprobs = told.prompt_logprobs or delta.prompt_logprobs
                 told.reason = delta.finish_reason or told.reason
+                told.error = told.error or delta.error
         raise AssertionError("the engine hangs")
 
     def preempt(self, name: str) -> None:
@@ -340,11 +353,83 @@ def test_a_failure_of_the_device_ends_who_was_in_the_step_and_the_next_request_i
     assert bench.run()["good"].tokens == greedy([5, 6, 7], 9)
 
 
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 5, "logprobs": 2}])
+def test_a_row_that_is_no_number_ends_its_request_alone_and_with_the_reason(
+    bench: Bench, spoilt: float, params: dict[str, Any]
+) -> None:
+    def served(spoils: int) -> dict[str, Told]:
+        bench.model.spoils, bench.model.spoilt = spoils, spoilt
+        for name, prompt in PROMPTS.items():
+            bench.add(name, prompt, 12, **params)
+        return bench.run()
+
+    clean = served(-1)
+    bench.core.cache.reclaimer.flush()
+    # The rows that are looked at: after the prompt's last token and after every output but the last.
+    looked_at = {name: [PROMPTS[name][-1], *told.tokens[:-1]] for name, told in clean.items()}
+    spoils = next(
+        token for token in range(VOCAB) if 0 < sum(token in each for each in looked_at.values()) < len(clean)
+    )
+    hurt = served(spoils)
+    for name, told in clean.items():
+        at = looked_at[name].index(spoils) if spoils in looked_at[name] else None
+        assert hurt[name].tokens == told.tokens[:at], name
+        assert hurt[name].reason == ("length" if at is None else "error"), name
+    assert {told.reason for told in hurt.values()} == {"length", "error"}
+    ended = next(told for told in hurt.values() if told.reason == "error")
+    assert "NaN or infinity" in ended.error
+    assert "--dtype float32" in ended.error
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_long_prompt_that_comes_to_nan_in_its_first_piece_leaves_nothing(overlap: bool) -> None:
+    bench = Bench(overlap=overlap)
+    bench.model.spoils = 32
+    bench.add("bad", list(range(1, 38)), 4)
+    assert bench.run()["bad"].reason == "error"
+    assert bench.core.cache.tree.checkpoints == 0
+
+
+def test_who_came_in_a_failed_step_does_not_hurt_who_came_in_the_next() -> None:
+    bench = Bench(overlap=True)
+    bench.add("old", [5, 6, 7], 20)
+
+    def beside(number: int) -> None:
+        if number == 4:
+            bench.add("failed", [8, 9], 20)
+        if number == 5:
+            # Runs only now: the stream completes a step when it is waited for.
+            bench.model.fail_next = True
+            bench.add("innocent", [3, 4], 20)
+
+    told = bench.run(beside)
+    assert (told["old"].reason, told["failed"].reason) == ("error", "error")
+    assert told["innocent"].tokens == greedy([3, 4], 20)
+    assert bench.core.failed_steps == 1
+
+
+def test_the_rows_of_a_long_prompt_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "BLOCK_LOGITS", 6 * VOCAB)
+    bench = Bench()
+    prompt = [1 + (7 * at) % 39 for at in range(75)]
+    bench.add("r", prompt, 2, prompt_logprobs=2)
+    for number in range(3):
+        bench.add(f"r{number}", [3, number], 4, logprobs=number)
+    told = bench.run()
+    scores = told["r"].prompt_logprobs
+    assert scores is not None
+    for place, each in enumerate(scores[1:], 1):
+        assert each is not None
+        check(each, prompt[place], logits_after(prompt[place - 1], place - 1), 2)
+    assert bench.model.most_rows == 6
+
+
 def test_parameters_are_sent_to_the_device_only_when_the_rows_change(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     real = Sampler.batch
 
-    def counted(self: Sampler, rows: Any) -> SamplingBatch:
+    def counted(self: Sampler, rows: Any) -> list[SamplingBatch]:
         built.append(len(rows))
         return real(self, rows)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mamba_kernels.no_sync import no_sync
+from mamba_server.engine import sampler as sampler_module
 from mamba_server.engine.sampler import SampledTokens, Sampler, _top_p, score_tokens
 from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.wire import SamplingParams
@@ -172,6 +173,43 @@ def test_the_nucleus_is_the_smallest_set_of_that_mass_by_sort_and_by_histogram(
         beyond_the_last = inside[inside > inside.min()].sum()
         assert beyond_the_last < mass + 1e-6
         assert not (~kept[row] & (probabilities[row] >= inside.min())).any()
+
+
+def test_a_row_of_nan_in_a_large_vocabulary_leaves_its_neighbours_their_tokens() -> None:
+    vocab = 40_000
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(1))
+    sampler = Sampler(vocab, CPU)
+    batch = sampler.batch([admit(sampler, params(top_p=0.9), seed, []) for seed in range(3)])
+    places = torch.arange(3, dtype=torch.int32)
+    clean = sampler.sample(logits.clone(), batch, places).ids
+    for bad in (torch.nan, torch.inf):
+        logits[1] = bad
+        ids = sampler.sample(logits.clone(), batch, places).ids
+        assert (ids[0], ids[2]) == (clean[0], clean[2])
+        assert 0 <= ids[1] < vocab
+
+
+def test_sampling_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor) -> None:
+    asked = [
+        params(), params(top_p=0.5, logprobs=3), params(temperature=0, presence_penalty=1.0),
+        params(logprobs=0), params(top_k=4, frequency_penalty=0.5), params(min_p=0.1), params(),
+    ]  # fmt: skip
+
+    def sampled() -> list[Any]:
+        sampler = Sampler(VOCAB, CPU)
+        rows = [admit(sampler, each, seed, [1, 2, 3]) for seed, each in enumerate(asked)]
+        found = sampler.sample(logits.repeat(7, 1), sampler.batch(rows), torch.arange(7, dtype=torch.int32))
+        assert found.logprob is not None
+        assert found.top_ids is not None
+        assert found.top_logprobs is not None
+        parts = (found.ids, found.logprob, found.top_ids[1, :3], found.top_logprobs[1, :3])
+        return [part.nan_to_num(-7.0).tolist() for part in parts]
+
+    whole = sampled()
+    assert len(whole) == 4
+    for rows in (1, 2, 3):
+        monkeypatch.setattr(sampler_module, "BLOCK_LOGITS", rows * VOCAB)
+        assert sampled() == whole
 
 
 def test_rows_with_and_without_a_filter_do_not_disturb_each_other(

@@ -22,6 +22,8 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {name: [] for name in (*FIELDS, "token_ids", "rows")}
     out["query_start"].append(0)
     parts = []
+    sampled: list[int] = []
+    checked: list[int] = []
     for sequence, track in zip(schedule.decodes, schedule.decode_track.tolist(), strict=True):
         row = sequence.row
         depth = int(rows.depth[row])
@@ -61,8 +63,8 @@ def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:
                 out["chunk_len"][-1] += 1
                 out["chunk_track"][-1] = tracks.get(position + 1, -1)
         out["query_start"].append(len(out["positions"]))
-        if samples:
-            out["logits_rows"].append(len(out["positions"]) - 1)
+        (sampled if samples else checked).append(len(out["positions"]) - 1)
+    out["logits_rows"] = sampled + checked
     return out
 
 

@@ -1,6 +1,7 @@
 """Every example is valid, explained, and says how to run it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from mamba_api.documents import load_documents
+from mamba_server.text.chat_template import ChatTemplate
+from mamba_server.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "server/mamba_server/builtin/tiny-recall"
 FILES = sorted((ROOT / "examples").glob("*/*.yaml"))
 
 
@@ -40,6 +44,27 @@ def test_the_quick_start_needs_no_gpu_and_little_memory() -> None:
     assert quick.spec.memory.arena is not None
     assert quick.spec.memory.arena.bytes <= 2**29
     assert quick.spec.model.location.scheme == "builtin"
+
+
+def test_the_tutorial_quotes_the_quick_start_as_it_is() -> None:
+    quoted = (
+        (ROOT / "docs/tutorial/first-deployment.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    )
+    assert quoted == (ROOT / "examples/01-quick-start/mamba.yaml").read_text()
+
+
+@pytest.mark.parametrize("page", ["examples/01-quick-start/README.md", "docs/tutorial/first-deployment.md"])
+def test_a_prompt_that_is_to_be_sent_twice_is_longer_than_a_page(page: str) -> None:
+    """Otherwise nothing of it is resumed, whatever the page says of `cached_tokens`."""
+    said = re.search(r"-d '(\{.*?\n\})'", (ROOT / page).read_text(), re.DOTALL)
+    assert said is not None
+    body = json.loads(said[1])
+    (quick,) = load_documents((ROOT / "examples/01-quick-start/mamba.yaml").read_text(), "quick start")
+    assert body["model"] == quick.served_name
+    tokenizer = Tokenizer.load(MODEL)
+    template = ChatTemplate.load(MODEL, tokenizer)
+    assert template is not None
+    assert len(template.prompt(tokenizer, body["messages"]).token_ids) > 2 * quick.spec.engine.page_size
 
 
 def test_the_gpu_example_leaves_the_strategy_to_the_planner() -> None:

@@ -1,6 +1,7 @@
 """Frozen endpoints for the pure parts, and a relay with its pool for the others."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -69,7 +70,7 @@ class RelayHarness:
         self.sent.append(dict(message))
 
     async def run(self, request: UpstreamRequest | None = None) -> None:
-        await self.relay.run(request or REQUEST, self.send)
+        await self.relay.run(request or replace(REQUEST), self.send)
 
     @property
     def status(self) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from random import Random
 from typing import Any
 
 import pytest
@@ -69,7 +68,8 @@ def application() -> Any:
             admission = Admission(8, 8, 5.0, time.monotonic)
             proxy = ProxyEndpoint(
                 RefusingRelay(),  # type: ignore[arg-type]
-                admission, metrics, None, Random(1), max_body_bytes=100_000, body_timeout=5.0,
+                admission, metrics, None, max_body_bytes=100_000,
+                body_timeout=5.0, comment_interval=0.0,
             )  # fmt: skip
             made.append(make_app(LocalRoutes(pool, admission, metrics), proxy, None))
         await made[0](scope, receive, send)

@@ -1,105 +1,44 @@
 """One relayed request: whatever its end, it is answered once, counted once, and leaves nothing behind."""
 
 import asyncio
+import contextlib
 import json
-import time
-from collections.abc import Awaitable, Callable
+import logging
+import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from pydantic import ValidationError
 from starlette.types import Send
+from structlog.testing import capture_logs
 
-from asgi import Asked, ask
 from eventually import until
+from mamba_api.openai import CompletionRequest
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.errors import ApiError
-from mamba_edge.request_middleware import RequestMiddleware
-from mamba_gateway.admission import Admission
-from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_edge.errors import ApiError, InvalidRequest
+from mamba_edge.validation import invalid
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.proxy_endpoint import routing_fields
 from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
-
-PATH = "/v1/completions"
-BODY = {"model": "m", "prompt": "x"}
-Script = Callable[[UpstreamRequest, Send], Awaitable[None]]
-
-
-async def fine(_call: UpstreamRequest, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"{}"})
+from mamba_server.api.request_body import parse_json_object
+from mamba_telemetry.traces import incoming
+from proxy_harness import ProxyHarness, Script, begun, fine, hang
 
 
-async def begun(_call: UpstreamRequest, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"{", "more_body": True})
+class SeededIds(RandomIdGenerator):
+    """Trace ids that are the same in every run."""
 
+    def __init__(self) -> None:
+        self._rng = Random(7)
 
-async def hang(_call: UpstreamRequest, _send: Send) -> None:
-    await asyncio.Event().wait()
-
-
-class ScriptedRelay:
-    """Stands in for the engines: does what the script says, remembers the calls."""
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.calls: list[UpstreamRequest] = []
-        self.cancelling = False
-
-    async def run(self, call: UpstreamRequest, send: Send) -> None:
-        self.calls.append(call)
-        await self.script(call, send)
-
-
-class ProxyHarness:
-    """A gateway without its server: `ask` it, then read its numbers."""
-
-    def __init__(self, script: Script = fine, keys: Path | None = None, **limits: Any) -> None:
-        pool = Pool()
-        pool.set_targets([Target("http://e")])
-        pool.report("http://e", Report(ready=True, models=({"id": "m"},)))
-        self.relay = ScriptedRelay(script)
-        self.metrics = GatewayMetrics(pool.snapshot)
-        self.admission = Admission(
-            limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic
-        )
-        self.proxy = ProxyEndpoint(
-            self.relay,  # type: ignore[arg-type]
-            self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None, Random(1),
-            max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
-        )  # fmt: skip
-
-        self.app = RequestMiddleware(self.proxy, route_of=str, answered=lambda *_: None)
-
-    def ask(self, body: Any = None, **more: Any) -> Asked:
-        return ask(self.app, "POST", PATH, BODY if body is None else body, **more)
-
-    def asked(self, **more: Any) -> Asked:
-        return Asked(self.app, "POST", PATH, **more)
-
-    def answered(self) -> dict[tuple[str, str], float]:
-        """How many requests were counted, by model and status."""
-        return {
-            (labels["model"], labels["code"]): value
-            for name, labels, value in samples(self.metrics.registry)
-            if name == "mambaserve_gateway_requests_total"
-        }
-
-    def count(self, series: str) -> float:
-        return sum(value for name, _, value in samples(self.metrics.registry) if name == series)
-
-    def is_empty(self) -> bool:
-        return (self.admission.admitted, self.admission.in_flight) == (0, 0)
-
-
-def samples(registry: CollectorRegistry) -> list[tuple[str, dict[str, str], float]]:
-    return [(one.name, one.labels, one.value) for family in registry.collect() for one in family.samples]
+    def generate_trace_id(self) -> int:
+        return self._rng.getrandbits(128)
 
 
 def failing(error: Exception, *, after: Script | None = None) -> Script:
@@ -340,11 +279,63 @@ async def test_the_engine_gets_the_body_the_query_and_end_to_end_headers_as_they
     headers = [("X-Request-ID", "mine"), ("Content-Length", str(len(raw))), ("X-Custom", "caf\xe9")]
     await harness.ask(raw, headers=headers, query="a=%2F&b=+&a").done()
     [call] = harness.relay.calls
-    assert (call.path, call.query, call.body, call.model) == (PATH, "a=%2F&b=+&a", raw, "m")
+    assert (call.path, call.query, call.body, call.model) == ("/v1/completions", "a=%2F&b=+&a", raw, "m")
     sent = dict(call.headers)
     assert sent["x-request-id"] == "mine"
     assert sent["x-custom"] == "caf\xe9"
     assert "content-length" not in sent
+
+
+LOGIN = [
+    ("Authorization", "Bearer client-secret"), ("Cookie", "session=client-secret"),
+    ("X-Api-Key", "client-secret"), ("Api-Key", "client-secret"), ("Proxy-Authorization", "client-secret"),
+    ("X-Forwarded-Access-Token", "client-secret"), ("X-Auth-Request-Access-Token", "client-secret"),
+]  # fmt: skip
+
+
+async def test_no_credential_of_a_client_reaches_an_engine(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("client-secret\n")
+    harness = ProxyHarness(keys=tmp_path / "keys")
+    assert (await harness.ask(headers=[*LOGIN, ("X-Kept", "1")]).done()).status == 200
+    [call] = harness.relay.calls
+    assert "client-secret" not in str(call.headers)
+    assert ("x-kept", "1") in call.headers
+
+
+async def test_engines_are_shown_the_gateway_s_own_key(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("gateway-key\n")
+    harness = ProxyHarness(backend_keys=KeyFile(tmp_path / "own", "--backend-key-file"))
+    await harness.ask(headers=LOGIN).done()
+    (tmp_path / "own").write_text("next-key\n")
+    await harness.ask(headers=LOGIN).done()
+    shown = [value for call in harness.relay.calls for name, value in call.headers if name == "authorization"]
+    assert shown == ["Bearer gateway-key", "Bearer next-key"]
+
+
+async def test_a_client_outside_of_any_trace_leaves_sampling_to_the_engine() -> None:
+    harness = ProxyHarness()
+    for given in ([], [("traceparent", "00-zz-1-1"), ("tracestate", "vendor=1")]):
+        await harness.ask(headers=given).done()
+    # What an engine does with it: its own tracer, one in a hundred of the requests that bring no decision.
+    tracer = TracerProvider(sampler=ParentBasedTraceIdRatio(0.01), id_generator=SeededIds()).get_tracer(
+        "engine"
+    )
+    sampled = 0
+    for number in range(1000):
+        sent = dict(harness.relay.calls[number % 2].headers)
+        assert "tracestate" not in sent
+        span = tracer.start_span("request", context=incoming(sent))
+        sampled += span.get_span_context().trace_flags.sampled
+    assert 1 <= sampled <= 30
+
+
+@pytest.mark.parametrize("flag", ["00", "01"])
+async def test_the_trace_of_a_client_and_its_decision_go_to_the_engine_as_they_came(flag: str) -> None:
+    harness = ProxyHarness()
+    given = [("traceparent", f"00-{'a' * 32}-{'b' * 16}-{flag}"), ("tracestate", "vendor=1")]
+    await harness.ask(headers=given).done()
+    [call] = harness.relay.calls
+    assert set(given) <= set(call.headers)
 
 
 async def test_many_requests_at_once_with_every_end_leave_nothing_and_are_each_counted_once() -> None:
@@ -398,3 +389,65 @@ async def test_a_server_that_cancels_a_request_in_its_body_leaves_nothing() -> N
     assert harness.is_empty()
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
+
+
+def engine_says(body: bytes) -> InvalidRequest:
+    """How the engine's API refuses the same body."""
+    try:
+        fields = parse_json_object(body)
+        CompletionRequest.model_validate(fields)
+    except InvalidRequest as error:
+        return error
+    except ValidationError as error:
+        return invalid(error.errors())
+    raise AssertionError("the engine takes it")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"", b"[1]", b'"x"', b"null", b"\xff", b'{"a": NaN}', b'{"model": "m",}', b"[" * 999,
+        b'{"prompt": "x", "model": ["m"]}', b'{"prompt": "x", "model": "m", "stream": [1]}',
+    ],
+)  # fmt: skip
+async def test_a_body_without_sense_is_refused_in_the_words_of_the_engine(body: bytes) -> None:
+    asked = await ProxyHarness().ask(body).done()
+    wanted = engine_says(body)
+    assert asked.status == wanted.status
+    assert asked.error == json.loads(wanted.envelope())["error"]
+
+
+HOSTILE = {
+    "numbers": b'{"model": "m", "prompt": [' + b"-1," * 300_000 + b"-1]}",
+    "objects": b'{"model": "m", "messages": [' + b"{}," * 300_000 + b"{}]}",
+    "depth": b'{"model": "m", "x": ' + b"[" * 400_000 + b"]" * 400_000 + b"}",
+    "keys": b"{" + b'"model":"m",' * 80_000 + b'"a":1}',
+    "no end": b'{"model": "m", "prompt": [' + b"-1," * 300_000,
+    "a name": b'{"model": "' + b"x" * 900_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+async def test_a_hostile_body_costs_no_more_than_its_size(how: str) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidRequest):
+            routing_fields(HOSTILE[how])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Nothing is made of what is skipped; objects made of it all would be ten times its size.
+    assert peak < 1.5 * len(HOSTILE[how])
+
+
+async def test_each_request_has_a_line_in_the_log_and_none_of_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    harness = ProxyHarness()
+    with capture_logs() as lines:
+        await harness.ask({"model": "m", "prompt": "a private matter"}, query="key=private").done()
+        await harness.ask({"model": "x" * 500, "prompt": "a private matter"}).done()
+    assert [(line["log_level"], line["status"]) for line in lines] == [("info", 200)] * 2
+    assert [line["model"] for line in lines] == ["m", "x" * 128]
+    assert "private" not in str(lines)

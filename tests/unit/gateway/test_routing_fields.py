@@ -15,13 +15,13 @@ def test_only_model_and_stream_are_read() -> None:
 @pytest.mark.parametrize(
     ("raw", "param", "code", "mentioned"),
     [
-        (b'{"model": ["m"]}', "model", "invalid_type", "model: expected str"),
-        (b'{"stream": 1}', "stream", "invalid_type", "stream: expected bool"),
-        (b"3", None, "invalid_type", "the body: expected object"),
+        (b'{"model": ["m"]}', "model", "invalid_type", "model: must be a valid string"),
+        (b'{"stream": 1}', "stream", "invalid_type", "stream: must be a valid boolean"),
+        (b"3", None, "invalid_json", "must be a JSON object"),
         (b'{"model": "m"', None, "invalid_json", "not valid JSON"),
         (b"\xff\xfe", None, "invalid_json", "not valid JSON"),
         (b'{"model": "\xff"}', None, "invalid_json", "not valid"),
-        (b"[" * 100_000, None, "invalid_type", "the body"),
+        (b"[" * 100_000, None, "invalid_json", "must be a JSON object"),
         (b'{"x": ' + b"[" * 100_000, None, "invalid_json", "not valid JSON"),
     ],
 )

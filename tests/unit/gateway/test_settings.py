@@ -3,7 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_gateway.settings import GatewaySettings
+from mamba_planner.engine_settings import EngineSettings
 
 
 def test_urls_are_normalised_and_doubles_dropped() -> None:
@@ -122,3 +124,15 @@ def test_a_routing_weight_that_nothing_reads_is_refused_by_name(
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValidationError, match="holdtimeout"):
         GatewaySettings(backend=("http://h",), holdtimeout=1)
+
+
+def test_what_a_mambadeployment_says_too_has_the_same_default_here() -> None:
+    deployment = MambaDeployment.model_validate(
+        {"metadata": {"name": "n"}, "spec": {"model": {"uri": "hf://a/b"}}}
+    )
+    limits, alone = deployment.spec.gateway.limits, GatewaySettings(backend=("http://h",))
+    assert (alone.max_in_flight, alone.max_queue) == (limits.max_in_flight, limits.max_queued)
+    assert alone.queue_timeout == alone.hold_timeout == limits.queue_timeout.seconds
+    assert alone.request_timeout == limits.request_timeout.seconds
+    assert alone.max_body_bytes == limits.max_body_size.bytes == EngineSettings(model="m").max_body_bytes
+    assert alone.drain_timeout == deployment.spec.rollout.drain_timeout.seconds

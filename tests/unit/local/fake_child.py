@@ -1,8 +1,9 @@
 """A child for tests of local mode: speaks just enough HTTP to pass for an engine or a gateway.
 
 `FAKE_ENGINE` / `FAKE_GATEWAY` hold words: load=SECONDS exit=CODE crash=SECONDS deaf (ignores SIGTERM)
-finish=SECONDS (needs that long after SIGTERM) chat=STATUS (of every answer to a chat). Every start and end is
-a line in the file `FAKE_JOURNAL`.
+finish=SECONDS (needs that long after SIGTERM) chat=STATUS (of every answer to a chat) plain (no chat
+template) once=SECONDS (crashes that long after its first start alone). Every start and end is a line in the
+file `FAKE_JOURNAL`.
 """
 
 import itertools
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.request import urlopen
 
 kind, rest = sys.argv[1], sys.argv[2:]
@@ -39,7 +41,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self, status: int, body: object) -> None:
-        data = json.dumps(body).encode()
+        self.answer_text(status, json.dumps(body))
+
+    def answer_text(self, status: int, text: str) -> None:
+        data = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -54,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
                     ready = int(response.status == 200)
             except OSError:
                 ready = 0
-            self.answer(200, {"status": "ready", "endpoints": {"known": 1, "ready": ready}})
+            engine = options["--backend"].removeprefix("http://")
+            self.answer_text(200, f'mambaserve_gateway_endpoint_ready{{endpoint="{engine}"}} {ready}.0\n')
         elif done < load:
             self.answer(503, {"status": "loading", "stage": "weights", "done": int(done * 100), "total": 100})
         else:
@@ -67,11 +73,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        chat = self.path.endswith("/chat/completions")
+        if chat and "plain" in words:
+            self.answer(400, {"error": {"message": "no template", "code": "no_chat_template"}})
+            return
+        if body["max_tokens"] > 1_000_000:
+            self.answer(400, {"error": {"message": "too long", "code": "context_length_exceeded"}})
+            return
+        if not chat:
+            body["messages"] = [{"content": body["prompt"]}]
         prompt = sum(len(message["content"].split()) for message in body["messages"])
         cached = 40 if seen["requests"] else 0
         seen["requests"] += 1
         self.answer(int(words.get("chat", 200)), {
-            "choices": [{"message": {"content": "green"}}],
+            "choices": [{"message": {"content": "green"}} if chat else {"text": "green"}],
             "usage": {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}},
         })  # fmt: skip
 
@@ -90,6 +105,9 @@ if "exit" in words:
     sys.exit(int(words["exit"]))
 if "crash" in words:
     threading.Timer(float(words["crash"]), lambda: os._exit(17)).start()
+if "once" in words and Path(os.environ["FAKE_JOURNAL"]).read_text().count(f"{kind} started") == 1:
+    print("last words", flush=True)
+    threading.Timer(float(words["once"]), lambda: os._exit(17)).start()
 if kind == "serve":
     admin = ThreadingHTTPServer(("127.0.0.1", int(options["--admin-port"])), Handler)
     threading.Thread(target=admin.serve_forever, daemon=True).start()

@@ -12,7 +12,13 @@ from aiohttp.test_utils import TestServer
 
 from mamba_cli.errors import RunFailed
 from mamba_cli.local import demo
-from mamba_cli.local.readiness import Readiness, engine_readiness, gateway_ready, put_strategy
+from mamba_cli.local.readiness import (
+    Readiness,
+    engine_readiness,
+    gateway_ready,
+    put_strategy,
+    takes_chats,
+)
 
 AWAY = "http://127.0.0.1:9"
 
@@ -78,26 +84,44 @@ async def test_an_engine_that_does_not_answer_is_not_known(child: Child, http: a
     assert await engine_readiness(http, child.url) is None
 
 
+SERIES = "mambaserve_gateway_endpoint_ready"
+
+
 @pytest.mark.parametrize(
     ("status", "body", "ready"),
     [
-        (200, {"endpoints": {"known": 1, "ready": 1}}, True),
-        (200, {"endpoints": {"known": 1, "ready": 0}}, False),
-        (200, {"endpoints": {"known": 1}}, False),
-        (200, {"endpoints": {"ready": None}}, False),
-        (200, {"status": "ready"}, True),
-        (503, {"endpoints": {"ready": 1}}, False),
+        (200, f'{SERIES}{{endpoint="127.0.0.1:5"}} 1.0', True),
+        (200, f'{SERIES}{{endpoint="127.0.0.1:5"}} 0.0', False),
+        (200, f'{SERIES}{{endpoint="127.0.0.1:6"}} 1.0', False),
+        (200, '{"status": "ready", "endpoints": {"known": 1, "ready": 1}}', False),
+        (200, "", False),
+        (503, f'{SERIES}{{endpoint="127.0.0.1:5"}} 1.0', False),
     ],
 )
-async def test_a_gateway_is_ready_when_it_sees_a_ready_engine(
-    child: Child, http: aiohttp.ClientSession, status: int, body: dict[str, Any], ready: bool
+async def test_a_gateway_is_ready_when_it_may_use_this_engine_and_another_s_gateway_is_none(
+    child: Child, http: aiohttp.ClientSession, status: int, body: str, ready: bool
 ) -> None:
-    child.status, child.body = status, json.dumps(body).encode()
-    assert await gateway_ready(http, child.url) is ready
+    child.status, child.body = status, body.encode()
+    assert await gateway_ready(http, child.url, "http://127.0.0.1:5") is ready
 
 
 async def test_a_gateway_that_is_away_is_not_ready(http: aiohttp.ClientSession) -> None:
-    assert not await gateway_ready(http, AWAY)
+    assert not await gateway_ready(http, AWAY, AWAY)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "chats"),
+    [
+        (400, b'{"error": {"code": "no_chat_template"}}', False),
+        (400, b'{"error": {"code": "context_length_exceeded"}}', True),
+        (502, b"<html>", True),
+    ],
+)
+async def test_a_model_without_a_chat_template_is_known_by_the_refusal(
+    child: Child, http: aiohttp.ClientSession, status: int, body: bytes, chats: bool
+) -> None:
+    child.status, child.body = status, body
+    assert await takes_chats(http, child.url, "m") is chats
 
 
 @pytest.mark.parametrize(("status", "problem"), [(200, ""), (204, ""), (409, "the engine answered 409: why")])

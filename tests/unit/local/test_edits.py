@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.edits import Edits, Replan
+from mamba_cli.local.edits import Absent, Edits, Replan, Stamp
 from mamba_cli.local.planning import PlanFlags, PlanOutcome, plan_deployment
 from mamba_cli.local.unit import Unit, unit_of
 from mamba_planner import Device
@@ -232,18 +232,40 @@ async def test_an_object_added_while_it_runs_may_be_edited_further(engine: Engin
     assert await file.edit(loaded(), loaded("two", stateCache={"strategy": "NoBuffer"})) == [
         "two: spec.stateCache.strategy: takes effect at the next start"
     ]
-    assert await file.edit(loaded()) == ["two: the object was removed: takes effect at the next start"]
+    assert await file.edit(loaded()) == ["two: the object was removed: it does not run"]
     assert engine.taken == []
 
 
 async def test_a_running_object_that_is_taken_out_and_put_back_is_still_the_same(engine: Engine) -> None:
     file = File(engine, loaded(), loaded("two"))
     assert await file.edit(loaded("two")) == ["one: the object was removed: takes effect at the next start"]
-    assert await file.edit(loaded(), loaded("two")) == [
-        "one: the object was added: takes effect at the next start"
-    ]
+    assert await file.edit(loaded(), loaded("two")) == ["one: the object is back, as it runs"]
     await file.edit(cached(strategy="NoBuffer"), loaded("two"))
     assert len(engine.taken) == 1
+
+
+async def test_a_field_that_is_set_back_is_as_it_runs_again(engine: Engine) -> None:
+    file = File(engine, loaded())
+    await file.edit(cached(eviction="LRU"))
+    assert await file.edit(loaded()) == ["one: spec.stateCache.eviction: as it runs again"]
+    assert await file.edit(loaded()) == ["nothing in it concerns what runs"]
+
+
+async def test_an_object_that_comes_back_changed_is_compared_with_what_runs(engine: Engine) -> None:
+    file = File(engine, loaded(), loaded("two"))
+    await file.edit(loaded("two"))
+    lines = await file.edit(cached(strategy="NoBuffer", eviction="LRU"), loaded("two"))
+    assert "now runs NoBuffer" in lines[0]
+    assert lines[1:] == ["one: spec.stateCache.eviction: takes effect at the next start"]
+
+
+def test_a_file_that_is_gone_is_said_at_the_second_look_and_so_is_its_return() -> None:
+    here, gone = Stamp(Path("f"), "1"), Stamp(Path("f"), "")
+    absent = Absent()
+    assert [absent.lines([each]) for each in (here, gone, here, gone)] == [[], [], [], []]
+    assert absent.lines([gone]) == ["f cannot be read any more: what runs stays as it is"]
+    assert absent.lines([gone]) == []
+    assert absent.lines([here]) == ["f is back"]
 
 
 async def test_a_model_that_cannot_be_read_again_is_said_and_nothing_is_sent(engine: Engine) -> None:

@@ -138,11 +138,32 @@ async def test_closing_kills_and_reaps_even_the_deaf(children: Children) -> None
     await children.processes.close()
 
 
-async def test_the_log_goes_on_when_a_child_is_started_again(children: Children) -> None:
+async def test_the_log_goes_on_when_a_child_is_started_again_and_its_tail_begins_anew(
+    children: Children,
+) -> None:
     for number in (1, 2):
         await children.run("one", f"print('life {number}')")
         await children.ended(number)
-    assert children.processes.tail("one") == ["life 1", "life 2"]
+    assert children.processes.tail("one") == ["life 2"]
+    assert children.processes.log("one").read_text() == "life 1\nlife 2\n"
+
+
+async def test_lines_that_only_inform_are_not_a_child_s_last_words(children: Children) -> None:
+    said = [
+        '{"level": "info", "event": "request"}',
+        '{"level": "error", "event": "lost"}',
+        "{odd",
+        "error: x",
+    ]
+    await children.run("one", f"print({chr(10).join(said)!r})")
+    await children.ended()
+    assert children.processes.tail("one") == said[1:]
+
+
+async def test_a_log_without_room_is_known(children: Children, tmp_path: Path) -> None:
+    (tmp_path / "one.log").symlink_to("/dev/full")
+    assert children.processes.full("one")
+    assert not children.processes.full("two")
 
 
 @pytest.mark.parametrize(

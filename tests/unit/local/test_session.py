@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -198,6 +199,62 @@ def test_one_child_that_dies_while_the_other_starts_is_started_again(
     assert bench.events("serve", "started") == 1
 
 
+def test_another_gateway_on_the_port_is_not_taken_for_ours(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port was free when it was looked at, and taken when our gateway came to bind it."""
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01)
+    taken = 'mambaserve_gateway_endpoint_ready{endpoint="127.0.0.1:1"} 1.0\n'
+
+    class Other(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            body = b'{"endpoints": {"ready": 1}}' if self.path == "/readyz" else taken.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        monkeypatch.setattr("mamba_cli.local.bring_up.front_ports", lambda *_: [other.server_port])
+        assert bench.up(once=True) == 1
+        other.shutdown()
+    assert "is ready" not in bench.text
+    assert "Address already in use" in bench.text
+
+
+def test_a_child_that_died_is_said_to_be_ready_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "once=1.5")
+    bench.when(lambda: "one-engine is ready again" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert "one is ready: " in bench.text
+    assert "one-engine is ready again" in bench.text
+    assert "| last words" in bench.text
+    assert f"logs: {bench.logs}" in bench.text
+
+
+@pytest.mark.parametrize("kind", ["chat", "plain"])
+def test_a_model_without_a_chat_template_gets_the_curl_and_the_demo_of_completions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("FAKE_GATEWAY", "plain" if kind == "plain" else "")
+    assert bench.up(demo=True) == 0
+    assert ("/v1/chat/completions" in bench.text) is (kind == "chat")
+    assert bench.text.count("'green'") == 4
+
+
+def test_a_full_disk_is_named_as_the_cause(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mamba_cli.local.supervisor.delay_after", lambda deaths, rules: 0.01)
+    monkeypatch.setenv("FAKE_GATEWAY", "exit=1")
+    bench.logs.mkdir()
+    (bench.logs / "one-gateway.log").symlink_to("/dev/full")
+    assert bench.up() == 1
+    assert f"no space left for logs in {bench.logs}" in bench.text
+
+
 @pytest.mark.usefixtures("quick_restarts")
 def test_a_child_that_cannot_start_says_why(bench: Bench) -> None:
     console = Console(file=bench.output, width=200)
@@ -218,6 +275,7 @@ def test_a_taken_port_is_named_before_anything_starts(bench: Bench) -> None:
         with pytest.raises(RunFailed, match=rf"port {port} of 127.0.0.1 is taken"):
             bench.up(port=port)
     assert bench.journal == []
+    assert bench.text == ""
 
 
 def test_several_objects_get_an_engine_and_an_endpoint_each(bench: Bench, tmp_path: Path) -> None:

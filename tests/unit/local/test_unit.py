@@ -1,5 +1,7 @@
 """From a spec to how the children are started: every field arrives, and the real commands take them."""
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,6 @@ import typer.main
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
 from mamba_cli.local.documents import LoadedDeployment
-from mamba_cli.local.edits import changes_of
 from mamba_cli.local.unit import Unit, gateway_argv, unit_of
 from mamba_cli.settings_options import given
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
@@ -151,18 +152,9 @@ def test_auto_leaves_the_choice_open() -> None:
     assert Constraints.of(engine_settings(deployment())) == Constraints()
 
 
-def test_an_edit_is_split_into_what_is_live_and_what_waits() -> None:
-    old = deployment()
-    new = deployment(stateCache={"strategy": "NoBuffer", "eviction": "LRU"}, memory={"arena": "1Gi"})
-    (change,) = changes_of([old], [new])
-    assert change.live == ("spec.stateCache.strategy",)
-    assert set(change.later) == {"spec.stateCache.eviction", "spec.memory.arena"}
-    assert changes_of([old], [old]) == []
-
-
-def test_objects_that_come_and_go_wait_for_the_next_start() -> None:
-    one = deployment()
-    two = one.model_copy(update={"metadata": one.metadata.model_copy(update={"name": "two"})})
-    (gone, came) = changes_of([one], [two])
-    assert (gone.name, gone.later) == ("one", ("the object was removed",))
-    assert (came.name, came.later) == ("two", ("the object was added",))
+def test_the_curl_line_asks_what_the_model_can_answer(planned: MemoryPlan, tmp_path: Path) -> None:
+    unit = unit_for(deployment(), planned, tmp_path)
+    for chat, path in ((True, "/v1/chat/completions"), (False, "/v1/completions")):
+        words = shlex.split(unit.curl(chat=chat))
+        assert words[1] == f"{unit.url}{path}"
+        assert ("messages" in json.loads(words[-1])) is chat

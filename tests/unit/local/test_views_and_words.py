@@ -69,7 +69,7 @@ def test_large_parts_of_the_bar_have_their_share() -> None:
 
 def test_a_plan_is_shown_with_its_ledger_and_stays_readable_without_colour(tmp_path: Path) -> None:
     outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=8 << 30))
-    text = shown(plan_view(outcome))
+    text = shown(plan_view(outcome, verbose=True))
     assert "\x1b" not in text
     for line in outcome.plan.ledger if outcome.plan else ():
         if line.bytes > 8 << 20:
@@ -80,9 +80,28 @@ def test_a_plan_is_shown_with_its_ledger_and_stays_readable_without_colour(tmp_p
     assert "\x1b[" in shown(plan_view(outcome), color=True)
 
 
-def test_a_narrow_terminal_still_shows_every_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_still_shows_every_word_and_a_whole_bar(tmp_path: Path, width: int) -> None:
     outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=8 << 30))
-    assert "not chosen" in shown(plan_view(outcome), width=50)
+    for verbose in (False, True):
+        text = shown(plan_view(outcome, verbose=verbose), width=width)
+        words = " ".join(line.strip("│ ") for line in text.splitlines())
+        assert "340.3M parameters" in words
+        assert "…" not in text
+        [bar] = [line for line in text.splitlines() if "▕" in line]
+        assert "▏" in bar
+    for each in outcome.plan.rejected if outcome.plan else ():
+        assert f"{each.strategy}, {each.state_dtype}: " in words
+
+
+def test_reasons_and_the_choices_not_taken_are_shown_when_asked_for(tmp_path: Path) -> None:
+    outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=8 << 30))
+    short, long = shown(plan_view(outcome)), shown(plan_view(outcome, verbose=True))
+    assert len(short.splitlines()) < 20 < len(long.splitlines())
+    assert "strategy" in short
+    assert "not chosen" not in short
+    assert "not chosen" in long
+    assert "because" in long
 
 
 def test_a_misfit_is_shown_with_what_is_missing(tmp_path: Path) -> None:
@@ -360,3 +379,5 @@ def test_sizes_are_quantities_and_mistakes_name_the_option() -> None:
         size_option("--x", "80gi")
     with pytest.raises(InvalidInput, match="--x: must be above 0"):
         size_option("--x", "0")
+    with pytest.raises(InvalidInput, match=r"--x: 80 is 80 bytes: .* 80Gi"):
+        size_option("--x", "80")

@@ -16,6 +16,7 @@ from mamba_operator.errors import (
     Refused,
     Terminating,
     Unreachable,
+    of_status,
 )
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
@@ -40,6 +41,12 @@ def status(cluster: FakeCluster) -> dict[str, tuple[str, str]]:
     found = cluster.find("MambaDeployment", "nano")
     assert found is not None
     return {one["type"]: (one["status"], one["reason"]) for one in found["status"]["conditions"]}
+
+
+def conditions(cluster: FakeCluster) -> dict[str, Manifest]:
+    found = cluster.find("MambaDeployment", "nano")
+    assert found is not None
+    return {one["type"]: one for one in found["status"]["conditions"]}
 
 
 def writes(cluster: FakeCluster) -> list[str]:
@@ -97,6 +104,62 @@ async def test_one_refused_child_does_not_keep_the_others_from_being_made() -> N
     assert cluster.find("NetworkPolicy", "nano-engine") is None
     assert status(cluster)["Degraded"] == ("True", "ApplyFailed")
     assert status(cluster)["Ready"] == ("False", "ApplyFailed")
+
+
+TYPO = (
+    "PATCH /apis/apps/v1/namespaces/models/deployments/{name}: failed to create typed patch object "
+    "(models/{name}; apps/v1, Kind=Deployment): "
+    '.spec.template.spec.containers[name="engine"].volumeMount: field not declared in schema'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("nano-engine", "spec.podTemplate"), ("nano", "spec.gateway.podTemplate")]
+)
+async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
+    name: str, field: str
+) -> None:
+    cluster = FakeCluster(fitting_owner())
+    cluster.fault = lambda verb, kind, of: (
+        of_status(500, TYPO.format(name=of)) if (verb, kind, of) == ("apply", "Deployment", name) else None
+    )
+
+    with pytest.raises(Refused):
+        await reconciler(cluster)(KEY)
+
+    made = {of for kind, _, of in cluster.objects if kind == "Deployment"}
+    assert made == {"nano-engine", "nano"} - {name}
+    found = conditions(cluster)
+    assert {found[one]["reason"] for one in ("Degraded", "Ready")} == {"InvalidSpec"}
+    said = f'{field}.spec.containers[name="engine"].volumeMount: field not declared in schema'
+    assert found["Degraded"]["message"] == said
+
+
+@pytest.mark.parametrize("kind", ["Secret", "Deployment", "Pod", "EndpointSlice"])
+async def test_what_may_not_be_read_is_named_in_the_status_and_nothing_is_changed(kind: str) -> None:
+    cluster = FakeCluster(fitting_owner())
+    await reconciler(cluster)(KEY)
+    before = conditions(cluster)["Planned"]
+    cluster.calls.clear()
+    said = f"GET /api/v1/{kind}: User cannot list resource"
+    cluster.fault = lambda verb, of, _: Forbidden(said, status=403) if (verb, of) == ("list", kind) else None
+    again = reconciler(cluster)
+
+    for _ in range(2):
+        with pytest.raises(Forbidden):
+            await again(KEY)
+
+    found = conditions(cluster)
+    assert (found["Degraded"]["status"], found["Ready"]["status"]) == ("True", "False")
+    assert found["Degraded"]["reason"] == found["Ready"]["reason"] == "Forbidden"
+    assert found["Degraded"]["message"] == said
+    assert found["Planned"] == before
+    assert writes(cluster) == ["apply/status MambaDeployment/nano"]
+    events = [one for (of, _, _), one in cluster.objects.items() if of == "Event"]
+    assert said in [one["message"].partition(": ")[2] for one in events if one["type"] == "Warning"]
+    cluster.fault = lambda *_: None
+    await again(KEY)
+    assert conditions(cluster)["Degraded"]["reason"] == "AsExpected"
 
 
 async def test_an_object_of_somebody_else_is_not_taken_over() -> None:
@@ -228,6 +291,8 @@ async def test_a_fault_at_any_single_call_is_made_good_by_the_next_pass(error: C
         for _ in range(3):
             with contextlib.suppress(OperatorError):
                 await reconciler(cluster)(KEY)
+        cluster.fault = lambda *_: None
+        await reconciler(cluster)(KEY)
         assert shape(cluster) == expected, f"call {position}"
         position += 1
     assert position > 40

@@ -72,11 +72,12 @@ def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None
     )
     drain = data.draw(DURATIONS | st.just("0s"))
 
-    _, made = processes(gateway={"limits": limits}, rollout={"drainTimeout": drain})
+    engine, made = processes(gateway={"limits": limits}, rollout={"drainTimeout": drain})
 
     assert made.queue_timeout == made.hold_timeout == Duration(limits["queueTimeout"]).seconds
     assert made.request_timeout == Duration(limits["requestTimeout"]).seconds
     assert made.max_body_bytes == Quantity(limits["maxBodySize"]).bytes
+    assert engine.max_body_bytes >= made.max_body_bytes
     assert made.drain_timeout == Duration(drain).seconds
     assert (made.max_in_flight, made.max_queue) == (
         limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),

@@ -57,6 +57,7 @@ BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
 UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}
 IDLE = fitting_owner(scaling={"minReplicas": 0})
 THREE = fitting_owner(replicas=3)
+MANY = fitting_owner(replicas=5, scaling={"minReplicas": 3})
 
 
 def deployment_status(children: list[Manifest], name: str, **status: Any) -> list[Manifest]:
@@ -77,6 +78,11 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Planned": ("True", "PlanComputed"), "Available": ("True", "ReplicasAvailable"),
         "Progressing": ("False", "UpToDate"), "Degraded": ("False", "AsExpected"),
         "Ready": ("True", "Serving")}),
+    ("fewer engines answer than the minimum", status_of(MANY, running(applied(MANY), engines=1)), {
+        "Available": ("False", "BelowMinimum"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("False", "ScalingUp")}),
+    ("the minimum answers and more are to come", status_of(MANY, running(applied(MANY), engines=3)), {
+        "Available": ("True", "ReplicasAvailable"), "Ready": ("True", "Serving")}),
     ("engines without a gateway", status_of(OF, running(applied(OF), gateways=0)), {
         "Available": ("False", "GatewayNotReady"), "Progressing": ("True", "RollingOut"),
         "Ready": ("False", "RollingOut")}),
@@ -139,6 +145,9 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         Failure(Reason.APPLY_FAILED, "no"), Failure(Reason.APPLY_FAILED, "neither"))), {
         "Degraded": ("True", "ApplyFailed"), "Ready": ("False", "ApplyFailed"),
         "Available": ("True", "ReplicasAvailable")}),
+    ("the operator may not write a child", status_of(OF, running(applied(OF)), (
+        Failure(Reason.FORBIDDEN, "no"),)), {
+        "Degraded": ("True", "Forbidden"), "Ready": ("False", "Forbidden")}),
     ("an image cannot be pulled", status_of(OF, running(applied(OF), engines=0), pods=(
         state(state={"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),)), {
         "Degraded": ("True", "ImagePullFailed"), "Ready": ("False", "ImagePullFailed")}),

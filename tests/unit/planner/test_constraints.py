@@ -124,6 +124,15 @@ def test_a_field_of_the_spec_reaches_the_planner_under_its_name(
     assert {each for each in plain.__slots__ if getattr(plain, each) != getattr(changed, each)} == {name}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "cuda", "cpu"), [(None, True, False), (True, True, True), (False, False, False)]
+)
+def test_who_leaves_overlap_open_gets_it_on_a_gpu_alone(wanted: bool | None, cuda: bool, cpu: bool) -> None:
+    engine = {} if wanted is None else {"overlapSchedule": wanted}
+    constraints = constraints_of(engine=engine)
+    assert (constraints.overlaps("cuda"), constraints.overlaps("cpu")) == (cuda, cpu)
+
+
 def test_a_spec_and_the_settings_of_its_engine_mean_the_same_to_the_planner() -> None:
     assert constraints_of(stateCache={"strategy": "NoBuffer"}, memory={"arena": "1Gi"}) == Constraints.of(
         EngineSettings(model="m", strategy="NoBuffer", arena_bytes="1Gi")

@@ -109,7 +109,7 @@ def test_one_declared_number_of_the_traffic_declares_it_all() -> None:
     assert EngineSettings(model="m").workload is None
     workload = EngineSettings(model="m", workload_concurrency=7).workload
     assert workload is not None
-    assert (workload.concurrency, workload.prompt_tokens, workload.shared_prefix_ratio) == (7, 2048, 0.0)
+    assert (workload.concurrency, workload.prompt_tokens, workload.shared_prefix_ratio) == (7, 2048, 0.5)
 
 
 @pytest.mark.parametrize(

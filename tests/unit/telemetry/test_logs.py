@@ -38,6 +38,19 @@ def test_a_line_is_one_json_object_with_its_context(stream: io.StringIO) -> None
     assert str(line["timestamp"]).endswith("Z")
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_terminal_gets_colours_unless_they_are_not_wanted(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, plain: bool
+) -> None:
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    set_up_logs(process="api", stream=stream)
+    get_logger("x").warning("event")
+    assert ("\x1b[" in stream.getvalue()) is not plain
+
+
 def test_the_context_ends_with_its_block(stream: io.StringIO) -> None:
     set_up_logs(process="api", stream=stream)
     with log_context(request_id="r1"):
@@ -147,3 +160,30 @@ def test_each_level_shows_itself_and_what_is_worse(stream: io.StringIO, level: s
     for say in (log.debug, log.info, log.warning, log.error):
         say("said")
     assert len(lines(stream)) == shown
+
+
+@pytest.mark.parametrize("json", [True, False], ids=["file", "terminal"])
+def test_no_value_of_a_failed_function_is_shown(stream: io.StringIO, json: bool) -> None:
+    set_up_logs(level="debug", process="api", stream=stream, json=json)
+
+    def answer(prompt: str) -> None:
+        raise RuntimeError("broken")
+
+    try:
+        answer("what a client " + "said")
+    except RuntimeError as error:
+        get_logger("x").error("unexpected_error", exc_info=error)
+        logging.getLogger("library").error("failed", exc_info=error)
+    assert stream.getvalue().count("RuntimeError: broken") == 2
+    assert "what a client said" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("json", [True, False], ids=["file", "terminal"])
+def test_no_password_of_a_url_is_shown(stream: io.StringIO, json: bool) -> None:
+    set_up_logs(process="api", stream=stream, json=json)
+    get_logger("x").info("connected", url="redis://user:secret@host:1/0", more=["http://:secret@a/b?c=d:e@f"])
+    logging.getLogger("library").warning("lost %s", "amqp://u:secret@host")
+    get_logger("x").info("plain", url="http://host:8000/v1", mail="a@b")
+    assert "secret" not in stream.getvalue()
+    assert "redis://user:***@host:1/0" in stream.getvalue()
+    assert "http://host:8000/v1" in stream.getvalue()

@@ -38,6 +38,7 @@ def test_messages_become_the_prompt() -> None:
         ("{{ {'a': 1} | tojson(indent=2) }}", '{\n  "a": 1\n}'),
         ("{% for m in messages %}{% break %}{% endfor %}x", "x"),
         ("{% if tools %}t{% endif %}{{ missing }}", ""),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}", "hello!"),
         ("{%- set ns = namespace(n=0) -%}{% set ns.n = 2 %}{{ ns.n }}", "2"),
     ],
 )
@@ -236,3 +237,39 @@ class TestWhereItComesFrom:
         directory = write_model(tmp_path, template=None, tokenizer_config={"chat_template": "{% if %}"})
         with pytest.raises(BadTemplate, match=r"tokenizer_config\.json.*does not compile"):
             self.load(directory)
+
+
+PARTIAL = [*USER, {"role": "assistant", "content": " The answer "}]
+
+
+def test_a_continued_message_is_the_end_of_the_prompt(tokenizer: Tokenizer) -> None:
+    made = template(TEMPLATE).prompt(tokenizer, PARTIAL, continue_final=True)
+    assert tokenizer.decode(made.token_ids, special=True).endswith("assistant\n The answer ")
+    stripping = TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] | trim }}")
+    made = template(stripping).prompt(tokenizer, PARTIAL, continue_final=True)
+    assert tokenizer.decode(made.token_ids, special=True).endswith("assistant\nThe answer")
+    assert made.turn_boundary == 0
+
+
+def test_a_message_that_is_not_shown_cannot_be_continued(tokenizer: Tokenizer) -> None:
+    for content in ("", "gone"):
+        with pytest.raises(TemplateRefused, match="cannot be continued"):
+            template("{{ messages[0].content }}").prompt(
+                tokenizer, [*USER, {"role": "assistant", "content": content}], continue_final=True
+            )
+
+
+def test_without_generation_prompt_the_prompt_ends_with_the_last_message(tokenizer: Tokenizer) -> None:
+    made = template(TEMPLATE).prompt(tokenizer, USER, generation_prompt=False)
+    assert tokenizer.decode(made.token_ids, special=True).endswith("hello<|im_end|>\n")
+
+
+def test_a_prompt_that_is_refused_for_its_text_is_never_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(text: str) -> None:
+        raise ValueError(f"{len(text)} characters")
+
+    monkeypatch.setattr(tokenizer, "encoding", None)
+    with pytest.raises(ValueError, match="characters"):
+        template(TEMPLATE).prompt(tokenizer, USER, check=refuse)

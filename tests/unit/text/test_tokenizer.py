@@ -1,14 +1,14 @@
 """Loading a model directory's tokenizer, its rules and its complaints."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as RustTokenizer
 
 from mamba_server.text.errors import BadTokenizer
-from mamba_server.text.tokenizer import THREAD_FROM_CHARS, Tokenizer
+from mamba_server.text.tokenizer import Tokenizer
 from tiny_model import SPECIAL, byte_level_tokenizer, write_model
 
 
@@ -59,26 +59,6 @@ def test_special_tokens_may_be_strings_or_objects(tokenizer: Tokenizer) -> None:
 def test_a_special_token_in_the_prompt_is_one_token(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("<|im_start|>user", special=False)
     assert ids[0] == SPECIAL.index("<|im_start|>")
-
-
-async def test_long_texts_are_encoded_in_a_thread_and_short_ones_are_not(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = []
-
-    def encode(text: str, *, special: bool = True) -> list[int]:
-        names.append(threading.current_thread() is threading.main_thread())
-        return [1]
-
-    monkeypatch.setattr(tokenizer, "encode", encode)
-    await tokenizer.encode_all(["short"])
-    await tokenizer.encode_all(["x" * (THREAD_FROM_CHARS // 2)] * 2)
-    assert names == [True, False, False]
-
-
-async def test_a_long_text_has_the_same_ids_in_a_thread(tokenizer: Tokenizer) -> None:
-    text = "hello world " * 600
-    assert await tokenizer.encode_all([text, "hi"]) == [tokenizer.encode(text), tokenizer.encode("hi")]
 
 
 @pytest.mark.parametrize("token", ["<0x0A>", "hello"])
@@ -163,7 +143,35 @@ def test_a_special_token_of_a_foreign_form_is_none(tmp_path: Path, given: object
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
 
 
-async def test_texts_encoded_together_keep_their_order_in_either_way(tokenizer: Tokenizer) -> None:
-    for length in (1, 2000):
-        texts = [f"{number} " * length for number in range(4)]
-        assert await tokenizer.encode_all(texts) == [tokenizer.encode(text) for text in texts]
+def test_no_text_has_more_characters_than_so_many_for_each_token(tokenizer: Tokenizer) -> None:
+    each = tokenizer.most_chars_per_token
+    assert each is not None
+    for text in ("hello world " * 50, "\u4e16\U0001f389" * 20, "<|im_start|>" * 9, " \n\t" * 40, "x" * 99):
+        assert len(text) <= each * len(tokenizer.encode(text, special=False))
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+CUT_SHORT: list[dict[str, Any]] = [
+    {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]}},
+    {"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}},
+    {"normalizer": {"type": "Replace", "pattern": {"String": "  "}, "content": " "}},
+    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, BYTES]}},
+    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}, BYTES]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CUT_SHORT, ids=lambda change: str(change)[:60])
+def test_where_characters_can_vanish_nothing_is_said_of_how_many_a_token_has(
+    tokenizer: Tokenizer, change: dict[str, Any]
+) -> None:
+    changed = {**json.loads(tokenizer.rust.to_str()), **change}
+    assert Tokenizer(RustTokenizer.from_str(json.dumps(changed)), {}).most_chars_per_token is None
+
+
+def test_a_normalizer_that_joins_characters_is_counted(tokenizer: Tokenizer) -> None:
+    changed = {**json.loads(tokenizer.rust.to_str()), "normalizer": {"type": "NFC"}}
+    each = Tokenizer(RustTokenizer.from_str(json.dumps(changed)), {}).most_chars_per_token
+    assert tokenizer.most_chars_per_token is not None
+    assert each == 3 * tokenizer.most_chars_per_token

@@ -1,0 +1,149 @@
+"""Parts of the OpenAI-compatible requests: bounded texts and lists, messages, tools, and what is refused.
+
+Used by `openai`, which has the requests. Every list and table has a bound and fails at its first wrong
+element: a body of a megabyte must not cost seconds of complaints. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 32
+MAX_LOGIT_BIAS = 1024
+MAX_METADATA = 64
+MAX_MESSAGES = 8192
+MAX_TOOLS = 128
+
+FAIL_FAST = Field(fail_fast=True)
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+StopStrings = Annotated[list[StopString], FAIL_FAST]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], FAIL_FAST]
+Bias = Annotated[FiniteFloat, Field(ge=-100, le=100)]
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Counts the entries of an object before it looks at any of them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping) and len(value) > most:
+            raise ValueError(f"must have at most {most} entries, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+LogitBias = Annotated[dict[str, Bias], at_most(MAX_LOGIT_BIAS), Field(max_length=MAX_LOGIT_BIAS)]
+Metadata = Annotated[dict[str, str], at_most(MAX_METADATA), Field(max_length=MAX_METADATA)]
+
+NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
+    "structured_outputs": (), "bad_words": (), "allowed_token_ids": (), "logits_processors": (),
+    "use_beam_search": (), "length_penalty": (1,), "prompt_embeds": (), "chat_template": (),
+    "functions": (), "function_call": ("auto", "none"), "documents": (), "audio": (),
+    "modalities": (["text"],), "web_search_options": (),
+}  # fmt: skip
+"""Fields other servers know that would change the answer and are not acted on: passing over them would give
+another answer than was asked for. With each, the values that ask for nothing; null, false and empty ones
+never do."""
+
+
+def refuse_unsupported(fields: Any, more: Mapping[str, tuple[Any, ...]] = NOT_SUPPORTED) -> Any:
+    """Raises ValueError that begins with the name of a field in `more` which asks for something."""
+    if isinstance(fields, dict):
+        for name, neutral in more.items():
+            value = fields.get(name)
+            # 0 is no "nothing": of a penalty it is a value.
+            nothing = value is None or value is False or value in ("", [], {})
+            if not nothing and value not in neutral:
+                raise ValueError(f"{name}: is not supported; leave it out")
+    return fields
+
+
+class Strict(BaseModel):
+    """Nothing is converted; unknown fields are dropped."""
+
+    model_config = ConfigDict(
+        strict=True, extra="ignore", use_attribute_docstrings=True, protected_namespaces=(), frozen=True
+    )
+
+
+class StreamOptions(Strict):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    """Send one more chunk, with the usage and no choices, before `[DONE]`."""
+    continuous_usage_stats: bool | None = None
+    """Put the usage so far into every chunk."""
+
+
+class ResponseFormat(Strict):
+    """Shape of the answer; `text` is the only one so far."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    """`text`; the other two are refused with a clear error."""
+
+
+class ContentPart(Strict):
+    """One part of a message's content; only text is supported."""
+
+    type: str
+    """`text`."""
+    text: str | None = None
+    """The text."""
+
+    @model_validator(mode="after")
+    def _text_only(self) -> "ContentPart":
+        if self.type != "text":
+            raise ValueError(f"type '{self.type[:40]}' is not supported: only text parts are")
+        if self.text is None:
+            raise ValueError("a text content part needs 'text'")
+        return self
+
+
+class ChatMessage(Strict):
+    """One message of the conversation. Fields beyond these reach the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """Who speaks."""
+    content: str | Annotated[list[ContentPart], FAIL_FAST] | None = None
+    """Text, or a list of text parts; may be null for an assistant's tool calls."""
+    name: str | None = None
+    """Name of the speaker or of the tool."""
+    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    """Calls the assistant made."""
+    tool_call_id: str | None = None
+    """The call a tool message answers."""
+
+    @model_validator(mode="after")
+    def _content_needed(self) -> "ChatMessage":
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content: a message of role '{self.role}' needs content")
+        return self
+
+
+class FunctionDefinition(Strict):
+    """A function the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1, max_length=256)
+    """Its name."""
+    description: str | None = None
+    """What it does."""
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments."""
+
+
+class Tool(Strict):
+    """A tool offered to the model."""
+
+    type: Literal["function"]
+    """`function`."""
+    function: FunctionDefinition
+    """The function."""

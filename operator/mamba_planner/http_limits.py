@@ -1,0 +1,25 @@
+"""What a listening process bears from its clients' connections: the same settings at engine and gateway.
+
+Enforced by `mamba_edge`: the HTTP server, and the budget of bodies.
+"""
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+from mamba_planner.byte_size import Bytes
+
+
+class HttpLimits(BaseModel):
+    """HTTP limits."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    header_timeout: float = Field(20.0, gt=0)
+    """Seconds from connecting, or from a request's first byte, to the end of the request's headers."""
+    body_timeout: float = Field(60.0, gt=0)
+    """Seconds a client may take to send its body."""
+    keep_alive_timeout: float = Field(75.0, gt=0)
+    """Seconds a connection may be idle between requests; longer than the 60 of most load balancers."""
+    max_connections: int = Field(4096, ge=1)
+    """Most open connections; one more gets 503 and is closed."""
+    max_held_body_bytes: Bytes = Field(ByteSize(256 * 2**20), ge=1)
+    """Most bytes of request bodies held at once, such as 256Mi, but at least one body; beyond it: 503."""

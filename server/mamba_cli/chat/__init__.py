@@ -1,0 +1,1 @@
+"""A conversation in the terminal with whatever an endpoint serves."""

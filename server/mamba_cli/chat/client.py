@@ -1,0 +1,120 @@
+"""Sends a conversation, gives the answer as it arrives, and tells what was resumed of the prompt."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from mamba_cli.endpoint import headers, refusal, unreachable
+from mamba_cli.errors import RunFailed
+
+Message = dict[str, str]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came so far; the counts come with the last event."""
+
+    text: str = ""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+
+    @property
+    def resumed(self) -> str:
+        """In words, for people."""
+        words = f"{self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens resumed, "
+        words += f"{self.generated_tokens:,} generated"
+        return words + (", cut at the limit" if self.finish_reason == "length" else "")
+
+
+@dataclass(slots=True)
+class ChatClient:
+    """One model at one endpoint. `plain`: as completions, because the model has no chat template."""
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    api_key: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Fields of each request beside the conversation."""
+    plain: bool = False
+
+    async def answer(self, messages: list[Message], show: Callable[[str], None]) -> Answer:
+        """The answer to the conversation; `show` gets its text piece by piece.
+
+        Raises `RunFailed`, `InvalidInput` with the server's words.
+        """
+        try:
+            return await self._answer(messages, show)
+        except _NoTemplate:
+            self.plain = True
+            return await self._answer(messages, show)
+
+    async def _answer(self, messages: list[Message], show: Callable[[str], None]) -> Answer:
+        asked: dict[str, Any] = {"messages": messages}
+        if self.plain:
+            asked = {"prompt": "\n".join(each["content"] for each in messages)}
+        body = {
+            "model": self.model, **asked, **self.sampling,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        url = f"{self.url}/v1/{'' if self.plain else 'chat/'}completions"
+        try:
+            async with self.session.post(url, json=body, headers=headers(self.api_key)) as response:
+                if response.status != 200:
+                    raise await self._refused(response)
+                return await _read(response, show)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise unreachable(self.url, error) from error
+
+    async def _refused(self, response: aiohttp.ClientResponse) -> Exception:
+        try:
+            body = json.loads(await response.read())
+        except ValueError:
+            body = None
+        error = body.get("error") if isinstance(body, dict) else None
+        if not self.plain and isinstance(error, dict) and error.get("code") == "no_chat_template":
+            return _NoTemplate()
+        return refusal(self.url, response.status, body)
+
+
+class _NoTemplate(Exception):
+    """The model takes prompts alone."""
+
+
+async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -> Answer:
+    answer = Answer()
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip()
+            if not line.startswith(b"data:"):
+                continue
+            if data == b"[DONE]":
+                return answer
+            _take(answer, data, show)
+    raise RunFailed("the answer broke off: the server or what is between ended the connection")
+
+
+def _take(answer: Answer, data: bytes, show: Callable[[str], None]) -> None:
+    try:
+        event = json.loads(data)
+        if error := event.get("error"):
+            raise RunFailed(f"the answer broke off: {error.get('message') or error}")
+        if usage := event.get("usage"):
+            answer.prompt_tokens = usage["prompt_tokens"]
+            answer.generated_tokens = usage["completion_tokens"]
+            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        for choice in event.get("choices") or ():
+            piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            if piece:
+                answer.text += piece
+                show(piece)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFailed(f"an event that cannot be read: {data[:200]!r}") from error

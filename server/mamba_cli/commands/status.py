@@ -1,0 +1,94 @@
+"""`mambaserve status`: what an endpoint and its engines do at the moment."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from mamba_cli.errors import CliError, RunFailed
+
+
+class Output(StrEnum):
+    """How the status is shown."""
+
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[URL|FILE]",
+            envvar="MAMBASERVE_URL",
+            help="A gateway or an engine; or the file that `up` serves, for each of its deployments.",
+        ),
+    ] = "http://127.0.0.1:8000",
+    port: Annotated[
+        int,
+        typer.Option(min=1, max=65535, envvar="MAMBASERVE_PORT", help="With FILE: the --port that `up` got."),
+    ] = 8000,
+    host: Annotated[
+        str, typer.Option(envvar="MAMBASERVE_HOST", help="With FILE: the --host that `up` got.")
+    ] = "127.0.0.1",
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.001, envvar="MAMBASERVE_STATUS_TIMEOUT", help="Seconds to wait."),
+    ] = 5.0,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
+    ] = Output.table,
+) -> None:
+    """Show engines, strategy, queue, slots and pages by owner, and what was resumed. Exit code 1: silence."""
+    import asyncio
+    import json
+    from pathlib import Path
+
+    import aiohttp
+    from rich.console import Console
+
+    from mamba_cli.endpoint import base_url
+    from mamba_cli.local.documents import read_deployments
+    from mamba_cli.status.endpoint_status import EndpointStatus, endpoint_status
+    from mamba_cli.status.status_view import status_view
+
+    if "://" in target:
+        urls = [base_url(target)]
+    else:
+        active = [each for each in read_deployments([Path(target)]) if each.deployment.spec.mode == "Active"]
+        # 0.0.0.0 is where `up` listens, not where it answers.
+        at = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
+        urls = [base_url(f"http://{at}:{port + index}") for index in range(len(active))]
+    if not urls:
+        raise RunFailed(f"{target}: nothing in it runs: mode is Plan")
+
+    async def ask() -> list[EndpointStatus | BaseException]:
+        limits = aiohttp.ClientTimeout(total=timeout)
+        async with aiohttp.ClientSession(timeout=limits) as session:
+            asked = (endpoint_status(session, url) for url in urls)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(ask())
+    found = [each for each in answers if isinstance(each, EndpointStatus)]
+    if output is Output.table:
+        console = Console()
+        for index, each in enumerate(found):
+            if index:
+                console.print()
+            console.print(status_view(each))
+    elif found:
+        shown = [each.to_json() for each in found]
+        document = shown if len(urls) > 1 else shown[0]
+        if output is Output.json:
+            typer.echo(json.dumps(document, indent=2))
+        else:
+            import yaml
+
+            typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+    failed = [each for each in answers if isinstance(each, BaseException)]
+    for error in failed:
+        if not isinstance(error, CliError):
+            raise error
+    if failed:
+        raise RunFailed("\n".join(str(error) for error in failed))

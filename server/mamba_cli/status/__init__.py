@@ -1,0 +1,1 @@
+"""What an endpoint and the engines behind it do at the moment."""

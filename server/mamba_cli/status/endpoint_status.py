@@ -1,0 +1,163 @@
+"""Asks a gateway or an engine what it does: readiness, strategy, queue, slots, pages, hits and misses.
+
+Reads `/version`, `/readyz` and `/metrics` alone, which need no key. Changes nothing.
+"""
+
+import asyncio
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from mamba_cli.endpoint import refusal, unreachable
+from mamba_cli.errors import RunFailed
+from mamba_cli.scrape import Scrape, read_metrics
+
+_GATEWAY = "mambaserve_gateway_in_flight"
+_ENGINE = "mambaserve_engine_up"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One engine; None = it does not say, or cannot be reached from here."""
+
+    name: str
+    ready: bool
+    reason: str = ""
+    model: str | None = None
+    strategy: str | None = None
+    running: int | None = None
+    waiting: int | None = None
+    slots: dict[str, int] = field(default_factory=dict)
+    """By owner."""
+    pages: dict[str, int] = field(default_factory=dict)
+    """By owner, free ones included."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    misses: dict[str, int] = field(default_factory=dict)
+    """Prompts that resumed less than they could have, by cause."""
+    checkpoints: int | None = None
+    restarts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """What answers at a URL. `kind`: gateway or engine; the counts of requests are the gateway's."""
+
+    url: str
+    kind: str
+    version: str
+    status: str
+    reason: str
+    engines: tuple[EngineStatus, ...]
+    in_flight: int | None = None
+    queued: int | None = None
+    held: int | None = None
+
+    @property
+    def ready(self) -> int:
+        """How many engines may be chosen."""
+        return sum(engine.ready for engine in self.engines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `status --output json` prints."""
+        return {**asdict(self), "engines": [asdict(each) for each in self.engines], "ready": self.ready}
+
+
+async def endpoint_status(session: aiohttp.ClientSession, url: str) -> EndpointStatus:
+    """What answers at `url`. Raises `RunFailed` when nothing does, or something else."""
+    try:
+        metrics = await _scrape(session, url)
+        told = await _json(session, f"{url}/readyz")
+        version = await _json(session, f"{url}/version")
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise unreachable(url, error) from error
+    kind = "gateway" if _GATEWAY in metrics.values else "engine" if _ENGINE in metrics.values else ""
+    if not kind:
+        raise RunFailed(f"{url} is neither a gateway nor an engine of mambaserve")
+    engines: tuple[EngineStatus, ...]
+    if kind == "engine":
+        name = urlsplit(url).netloc
+        engines = (_engine(name, told.get("status") == "ready", _text(told, "reason"), metrics),)
+    else:
+        reasons = told.get("reasons")
+        engines = await _behind(session, metrics, reasons if isinstance(reasons, dict) else {})
+    return EndpointStatus(
+        url, kind, _text(version, "version"), _text(told, "status"), _text(told, "reason"), engines,
+        in_flight=_count(metrics, "mambaserve_gateway_in_flight"),
+        queued=_count(metrics, "mambaserve_gateway_queued"),
+        held=_count(metrics, "mambaserve_gateway_held"),
+    )  # fmt: skip
+
+
+async def _behind(
+    session: aiohttp.ClientSession, gateway: Scrape, reasons: dict[str, Any]
+) -> tuple[EngineStatus, ...]:
+    """The engines of a gateway. Those named by an address are asked themselves; the others' load is known."""
+    ready = gateway.by("mambaserve_gateway_endpoint_ready", "endpoint")
+
+    async def one(name: str) -> EngineStatus:
+        reason = str(reasons.get(name) or "")
+        try:
+            # An engine in a pod is named by the pod, which is no address.
+            found = await _scrape(session, f"http://{name}") if ":" in name else Scrape()
+        except (RunFailed, TimeoutError, aiohttp.ClientError, OSError):
+            found = Scrape()
+        if _ENGINE in found.values:
+            return _engine(name, ready[name] == 1, reason, found)
+        load = gateway.total("mambaserve_gateway_endpoint_load", endpoint=name)
+        return EngineStatus(name, ready[name] == 1, reason, running=None if load is None else int(load))
+
+    return tuple(await asyncio.gather(*(one(name) for name in sorted(ready))))
+
+
+def _engine(name: str, ready: bool, reason: str, found: Scrape) -> EngineStatus:
+    # Before an engine is ready it has told nothing of its own.
+    labels = next((labels for labels, _ in found.series("mambaserve_strategy_info")), {})
+    up = next((labels for labels, _ in found.series(_ENGINE)), {})
+    return EngineStatus(
+        name=name,
+        ready=ready,
+        reason="" if ready else reason,
+        model=up.get("model"),
+        strategy=labels.get("strategy"),
+        running=_count(found, "mambaserve_requests_running"),
+        waiting=_count(found, "mambaserve_requests_waiting"),
+        slots=_by(found, "mambaserve_slots", "owner"),
+        pages=_by(found, "mambaserve_pages", "owner"),
+        prompt_tokens=_count(found, "mambaserve_prompt_tokens_total"),
+        cached_tokens=_count(found, "mambaserve_cached_tokens_total"),
+        misses=_by(found, "mambaserve_prefix_misses_total", "cause"),
+        checkpoints=_count(found, "mambaserve_checkpoints"),
+        restarts=_count(found, "mambaserve_engine_restarts_total"),
+    )
+
+
+def _count(found: Scrape, name: str) -> int | None:
+    value = found.total(name)
+    return None if value is None else int(value)
+
+
+def _by(found: Scrape, name: str, label: str) -> dict[str, int]:
+    return {key: int(value) for key, value in found.by(name, label).items()}
+
+
+async def _scrape(session: aiohttp.ClientSession, url: str) -> Scrape:
+    async with session.get(f"{url}/metrics") as answer:
+        if answer.status != 200:
+            raise refusal(url, answer.status, None)
+        return read_metrics((await answer.read()).decode("utf-8", "replace"))
+
+
+async def _json(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with session.get(url) as answer:
+        try:
+            body = await answer.json(content_type=None)
+        except ValueError:
+            return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    return str(body.get(name) or "")

@@ -1,0 +1,72 @@
+"""The status of endpoints as something people read. Renders; decides nothing."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mamba_cli.status.endpoint_status import EndpointStatus, EngineStatus
+
+
+def status_view(status: EndpointStatus) -> RenderableType:
+    """One endpoint: a line on it, and a paragraph for each engine."""
+    head = Text.assemble(
+        (f"{status.kind} {status.url}", "bold"), "  ", (status.status, _colour(status.status == "ready"))
+    )
+    if status.version:
+        head.append(f"  mambaserve {status.version}", style="dim")
+    if status.kind == "engine":
+        return Group(head, _engine(status.engines[0]))
+    lines: list[RenderableType] = [head]
+    queue = f"{status.in_flight or 0:,} in flight, {status.queued or 0:,} queued, {status.held or 0:,} held"
+    lines.append(Text(f"{status.ready} of {len(status.engines)} engines ready; {queue}"))
+    for engine in status.engines:
+        word = "ready" if engine.ready else "not ready"
+        lines.append(
+            Text.assemble("\n", (f"engine {engine.name}", "bold"), "  ", (word, _colour(engine.ready)))
+        )
+        lines.append(_engine(engine))
+    return Group(*lines)
+
+
+def _engine(engine: EngineStatus) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = {
+        "because": engine.reason,
+        "model": engine.model or "",
+        "strategy": engine.strategy or "",
+        "requests": _requests(engine),
+        "slots": _owners(engine.slots),
+        "pages": _owners(engine.pages),
+        "resumed": _resumed(engine),
+        "misses": _owners(engine.misses),
+        "restarts": f"{engine.restarts:,}" if engine.restarts else "",
+    }
+    for name, words in rows.items():
+        if words:
+            table.add_row(f"  {name}", Text(words))
+    return table
+
+
+def _requests(engine: EngineStatus) -> str:
+    if engine.waiting is None:
+        return "" if engine.running is None else f"{engine.running:,} at the engine, as the gateway knows it"
+    return f"{engine.running or 0:,} running, {engine.waiting:,} waiting"
+
+
+def _owners(counts: dict[str, int]) -> str:
+    return ", ".join(f"{owner} {count:,}" for owner, count in counts.items())
+
+
+def _resumed(engine: EngineStatus) -> str:
+    if engine.prompt_tokens is None:
+        return ""
+    cached = engine.cached_tokens or 0
+    share = cached / engine.prompt_tokens if engine.prompt_tokens else 0.0
+    words = f"{cached:,} of {engine.prompt_tokens:,} prompt tokens ({share:.0%})"
+    return words if engine.checkpoints is None else f"{words}; {engine.checkpoints:,} checkpoints kept"
+
+
+def _colour(good: bool) -> str:
+    return "green" if good else "yellow"

@@ -1,0 +1,49 @@
+"""Messages and tools of a chat request as chat templates expect them. Pure."""
+
+import json
+from typing import Any
+
+from mamba_api.openai import ChatCompletionRequest
+from mamba_edge.errors import InvalidRequest
+from mamba_server.text.chat_template import ChatTemplate
+
+
+def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
+    """Content one string, no role that templates have never heard of, arguments of calls as objects."""
+    return [_message(message.model_dump(exclude_none=True)) for message in request.messages]
+
+
+def shown_tools(request: ChatCompletionRequest, template: ChatTemplate) -> list[dict[str, Any]] | None:
+    """The tools that the template shows; None = none. Raises InvalidRequest when it cannot show any."""
+    if not request.tools or request.tool_choice == "none":
+        return None
+    if not template.takes_tools:
+        raise InvalidRequest(
+            "tools: this model's chat template does not support tools", param="tools", code="unsupported"
+        )
+    return [tool.model_dump(exclude_none=True) for tool in request.tools]
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    role = "system" if message["role"] == "developer" else message["role"]
+    made = {**message, "role": role, "content": content or ""}
+    if "tool_calls" in message:
+        made["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return made
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Clients send arguments as the text that they got; templates encode them, or walk over them."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call  # what the model once wrote may be no JSON; then it is shown as it was
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,66 @@
+"""What clients say and what opens doors is in no line of any process, at any level, whatever goes wrong."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine_api import ApiProcess, serving
+from servers import Command, call
+from tiny_model import TEMPLATE, write_model
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+KEY, WRONG_KEY, PASSWORD = "marked-key", "marked-wrong-key", "marked-password"
+SAID = "marked words of a client"
+# An error that no handler knows: the filter gets text where it needs a number.
+FAILING = "{% if messages[0].content[:5] == 'crash' %}{{ messages[0].content | indent('x') }}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiProcess, Command, str]]:
+    folder = tmp_path_factory.mktemp("private")
+    (keys := folder / "keys").write_text(f"{KEY}\n")
+    model = write_model(folder / "tiny", template=TEMPLATE + FAILING)
+    with serving(model, log_level="debug", api_key_file=str(keys)) as api:
+        options = ("--port", "0", "--log-level", "debug", "--api-key-file", str(keys))
+        lost = f"http://user:{PASSWORD}@127.0.0.1:9"
+        with Command("gateway", "--backend", api.url, "--backend", lost, *options) as gateway:
+            yield api, gateway, gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1]
+
+
+def bodies() -> Iterator[tuple[str, Any]]:
+    message = {"role": "user", "content": SAID}
+    yield TEXT, {"prompt": SAID, "max_tokens": 2, "user": SAID, "unheard_of": SAID}
+    yield TEXT, {"prompt": SAID, "temperature": SAID, "stop": [1, SAID]}
+    yield TEXT, {"prompt": SAID * 100}
+    yield TEXT, {"prompt": SAID, "max_tokens": 9, "cache_salt": "fail"}
+    yield TEXT, {"prompt": SAID, "max_tokens": 9, "stream": True, "cache_salt": "fail"}
+    yield CHAT, {"messages": [message], "max_tokens": 2}
+    yield CHAT, {"messages": [{**message, "role": "tool", "name": SAID}], "max_tokens": 2}
+    yield CHAT, {"messages": [{**message, "content": "refuse me"}, message]}
+    yield CHAT, {"messages": [{**message, "content": f"crash {SAID}"}]}
+    yield CHAT, {"messages": [{**message, "content": {"text": SAID}}]}
+    yield CHAT, b'{"messages": "' + SAID.encode()
+
+
+def test_nothing_that_clients_say_or_keep_secret_is_logged(
+    processes: tuple[ApiProcess, Command, str],
+) -> None:
+    api, gateway, url = processes
+    for key in (KEY, WRONG_KEY):
+        headers = {"authorization": f"Bearer {key}"}
+        for path, body in bodies():
+            raw = body if isinstance(body, bytes) else None
+            sent = None if raw else body
+            statuses = [api.call("POST", path, sent, raw=raw, headers=headers).status]
+            through = ApiProcess(api.process, api.output, url=url)
+            statuses.append(through.call("POST", path, sent, raw=raw, headers=headers).status)
+            assert statuses[0] == statuses[1]
+            assert (statuses[0] == 401) == (key == WRONG_KEY)
+    assert call(f"{url}/v1/models?api_key={KEY}")[0] == 401
+    gateway.terminate()
+    gateway.wait()
+    written = "".join(api.logs) + gateway.output
+    assert written.count("request") > 10
+    for secret in (KEY, WRONG_KEY, PASSWORD, SAID):
+        assert secret not in written

@@ -1,0 +1,98 @@
+"""The proxy endpoint without a server: scripted engines below it, a client's hand above it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.types import Send
+
+from asgi import Asked, ask
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.body_budget import BodyBudget
+from mamba_edge.request_middleware import RequestMiddleware
+from mamba_gateway.admission import Admission
+from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.upstream import UpstreamRequest
+
+PATH = "/v1/completions"
+BODY = {"model": "m", "prompt": "x"}
+Script = Callable[[UpstreamRequest, Send], Awaitable[None]]
+
+
+async def fine(_call: UpstreamRequest, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def begun(_call: UpstreamRequest, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"{", "more_body": True})
+
+
+async def hang(_call: UpstreamRequest, _send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+class ScriptedRelay:
+    """Stands in for the engines: does what the script says, remembers the calls."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[UpstreamRequest] = []
+        self.cancelling = False
+
+    async def run(self, call: UpstreamRequest, send: Send) -> None:
+        self.calls.append(call)
+        await self.script(call, send)
+
+
+class ProxyHarness:
+    """A gateway without its server: `ask` it, then read its numbers."""
+
+    def __init__(self, script: Script = fine, keys: Path | None = None, **limits: Any) -> None:
+        pool = Pool()
+        pool.set_targets([Target("http://e")])
+        pool.report("http://e", Report(ready=True, models=({"id": "m"},)))
+        self.relay = ScriptedRelay(script)
+        self.metrics = GatewayMetrics(pool.snapshot)
+        self.admission = Admission(
+            limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic
+        )
+        self.proxy = ProxyEndpoint(
+            self.relay,  # type: ignore[arg-type]
+            self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None,
+            max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
+            comment_interval=limits.get("comment_interval", 15.0), backend_keys=limits.get("backend_keys"),
+        )  # fmt: skip
+
+        self.bodies = BodyBudget(limits.get("max_held_body_bytes", 10_000))
+        self.app = RequestMiddleware(self.proxy, route_of=str, answered=lambda *_: None, bodies=self.bodies)
+
+    def ask(self, body: Any = None, **more: Any) -> Asked:
+        return ask(self.app, "POST", PATH, BODY if body is None else body, **more)
+
+    def asked(self, **more: Any) -> Asked:
+        return Asked(self.app, "POST", PATH, **more)
+
+    def answered(self) -> dict[tuple[str, str], float]:
+        """How many requests were counted, by model and status."""
+        return {
+            (labels["model"], labels["code"]): value
+            for name, labels, value in samples(self.metrics.registry)
+            if name == "mambaserve_gateway_requests_total"
+        }
+
+    def count(self, series: str) -> float:
+        return sum(value for name, _, value in samples(self.metrics.registry) if name == series)
+
+    def is_empty(self) -> bool:
+        return (self.admission.admitted, self.admission.in_flight) == (0, 0)
+
+
+def samples(registry: CollectorRegistry) -> list[tuple[str, dict[str, str], float]]:
+    return [(one.name, one.labels, one.value) for family in registry.collect() for one in family.samples]

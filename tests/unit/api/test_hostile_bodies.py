@@ -1,0 +1,37 @@
+"""Bodies that are made to cost much: each is told its first wrong element, and nothing is collected."""
+
+import pytest
+
+from asgi import Asked, ask
+from hostile_bodies import HostileBody, hostile_bodies
+from mamba_edge import application
+from scripted_engine import Api
+
+JSON = [("Content-Type", "application/json")]
+BODIES = hostile_bodies(200_000)
+
+
+async def answer(body: HostileBody) -> Asked:
+    return await ask(Api().app, "POST", body.path, body.body, headers=JSON).done(60)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=[body.name for body in BODIES])
+async def test_it_is_refused_at_its_first_wrong_element(body: HostileBody) -> None:
+    asked = await answer(body)
+    assert asked.status == 400
+    assert len(asked.body) < 1000
+    if body.param is not None:
+        assert asked.error["param"] == body.param
+
+
+@pytest.mark.parametrize("body", BODIES, ids=[body.name for body in BODIES])
+async def test_it_is_not_complained_of_more_than_a_little(
+    body: HostileBody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints: list[int] = []
+    real = application.invalid
+    monkeypatch.setattr(
+        application, "invalid", lambda errors: (complaints.append(len(errors)), real(errors))[1]
+    )
+    await answer(body)
+    assert sum(complaints) <= 10

@@ -1,0 +1,172 @@
+"""`mambaserve status`: what a gateway, its engines and one engine say of themselves, or nobody says."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from mamba_cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+ENGINE = """
+mambaserve_engine_up{model="m"} 1.0
+mambaserve_engine_restarts_total{model="m"} 2.0
+mambaserve_strategy_info{model="m",strategy="NoBuffer"} 1.0
+mambaserve_requests_running{model="m"} 3.0
+mambaserve_requests_waiting{model="m"} 4.0
+mambaserve_slots{model="m",owner="live"} 5.0
+mambaserve_slots{model="m",owner="cached"} 6.0
+mambaserve_pages{model="m",owner="free"} 7.0
+mambaserve_pages{model="m",owner="tree"} 8.0
+mambaserve_prompt_tokens_total{model="m"} 200.0
+mambaserve_cached_tokens_total{model="m"} 50.0
+mambaserve_prefix_misses_total{cause="no_checkpoint",model="m"} 9.0
+mambaserve_checkpoints{model="m"} 6.0
+"""
+
+
+class Site:
+    """Servers that answer GETs with texts by path."""
+
+    def __init__(self) -> None:
+        self._servers: list[ThreadingHTTPServer] = []
+
+    def start(self, answers: dict[str, str]) -> str:
+        """The address of a server with these answers; 404 elsewhere."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self.send_response(200 if self.path in answers else 404)
+                self.end_headers()
+                self.wfile.write(answers.get(self.path, "{}").encode())
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        self._servers.append(server)
+        return f"127.0.0.1:{server.server_port}"
+
+    def engine(self) -> str:
+        return self.start(
+            {"/metrics": ENGINE, "/readyz": '{"status": "ready"}', "/version": '{"version": "1.2"}'}
+        )
+
+    def gateway(self, **ready: int) -> str:
+        lines = [
+            "mambaserve_gateway_in_flight 10.0",
+            "mambaserve_gateway_queued 11.0",
+            "mambaserve_gateway_held 0.0",
+        ]
+        for name, value in ready.items():
+            lines.append(f'mambaserve_gateway_endpoint_ready{{endpoint="{name}"}} {value}')
+            lines.append(f'mambaserve_gateway_endpoint_load{{endpoint="{name}"}} 12')
+        told = {
+            "status": "ready",
+            "reasons": {name: "it loads" for name, value in ready.items() if not value},
+        }
+        return self.start({"/metrics": "\n".join(lines) + "\n", "/readyz": json.dumps(told)})
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    found = Site()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mambaserve", "status", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+def read(out: str) -> Any:
+    return json.loads(out)
+
+
+def test_an_engine_says_what_it_does(status: Run, site: Site) -> None:
+    url = f"http://{site.engine()}"
+    code, out, _ = status(f"{url}/v1")
+    assert code == 0
+    words = " ".join(out.split())
+    for said in (
+        f"engine {url} ready", "1.2", "strategy NoBuffer", "3 running, 4 waiting", "live 5, cached 6",
+        "free 7, tree 8",
+        "50 of 200 prompt tokens (25%)", "no_checkpoint 9", "restarts 2",
+    ):  # fmt: skip
+        assert said in words
+
+
+def test_a_gateway_shows_each_engine_those_it_cannot_reach_by_what_the_gateway_knows(
+    status: Run, site: Site
+) -> None:
+    engine = site.engine()
+    url = f"http://{site.gateway(**{engine: 1, 'pod-a': 1, '127.0.0.1:9': 0})}"
+    code, out, _ = status(url, "--output", "json")
+    assert code == 0
+    told = read(out)
+    assert (told["kind"], told["ready"], told["in_flight"], told["queued"]) == ("gateway", 2, 10, 11)
+    by_name = {each["name"]: each for each in told["engines"]}
+    assert (by_name[engine]["strategy"], by_name[engine]["pages"]) == ("NoBuffer", {"free": 7, "tree": 8})
+    assert (by_name["pod-a"]["ready"], by_name["pod-a"]["running"], by_name["pod-a"]["strategy"]) == (
+        True,
+        12,
+        None,
+    )
+    assert (by_name["127.0.0.1:9"]["ready"], by_name["127.0.0.1:9"]["reason"]) == (False, "it loads")
+    words = " ".join(status(url)[1].split())
+    assert "2 of 3 engines ready; 10 in flight, 11 queued" in words
+    assert "because it loads" in words
+
+
+def test_the_file_that_is_served_names_its_endpoints_and_those_that_are_away_are_said(
+    status: Run, site: Site, tmp_path: Path
+) -> None:
+    port = site.engine().rpartition(":")[2]
+    file = tmp_path / "f.yaml"
+    body = {
+        "apiVersion": "serving.mambaserve.io/v1alpha1",
+        "kind": "MambaDeployment",
+        "metadata": {"name": "one"},
+        "spec": {"model": {"uri": "builtin://tiny-recall"}},
+    }
+    file.write_text(json.dumps(body))
+    code, out, _ = status(str(file), "--port", port, "--output", "json")
+    assert code == 0
+    assert read(out)["url"] == f"http://127.0.0.1:{port}"
+    body["spec"] = {**body["spec"], "mode": "Plan"}  # type: ignore[dict-item]
+    file.write_text(json.dumps(body))
+    code, _, err = status(str(file))
+    assert code == 1
+    assert "nothing in it runs" in err
+
+
+def test_nobody_there_something_else_and_no_file_are_refused(status: Run, site: Site) -> None:
+    code, out, err = status("http://127.0.0.1:9")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: nothing answers at http://127.0.0.1:9")
+    code, _, err = status(f"http://{site.start({'/metrics': 'up 1'})}", "-o", "json")
+    assert code == 1
+    assert "neither a gateway nor an engine" in err
+    assert status("absent.yaml")[0] == 2
