@@ -64,6 +64,8 @@ def _root(
 
 
 def _collect() -> None:
+    if app.registered_commands:
+        return
     for name in COMMANDS:
         module = importlib.import_module(f"mamba_cli.commands.{name}")
         if isinstance(target := module.command, typer.Typer):

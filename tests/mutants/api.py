@@ -66,13 +66,9 @@ MUTANTS = (
         "if wanted > room:", "if wanted > limits.max_model_len:", (SAMPLING,),
     ),
     Mutant(
-        "a prompt may hold the first id that the model lacks", API + "sampling.py",
-        "if max(token_ids) >= limits.vocab_size:", "if max(token_ids) > limits.vocab_size:", (SAMPLING,),
-    ),
-    Mutant(
-        "a bias may name the first id that the model lacks", API + "sampling.py",
-        "if token_ids and max(token_ids) >= limits.vocab_size:",
-        "if token_ids and max(token_ids) > limits.vocab_size:", (SAMPLING,),
+        "a request may name the first id that the model lacks", API + "model_limits.py",
+        "if ids and (largest := max(ids)) >= self.vocab_size:",
+        "if ids and (largest := max(ids)) > self.vocab_size:", (SAMPLING,),
     ),
     Mutant(
         "the model's temperature wins over the request's", API + "sampling.py",

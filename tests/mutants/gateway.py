@@ -119,8 +119,8 @@ MUTANTS = (
         (UNIT + "test_waiting.py",),
     ),
     Mutant(
-        "the bodies of requests that are over still count", GATEWAY + "body_budget.py",
-        "        self._budget.held -= self.size\n", "",
+        "the bodies of requests that are over still count", "server/mamba_edge/body_budget.py",
+        "        self._budget.held -= self._size\n", "",
         (UNIT + "test_body_budget.py",),
     ),
     Mutant(

@@ -4,13 +4,14 @@ Used by the two generation endpoints once the request was admitted. A prompt tha
 characters, before anybody tokenizes it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.chat_messages import shown_tools, template_messages
 from mamba_server.api.errors import ContextTooLong
-from mamba_server.api.sampling import ModelLimits, check_token_ids
+from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.serving import TextSide
 from mamba_server.text.encoder_pool import EncoderPool, GivenUp
 from mamba_server.text.errors import TemplateRefused
@@ -32,6 +33,15 @@ class Prompt:
         if not cut:
             return self
         return Prompt(self.token_ids[cut:], self.text, max(0, self.turn_boundary - cut))
+
+
+def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
+    """Raises InvalidRequest unless these can be a prompt of this model."""
+    if not token_ids:
+        raise InvalidRequest(
+            f"{param}: has no tokens; an empty prompt needs a model with a bos token", param=param
+        )
+    limits.check_ids(param, token_ids)
 
 
 class Prompts:

@@ -1,28 +1,17 @@
 """From a validated request to what the engine is told: sampling parameters and lengths. Pure.
 
-Used by the two generation endpoints. Checks what depends on the model: lengths, token ids, biases.
+Used by the two generation endpoints. Checks what depends on the model: lengths and biases.
 """
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.errors import ContextTooLong
+from mamba_server.api.model_limits import ModelLimits
 from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.wire import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """What the OpenAI reference gives a completion that does not say; a chat may fill the context."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What the engine said about the model when it became ready."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
 
 
 def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimits) -> int:
@@ -50,21 +39,6 @@ def output_tokens(request: GenerationRequest, prompt_len: int, limits: ModelLimi
     return max(1, wanted)  # max_tokens 0 (echo) runs one step for the prompt's log-probabilities
 
 
-def _out_of_range(param: str, token_id: int, limits: ModelLimits) -> InvalidRequest:
-    known = f"this model has ids 0 to {limits.vocab_size - 1}"
-    return InvalidRequest(f"{param}: token id {token_id} is out of range; {known}", param=param)
-
-
-def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
-    """Raises InvalidRequest unless these can be a prompt of this model."""
-    if not token_ids:
-        raise InvalidRequest(
-            f"{param}: has no tokens; an empty prompt needs a model with a bos token", param=param
-        )
-    if max(token_ids) >= limits.vocab_size:
-        raise _out_of_range(param, max(token_ids), limits)
-
-
 def sampling_params(
     request: GenerationRequest, defaults: GenerationDefaults, limits: ModelLimits, max_tokens: int
 ) -> SamplingParams:
@@ -74,9 +48,8 @@ def sampling_params(
         return next(value for value in values if value is not None)
 
     bias = {int(key): value for key, value in (request.logit_bias or {}).items()}
-    for param, token_ids in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
-        if token_ids and max(token_ids) >= limits.vocab_size:
-            raise _out_of_range(param, max(token_ids), limits)
+    limits.check_ids("logit_bias", bias)
+    limits.check_ids("stop_token_ids", request.stop_token_ids or ())
     if (request.min_tokens or 0) > max_tokens:
         raise InvalidRequest(
             f"min_tokens: {request.min_tokens} is more than the {max_tokens} tokens allowed for the output",

@@ -12,8 +12,8 @@ from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.api.sampling import ModelLimits
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.encoder_pool import EncoderPool
 from mamba_server.text.generation_defaults import GenerationDefaults

@@ -234,12 +234,12 @@ class EngineCore:
             self._fail(schedule, error)
             return
         ran = self._clock()
+        self._failures = 0
         if self._pace is not None:
             # Under overlap it was launched while the step before it ran.
             seconds = ran - max(launched.started, self._ran)
             self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
         self._ran = ran
-        self._failures = 0
         if result.finite is not None and not result.finite.all():
             self._end_spoilt(launched, result.finite)
         self.cache.advance(schedule.step)

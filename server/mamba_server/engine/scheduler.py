@@ -5,8 +5,6 @@ come first, then prefill pieces under the token budget, those that run and those
 their flows. A shortage makes a sequence wait or preempts the one that came last; nothing raises.
 """
 
-from functools import partial
-
 import numpy as np
 
 from mamba_server.cache.chunk_plan import aligned_piece
@@ -241,4 +239,8 @@ class Scheduler:
             self.decoding.remove(sequence)
         self.admission.left(sequence)
         sequence.allocation = None
-        self.cache.retire(allocation, partial(sequence.usable, keep))
+
+        def usable(sequence: Sequence = sequence, keep: int | None = keep) -> Ints:
+            return sequence.token_ids[: sequence.known if keep is None else min(keep, sequence.known)]
+
+        self.cache.retire(allocation, usable)

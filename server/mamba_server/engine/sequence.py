@@ -129,10 +129,6 @@ class Sequence:
         """Prompt and committed output."""
         return self.token_ids[: self.known]
 
-    def usable(self, keep: int | None) -> Tokens:
-        """Prompt and committed output that count: the first `keep` tokens, None = all."""
-        return self.token_ids[: self.known if keep is None else min(keep, self.known)]
-
     def rank(self) -> tuple[int, int]:
         """Who goes first; the last one is preempted first."""
         return self.priority, self.order
