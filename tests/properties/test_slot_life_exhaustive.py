@@ -1,7 +1,7 @@
 """Every order of launches, completions, commits, failures, ends and preemptions in the smallest world.
 
-Two sequences with one prompt, three slots beside the padding, one step of lookahead, six engine steps (four
-with `MAMBASERVE_PROPS=small`). Each reachable state is visited once, by replay of the events before it.
+Two sequences with one prompt, three slots beside the padding, one step of lookahead, five engine steps (six
+with `MAMBASERVE_PROPS=large`). Each reachable state is visited once, by replay of the events before it.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from mamba_server.cache.slot_life import TRANSITIONS, SlotState
 from property_runs import BUDGET
 from slot_world import Action, SlotWorld
 
-STEPS = 4 if BUDGET == "small" else 6
+STEPS = {"small": 4, "large": 6}.get(BUDGET, 5)
 
 
 def replay(strategy: str, path: tuple[Action, ...]) -> SlotWorld:
