@@ -131,8 +131,10 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
 
 
 def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
-    lengths = f"of {plan.workload.tokens:,} tokens"
-    words = f"{plan.max_running_requests:,} {lengths} at once; cache sized for {plan.planned_running:,}; "
+    words = (
+        f"{plan.max_running_requests:,} of {plan.workload.lengths} tokens fit at once; "
+        f"cache sized for {plan.planned_running:,}; "
+    )
     match plan.binding_constraint:
         case "default limit":
             kind = "CPUs" if outcome.device.kind == "cpu" else "GPUs"
