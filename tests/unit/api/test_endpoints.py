@@ -267,6 +267,9 @@ async def test_a_body_in_pieces_cut_inside_a_character_is_one_body() -> None:
         ([("Content-Type", "json")], 415),
         ([("Content-Type", "application/jsonp")], 415),
         ([("Content-Type", "x" * 5000)], 415),
+        ([("Content-Encoding", "identity")], 200),
+        ([("Content-Encoding", "gzip")], 415),
+        ([("Content-Encoding", "x" * 5000)], 415),
     ],
 )
 async def test_headers_decide_what_is_taken_for_a_body(headers: list[tuple[str, str]], status: int) -> None:
