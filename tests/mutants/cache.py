@@ -100,17 +100,17 @@ MUTANTS = (
         "if child.produced_step >= step:", "if False:",
     ),
     Mutant(
-        "a duplicate is not given back", CACHE + "state_cache.py",
-        "            self.arena.free_slot(checkpoint.slot)\n            self.counters.duplicates += 1",
-        "            self.counters.duplicates += 1",
+        "a duplicate is not given back", CACHE + "donation.py",
+        "            self._arena.free_slot(checkpoint.slot)\n            self._counters.duplicates += 1",
+        "            self._counters.duplicates += 1",
     ),
     Mutant(
-        "pages replaced by the tree's are freed at once", CACHE + "state_cache.py",
-        "self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)",
-        "self.arena.free_pages_of(spare, 0, PageOwner.SEQUENCE)",
+        "pages replaced by the tree's are freed at once", CACHE + "donation.py",
+        "self._arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)",
+        "self._arena.free_pages_of(spare, 0, PageOwner.SEQUENCE)",
     ),
     Mutant(
-        "a sequence keeps the page ids that the tree replaced", CACHE + "state_cache.py",
+        "a sequence keeps the page ids that the tree replaced", CACHE + "donation.py",
         "            allocation.pages[:had] = of_tree\n", "",
     ),
     Mutant(
@@ -130,17 +130,17 @@ MUTANTS = (
         "        node.stamp += 1\n        if node.ghost", "        if node.ghost",
     ),
     Mutant(
-        "the cap of a path takes branch points", CACHE + "state_cache.py",
+        "the cap of a path takes branch points", CACHE + "donation.py",
         "                and len(each.children) < 2\n", "",
         ("tests/unit/cache/test_state_cache.py",),
     ),
     Mutant(
-        "the cap of a path takes what somebody waits for", CACHE + "state_cache.py",
+        "the cap of a path takes what somebody waits for", CACHE + "donation.py",
         "                and each.depth not in awaited\n", "", ("tests/unit/cache/test_state_cache.py",),
     ),
     Mutant(
-        "a path is capped while slots are free", CACHE + "state_cache.py",
-        "        if self._slots_to_spare:\n            return\n        path", "        path",
+        "a path is capped while slots are free", CACHE + "donation.py",
+        "if capped:", "if True:",
         ("tests/unit/cache/test_state_cache.py",),
     ),
     Mutant(

@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from mamba_planner.checkpoint_spacing import decode_spacing
 from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
-from mamba_server.cache.errors import LedgerViolation
+from mamba_server.cache.donation import Donation
 from mamba_server.cache.ghosts import GhostTree, Place, Sighting
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -67,6 +65,7 @@ class StateCache:
         if prefix_caching and tree.eviction.policy == "RecomputeCost":
             self.ghosts = GhostTree(tree.page_size)
             tree.eviction.foresee(self.ghosts, arena.pages_per_slab)
+        self.donation = Donation(arena, tree, self.counters, self.ghosts, cap)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
     # --- admission -----------------------------------------------------------------------------------
@@ -395,80 +394,7 @@ class StateCache:
     def _donate(
         self, allocation: SequenceAllocation, token_ids: Tokens, checkpoint: Checkpoint, step: int
     ) -> None:
-        """Move `checkpoint` (TRACK_READY or LIVE) and the pages below it to the tree, their owner now."""
-        count = checkpoint.depth // self.page_size
-        if checkpoint.depth % self.page_size or count > allocation.page_count:
-            raise LedgerViolation(f"P5: checkpoint at depth {checkpoint.depth} off the page grid")
-        node, taken = self._insert(allocation, token_ids[: checkpoint.depth], checkpoint.slot, step)
-        if taken:
-            self.arena.move(checkpoint.slot, SlotState.CACHED)
-            self.counters.made += 1
-            self._cap_path(node, allocation.awaited)
-        else:
-            self.arena.free_slot(checkpoint.slot)
-            self.counters.duplicates += 1
-
-    def _insert(
-        self, allocation: SequenceAllocation, token_ids: Tokens, slot: int, step: int
-    ) -> tuple[Node, bool]:
-        count = len(token_ids) // self.page_size
-        pages = allocation.pages[:count]
-        guess = len(token_ids) in allocation.placement.optional
-        ghost, sighting = None, allocation.sighting
-        if self.ghosts is not None and slot and sighting is not None:
-            if count <= sighting.tip.depth:
-                ghost = self.ghosts.mark(sighting, count, Place.GRID if guess else Place.END)
-            else:
-                ghost = self.ghosts.answered(sighting, token_ids, allocation.salt)
-        node, had, taken = self.tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)
-        if allocation.node is None or node.depth > allocation.node.depth:
-            self.tree.lock(node, state=False)
-            if allocation.node is not None:
-                self.tree.unlock(allocation.node)
-            allocation.node = node
-        if self.arena.pages_per_slab:
-            self._give_pages(allocation, node, count, had // self.page_size)
-        return node, taken
-
-    def _give_pages(self, allocation: SequenceAllocation, node: Node, count: int, had: int) -> None:
-        """Pages past the first `had` become the tree's; of the others the sequence takes the tree's copy."""
-        if count > had:
-            self.arena.give_pages_to_tree(allocation.pages[had:count])
-        if not had:
-            return
-        of_tree = np.concatenate([each.pages for each in node.path()])[:had]
-        own = allocation.pages[:had]
-        twice = own != of_tree
-        if twice.any():
-            # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
-            spare = own[twice].copy()
-            allocation.pages[:had] = of_tree
-            self.arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
-
-    def _cap_path(self, node: Node, awaited: set[int]) -> None:
-        """At most `cap` checkpoints on a path: ends and branches stay, the cheapest to lose goes.
-
-        While slots are free they all stay, and always those at the `awaited` depths.
-        """
-        if self._slots_to_spare:
-            return
-        path = self.tree.checkpoints_on_path(node)
-        while len(path) > self.cap:
-            above = [0] + [each.depth for each in path[:-1]]
-            droppable = [
-                (each.depth - shallower if self.ghosts is None else self.tree.eviction.weigh(each), index)
-                for index, (each, shallower) in enumerate(zip(path, above, strict=True))
-                if each is not node
-                and not each.state_lock
-                and each.depth not in awaited
-                and len(each.children) < 2
-            ]
-            if not droppable:
-                return
-            dropped = path.pop(min(droppable)[1])
-            self.tree.eviction.evicted(dropped)
-            self.arena.free_slot(self.tree.drop_state(dropped))
-            self.counters.evicted += 1
+        self.donation.donate(allocation, token_ids, checkpoint, step, capped=not self._slots_to_spare)
 
     # --- retire --------------------------------------------------------------------------------------
 
@@ -581,7 +507,7 @@ class StateCache:
                 self._donate(allocation, token_ids, fitting[-1], allocation.last_step)
         whole = usable // self.page_size * self.page_size
         if whole and self.ghosts is None:
-            self._insert(allocation, token_ids[:whole], 0, allocation.last_step)
+            self.donation.insert(allocation, token_ids[:whole], 0, allocation.last_step)
 
     # --- change of strategy --------------------------------------------------------------------------
 
