@@ -115,11 +115,6 @@ MUTANTS = (
         "        self.waiting.charge(sequence, take)\n", "", (FAIR,),
     ),
     Mutant(
-        "a flow that is being computed is forgotten", ENGINE + "queue_policy.py",
-        "return bool(self.items) or self.prefills > 0", "return bool(self.items)",
-        ("tests/unit/engine/test_queue_policy.py",),
-    ),
-    Mutant(
         "sequences that ended lead for ever", ENGINE + "admission.py",
         "            self.leading.remove(sequence)\n", "            pass\n",
         ("tests/unit/engine/test_shared_prefix.py",),
