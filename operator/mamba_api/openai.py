@@ -190,9 +190,9 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Alternatives per token; needs `logprobs`."""
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    """Tools, shown to the model by its chat template."""
+    """Only together with `tool_choice` `none`: calls are not read out of answers."""
     tool_choice: str | dict[str, Any] | None = None
-    """`auto` or `none`; a call cannot be forced."""
+    """`none`, or `auto` without `tools`."""
     parallel_tool_calls: bool | None = None
     """Ignored; accepted because clients send it."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -215,6 +215,11 @@ class ChatCompletionRequest(GenerationRequest):
     def _consistent(self) -> "ChatCompletionRequest":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
+        if self.tools and self.tool_choice != "none":
+            raise ValueError(
+                "tools: calls are not read out of answers in this version; leave tools out, or send "
+                "'tool_choice': 'none'"
+            )
         if self.max_tokens == 0:
             raise ValueError("max_tokens: must be at least 1")
         if self.continue_final_message and self.add_generation_prompt:

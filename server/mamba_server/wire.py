@@ -144,6 +144,12 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """With the first delta when asked for; None at position 0."""
     error: str = ""
     """What went wrong, for the client, where `finish_reason` is "error"."""
+    at: float = 0.0
+    """When its step was over; 0 = the engine does not say."""
+    started: float = 0.0
+    """When the engine began with the prompt (with the first delta)."""
+    first_at: float = 0.0
+    """`at` of the sequence's first token (with the first delta)."""
 
 
 class Outputs(msgspec.Struct, tag="out", frozen=True):

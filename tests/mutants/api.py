@@ -10,6 +10,11 @@ SAMPLING, ACTIVE = "tests/unit/api/test_sampling.py", "tests/unit/api/test_activ
 INBOX, DRAIN = (f"tests/unit/api/test_{name}.py" for name in ("inbox", "drain"))
 EVENTS, KEYS = (f"tests/unit/edge/test_{name}.py" for name in ("sending", "api_keys"))
 BODIES, ENDPOINTS = (f"tests/unit/api/test_{name}.py" for name in ("responses", "endpoints"))
+HOSTILE, PROMPTS, SERVING = (
+    f"tests/unit/api/test_{name}.py" for name in ("hostile_bodies", "prompts", "serving")
+)
+POOL, LOGS = "tests/unit/text/test_encoder_pool.py", "tests/unit/telemetry/test_logs.py"
+CONNECTIONS = "tests/unit/edge/test_connections.py"
 
 MUTANTS = (
     Mutant(
@@ -159,5 +164,50 @@ MUTANTS = (
     Mutant(
         "any key opens", EDGE + "api_keys.py",
         "        if not any(matches):", "        if not matches:", (KEYS,),
+    ),
+    Mutant(
+        "every wrong element of a list is complained of", "operator/mamba_api/openai_fields.py",
+        "FAIL_FAST = Field(fail_fast=True)", "FAIL_FAST = Field()", (HOSTILE,),
+    ),
+    Mutant(
+        "a table is read before its entries are counted", "operator/mamba_api/openai_fields.py",
+        "        if isinstance(value, Mapping) and len(value) > most:", "        if False:", (HOSTILE,),
+    ),
+    Mutant(
+        "a prompt that cannot fit is tokenized first", API + "prompts.py",
+        "if each is not None and chars > limit * each:", "if False:", (PROMPTS,),
+    ),
+    Mutant(
+        "a prompt is tokenized for whom there is no room", API + "serving.py",
+        "        if waiting + prompts > most:", "        if False:", (SERVING, PROMPTS),
+    ),
+    Mutant(
+        "prompts nobody waits for are tokenized all the same", TEXT + "encoder_pool.py",
+        "        finally:\n            given_up.set()", "        finally:\n            pass", (POOL,),
+    ),
+    Mutant(
+        "a head may come drop by drop for ever", EDGE + "http_server.py",
+        "        if self._timer is None and not", "        self._unwatch()\n        if not", (CONNECTIONS,),
+    ),
+    Mutant(
+        "an emptied key file leaves its keys for ever", EDGE + "api_keys.py",
+        "if now - self._broken_since >= GRACE_SECONDS and self._keys:", "if False:", (KEYS,),
+    ),
+    Mutant(
+        "a draining server keeps the connection", EDGE + "errors.py",
+        'lead a retry to another one."""\n\n    close = True', 'lead a retry to another one."""\n', (DRAIN,),
+    ),
+    Mutant(
+        "a terminal shows the values of a failed function", "server/mamba_telemetry/logs.py",
+        "ConsoleRenderer(colors=colours, exception_formatter=plain)", "ConsoleRenderer(colors=colours)",
+        (LOGS,),
+    ),
+    Mutant(
+        "a client that reads late makes the server slow", API + "active_request.py",
+        "at = delta.at or time.monotonic()", "at = time.monotonic()", (ACTIVE,),
+    ),
+    Mutant(
+        "arguments of calls reach the template as text", API + "chat_messages.py",
+        'made["tool_calls"] = [_call(call) for', 'made["tool_calls"] = [call for', (PROMPTS,),
     ),
 )  # fmt: skip

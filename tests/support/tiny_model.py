@@ -15,7 +15,6 @@ TEMPLATE = (
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-TOOLS = "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 CORPUS = [
     "hello world, the quick brown fox jumps over the lazy dog. user assistant system tool",
     "to be or not to be, that is the question. one two three four five six seven eight nine ten",

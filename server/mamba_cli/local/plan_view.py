@@ -138,7 +138,7 @@ def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
     match plan.binding_constraint:
         case "default limit":
             kind = "CPUs" if outcome.device.kind == "cpu" else "GPUs"
-            return words + f"limited to {plan.max_running_requests:,} by default on {kind}"
+            return words + f"planned for {plan.max_running_requests:,} by default on {kind}"
         case "configured limit":
             return words + "limited by the configuration"
         case what:

@@ -86,12 +86,14 @@ class ActiveRequest:
         }
         self._unfinished = {request.request_id: request.n for request in requests}
         self.counts = Counts(prompt=sum(len(request.token_ids) for request in requests))
+        self._longest: dict[str, int] = {}
+        """Most tokens of a finished sequence, by request."""
         self._begun = 0.0
         self._failed = False
 
     async def __aenter__(self) -> Self:
         """Submit. Raises NotReady."""
-        self._begun = time.monotonic()
+        self._begun = self._requests[0].arrival or time.monotonic()
         self._engine.submit(self._requests, self._inbox)
         self._metrics.submitted(self.counts.prompt)
         return self
@@ -152,19 +154,24 @@ class ActiveRequest:
         )
 
     def _count(self, delta: SequenceDelta, sequence: _Sequence, tokens: int) -> None:
-        now = time.monotonic()
+        # The engine's clock, not ours: a client that reads slowly makes no token late.
+        at = delta.at or time.monotonic()
         if delta.cached_tokens:
             cached = self.counts.cached
             cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
         self.counts.completion += tokens
         self._metrics.generated(tokens)
+        later = tokens
         if tokens and not sequence.started:
             sequence.started = True
-            sequence.first_at = now
-            self._metrics.first_token(now - self._begun)
-        elif tokens:
-            self._metrics.next_tokens((now - sequence.last_at) / tokens, tokens)
-        sequence.last_at = now
+            sequence.first_at = sequence.last_at = delta.first_at or at
+            self._metrics.first_token(sequence.first_at - self._begun)
+            if delta.started:
+                self._metrics.prompt_done(delta.started - self._begun, sequence.first_at - delta.started)
+            later -= 1
+        if later:
+            self._metrics.next_tokens((at - sequence.last_at) / later, later)
+        sequence.last_at = at
 
     def _finish(self, request_id: str, sequence: _Sequence, reason: FinishReason, error: str) -> None:
         sequence.finished = True
@@ -174,10 +181,13 @@ class ActiveRequest:
             sequence.last_at - self._begun,
             per_token=(sequence.last_at - sequence.first_at) / (tokens - 1) if tokens > 1 else None,
             tokens=tokens,
+            decode=sequence.last_at - sequence.first_at if sequence.started else None,
         )
+        self._longest[request_id] = max(self._longest.get(request_id, 0), tokens)
         self._unfinished[request_id] -= 1
         if not self._unfinished[request_id]:
             del self._unfinished[request_id]
+            self._metrics.request_done(self._longest[request_id])
             self._engine.close(request_id, abort=False)
         if reason == "error":
             raise InternalError(error or "the engine failed while it generated this answer; try again")

@@ -3,7 +3,9 @@
 Operations on the engine are relayed as AdminCall; draining is done here. Needs the token when one is set.
 """
 
+import ipaddress
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Security
 from fastapi.security import HTTPAuthorizationCredentials
@@ -51,7 +53,19 @@ class AdminGuard(KeyGuard):
         if self._open and "origin" in request.headers:
             # A page in a browser on this machine can reach loopback, too.
             raise Forbidden("admin calls from a browser are not accepted")
+        if self._open and not _is_address(request.headers.get("host", "localhost")):
+            # Nor may a page's own name lead here, after it was looked up anew.
+            raise Forbidden("admin calls name the host by its address or as localhost, or use a token")
         return await super().__call__(request)
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header has an IP address, or a name that no name server is asked for."""
+    try:
+        name = "" if "@" in host else urlsplit(f"//{host}").hostname
+        return name == "localhost" or bool(ipaddress.ip_address(name or ""))
+    except ValueError:
+        return False
 
 
 class Admin:

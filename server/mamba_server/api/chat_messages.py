@@ -1,27 +1,14 @@
-"""Messages and tools of a chat request as chat templates expect them. Pure."""
+"""Messages of a chat request as chat templates expect them. Pure."""
 
 import json
 from typing import Any
 
 from mamba_api.openai import ChatCompletionRequest
-from mamba_edge.errors import InvalidRequest
-from mamba_server.text.chat_template import ChatTemplate
 
 
 def template_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
     """Content one string, no role that templates have never heard of, arguments of calls as objects."""
     return [_message(message.model_dump(exclude_none=True)) for message in request.messages]
-
-
-def shown_tools(request: ChatCompletionRequest, template: ChatTemplate) -> list[dict[str, Any]] | None:
-    """The tools that the template shows; None = none. Raises InvalidRequest when it cannot show any."""
-    if not request.tools or request.tool_choice == "none":
-        return None
-    if not template.takes_tools:
-        raise InvalidRequest(
-            "tools: this model's chat template does not support tools", param="tools", code="unsupported"
-        )
-    return [tool.model_dump(exclude_none=True) for tool in request.tools]
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

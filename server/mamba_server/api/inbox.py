@@ -23,6 +23,8 @@ def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
         logprobs=logprobs,
         cached_tokens=max(first.cached_tokens, second.cached_tokens),
         prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
+        started=first.started or second.started,
+        first_at=first.first_at or second.first_at,
     )
 
 

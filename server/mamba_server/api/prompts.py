@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.chat_messages import shown_tools, template_messages
+from mamba_server.api.chat_messages import template_messages
 from mamba_server.api.errors import ContextTooLong
 from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.serving import TextSide
@@ -85,7 +85,6 @@ class Prompts:
                 param="messages",
                 code="no_chat_template",
             )
-        tools = shown_tools(request, template)
         messages = template_messages(request)
         whole = request.truncate_prompt_tokens is None
 
@@ -93,7 +92,6 @@ class Prompts:
             made = template.prompt(
                 tokenizer,
                 messages,
-                tools=tools,
                 variables=request.chat_template_kwargs,
                 generation_prompt=request.add_generation_prompt is not False,
                 continue_final=bool(request.continue_final_message),

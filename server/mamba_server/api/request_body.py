@@ -80,7 +80,7 @@ def limited_route(
             unknown = UnknownFields(frozenset(model.model_fields) | frozenset(NOT_SUPPORTED))
 
             async def handle(request: Request) -> Response:
-                require_json(request.headers.get("content-type"))
+                require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
                 body = await read_body(
                     request.scope["headers"],
                     request.receive,
@@ -98,8 +98,12 @@ def limited_route(
     return LimitedRoute
 
 
-def require_json(content_type: str | None) -> None:
-    """Raises UnsupportedMediaType unless the type is JSON or missing."""
+def require_json(content_type: str | None, encoding: str | None = None) -> None:
+    """Raises UnsupportedMediaType unless the type is JSON or missing, and the body as it is."""
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"a body with Content-Encoding {encoding[:80]!r} is not read; send it plain"
+        )
     kind = ("application/json" if content_type is None else content_type).partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(f"the body must be application/json, not {kind[:80]!r}")

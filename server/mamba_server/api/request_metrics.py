@@ -57,6 +57,30 @@ class RequestMetrics:
             "From the arrival of a request to the end of a sequence.",
             REQUEST_BUCKETS,
         )
+        self._queue = histogram(
+            "request_queue_seconds",
+            "request_queue_time_seconds",
+            "From the arrival of a request to the first step with its prompt.",
+            REQUEST_BUCKETS,
+        )
+        self._prefill = histogram(
+            "request_prefill_seconds",
+            "request_prefill_time_seconds",
+            "From the first step with a prompt to the first token of a sequence.",
+            REQUEST_BUCKETS,
+        )
+        self._decode = histogram(
+            "request_decode_seconds",
+            "request_decode_time_seconds",
+            "From the first token of a sequence to its last.",
+            REQUEST_BUCKETS,
+        )
+        self._longest = histogram(
+            "request_max_generated_tokens",
+            "request_max_num_generation_tokens",
+            "Tokens of the longest sequence of a prompt.",
+            LENGTH_BUCKETS,
+        )
         self._prompt_len = histogram(
             "request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS
         )
@@ -103,6 +127,18 @@ class RequestMetrics:
         for histogram in self._ttft:
             histogram.observe(seconds)
 
+    def prompt_done(self, queued: float, prefill: float) -> None:
+        """A sequence got its first token: how long its prompt waited, and was computed."""
+        for histogram in self._queue:
+            histogram.observe(queued)
+        for histogram in self._prefill:
+            histogram.observe(prefill)
+
+    def request_done(self, longest: int) -> None:
+        """The last sequence of a prompt ended."""
+        for histogram in self._longest:
+            histogram.observe(longest)
+
     def next_tokens(self, seconds_each: float, tokens: int) -> None:
         """A running sequence got more tokens; those that came together share the time."""
         for histogram in self._itl:
@@ -120,7 +156,13 @@ class RequestMetrics:
             series.inc(tokens)
 
     def finished(
-        self, reason: str, seconds: float, *, per_token: float | None = None, tokens: int | None = None
+        self,
+        reason: str,
+        seconds: float,
+        *,
+        per_token: float | None = None,
+        tokens: int | None = None,
+        decode: float | None = None,
     ) -> None:
         """A sequence ended."""
         self._finished.labels(self._model, reason).inc()
@@ -130,6 +172,9 @@ class RequestMetrics:
         if per_token is not None:
             for histogram in self._tpot:
                 histogram.observe(per_token)
+        if decode is not None:
+            for histogram in self._decode:
+                histogram.observe(decode)
         if tokens is not None:
             for histogram in self._output_len:
                 histogram.observe(tokens)

@@ -117,6 +117,7 @@ class EngineCore:
         self._clock = clock
         self._pace = pace
         self._ran = 0.0
+        """When the step that is being committed was over."""
         self._order = 0
         self._launched: deque[_Launched] = deque()
         self._deltas: list[SequenceDelta] = []
@@ -212,6 +213,8 @@ class EngineCore:
         self._deltas = []
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
+        for piece in schedule.pieces:
+            piece.sequence.started = piece.sequence.started or began
         if not schedule.empty:
             self.step_number += 1
             work = self._runner.prepare(schedule)
@@ -312,6 +315,9 @@ class EngineCore:
                 stop_token_id=token if reason == "stop" else None,
                 cached_tokens=sequence.cached_tokens if first else 0,
                 prompt_logprobs=sequence.prompt_logprobs if first else None,
+                at=self._ran,
+                started=sequence.started if first else 0.0,
+                first_at=self._ran if first else 0.0,
             )
         )
 

@@ -51,6 +51,7 @@ class Sequence:
         "request_id",
         "salt",
         "seed",
+        "started",
         "stop_token_ids",
         "target",
         "token_ids",
@@ -86,6 +87,8 @@ class Sequence:
         """All ids that end it: the model's end tokens (unless ignored) and the request's own."""
         self.leader = leader
         """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
+        self.started = 0.0
+        """When its first piece was scheduled; 0 = not yet."""
         self.put_off = False
         """It waited for the checkpoint of another prompt, or still does: once is enough."""
         self.prompt_len = len(token_ids)

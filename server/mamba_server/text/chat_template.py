@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -80,11 +79,9 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
-            names = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise BadTemplate(f"the chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
-        self.takes_tools = "tools" in names
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -118,7 +115,6 @@ class ChatTemplate:
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
     ) -> str:
@@ -129,7 +125,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **{key: value for key, value in extra.items() if key not in self._special_tokens},
                 messages=messages,
-                tools=tools,
+                tools=None,
                 add_generation_prompt=generation_prompt,
             )
         except _Raised as error:
@@ -142,7 +138,6 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
         generation_prompt: bool = True,
         continue_final: bool = False,
@@ -155,7 +150,7 @@ class ChatTemplate:
         before it is encoded.
         """
         answered = generation_prompt and not continue_final
-        text = self.render(messages, tools=tools, variables=variables, generation_prompt=answered)
+        text = self.render(messages, variables=variables, generation_prompt=answered)
         if continue_final:
             text = _up_to_the_end_of(messages[-1]["content"], text)
         check(text)
@@ -164,7 +159,7 @@ class ChatTemplate:
         if not answered:
             return ChatPrompt(token_ids, 0)
         try:
-            closed = self.render(messages, tools=tools, generation_prompt=False, variables=variables)
+            closed = self.render(messages, generation_prompt=False, variables=variables)
         except TemplateRefused:
             return ChatPrompt(token_ids, 0)
         if not text.startswith(closed) or len(closed) == len(text):

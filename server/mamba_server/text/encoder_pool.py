@@ -1,7 +1,7 @@
 """Threads that turn texts into token ids, beside the event loop that keeps streaming meanwhile.
 
 Made once by the API process. Long texts have a thread of their own, so that nobody's short prompt waits
-behind a book; who gives up takes what has not begun out of the queue. The library lets other threads run
+behind a book; who gives up takes what has not begun out of the queue. The tokenizer lets other threads run
 while it works.
 """
 

@@ -6,6 +6,7 @@ bytes of each token. It never sees the model's weights and never decides where a
 
 import functools
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
+from mamba_server.text.encoder_pool import THREAD_FROM_CHARS
 from mamba_server.text.errors import BadTokenizer
+
+# Else the library starts threads of its own for a batch, beside those of the pool.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -105,16 +110,20 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; with `special`, after the model's rule for the beginning-of-sequence token."""
-        token_ids: list[int] = self.rust.encode(
-            text, add_special_tokens=special and self._bos_rule is not False
-        ).ids
+        token_ids: list[int] = self._encoded(text, special=special and self._bos_rule is not False).ids
         if special and self._bos_rule is True and self.bos_id is not None and token_ids[:1] != [self.bos_id]:
             token_ids.insert(0, self.bos_id)
         return token_ids
 
     def encoding(self, text: str) -> Encoding:
         """Token ids with character offsets, without special tokens of the tokenizer's own."""
-        return self.rust.encode(text, add_special_tokens=False)
+        return self._encoded(text, special=False)
+
+    def _encoded(self, text: str, *, special: bool) -> Encoding:
+        if len(text) < THREAD_FROM_CHARS:
+            return self.rust.encode(text, add_special_tokens=special)
+        # Of the two only this one lets other threads run meanwhile.
+        return self.rust.encode_batch([text], add_special_tokens=special)[0]
 
     def decode(self, token_ids: list[int], *, special: bool = False) -> str:
         """Text of token ids; special tokens are left out unless `special`."""

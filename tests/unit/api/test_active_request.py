@@ -14,7 +14,7 @@ from mamba_server import wire
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.errors import EngineLost, EngineRefused
 from mamba_server.text.sequence_text import Shown
-from scripted_engine import Api, ids_of
+from scripted_engine import TOKENIZER, Api, ids_of
 
 
 def active(api: Api, *prompts: str, n: int = 1, stops: tuple[str, ...] = (), **params: Any) -> ActiveRequest:
@@ -281,3 +281,32 @@ def test_however_tokens_arrive_every_sequence_and_token_is_counted_once(
         assert_left_nothing(api)
 
     asyncio.run(run_one())
+
+
+def sums(api: Api) -> dict[str, float]:
+    names = ("queue", "prefill", "decode", "duration")
+    made = {name: api.count(f"mambaserve_request_{name}_seconds_sum", model="tiny") for name in names}
+    made["ttft"] = api.count("mambaserve_time_to_first_token_seconds_sum", model="tiny")
+    made["itl"] = api.count("mambaserve_inter_token_latency_seconds_sum", model="tiny")
+    return {name: round(value, 6) for name, value in made.items()}
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["reads at once", "reads late"])
+async def test_times_are_those_of_the_engine_from_the_arrival_on_however_the_client_reads(slow: bool) -> None:
+    api = Api()
+    requests = [wire.AddRequest("r0", wire.TokenIds([5]), wire.SamplingParams(max_tokens=9), arrival=100.0)]
+    run = ActiveRequest(api.engine.client, TOKENIZER, requests, Shown(), api.serving.metrics)
+    async with run:
+        updates = aiter(run.updates())
+        api.engine.delta([70], at=103.0, started=101.0, first_at=103.0)
+        if not slow:
+            await anext(updates)
+        api.engine.delta([71], at=104.0)
+        if not slow:
+            await anext(updates)
+        api.engine.delta([72], at=106.0, finish_reason="length")
+        async for _ in updates:
+            pass
+    assert sums(api) == {"queue": 1, "prefill": 2, "decode": 3, "duration": 6, "ttft": 3, "itl": 3}
+    assert api.count("mambaserve_request_max_generated_tokens_sum", model="tiny") == 3
+    assert api.count("mambaserve_inter_token_latency_seconds_count", model="tiny") == 2

@@ -267,6 +267,9 @@ async def test_a_body_in_pieces_cut_inside_a_character_is_one_body() -> None:
         ([("Content-Type", "json")], 415),
         ([("Content-Type", "application/jsonp")], 415),
         ([("Content-Type", "x" * 5000)], 415),
+        ([("Content-Encoding", "identity")], 200),
+        ([("Content-Encoding", "gzip")], 415),
+        ([("Content-Encoding", "x" * 5000)], 415),
     ],
 )
 async def test_headers_decide_what_is_taken_for_a_body(headers: list[tuple[str, str]], status: int) -> None:
@@ -320,11 +323,11 @@ async def test_a_template_that_fails_is_the_request_s_error_wherever_it_ran(cont
     )  # fmt: skip
 
 
-async def test_tools_that_are_turned_off_are_not_asked_of_the_template() -> None:
+async def test_tools_are_refused_unless_they_are_turned_off() -> None:
     api = Api()
     tools = [{"type": "function", "function": {"name": "add"}}]
     refused = await post(api, CHAT, tools=tools).done()
-    assert (refused.status, refused.error["param"], refused.error["code"]) == (400, "tools", "unsupported")
+    assert (refused.status, refused.error["param"], refused.error["code"]) == (400, "tools", "invalid_value")
     asked = post(api, CHAT, tools=tools, tool_choice="none")
     await told(api)
     await asked.leave().done()

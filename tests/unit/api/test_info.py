@@ -156,3 +156,24 @@ async def test_the_end_of_the_engine_ends_an_operation_under_way() -> None:
     await asked.done()
     assert (asked.status, asked.error["code"]) == (503, EngineLost.code)
     assert "signal 9" in asked.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8001", 200), ("localhost", 200), ("LOCALHOST:1", 200), ("[::1]:8001", 200),
+        ("10.0.0.7", 200),
+        ("evil.example", 403), ("evil.example:8001", 403), ("127.0.0.1.evil.example", 403),
+        ("evil@127.0.0.1", 403), ("", 403), ("[::1", 403),
+    ],
+)  # fmt: skip
+async def test_without_a_token_a_foreign_name_of_this_host_opens_nothing(host: str, status: int) -> None:
+    answer = await admin(Api(), "POST", "drain", headers=[("Host", host)])
+    assert answer.status == status
+
+
+async def test_with_a_token_the_host_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t\n")
+    api = Api(token=KeyFile(str(tmp_path / "token"), "admin_token_file"))
+    headers = [("Host", "engine.example"), ("Authorization", "Bearer t")]
+    assert (await admin(api, "POST", "drain", headers=headers)).status == 200

@@ -137,6 +137,9 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("too many alternatives", chat, {"logprobs": True, "top_logprobs": MAX_LOGPROBS + 1}, "top_logprobs:"),
     ("a forced tool", chat, {"tool_choice": "required"}, "tool_choice: only 'auto' and 'none' are supported"),
     ("a named tool", chat, {"tool_choice": {"type": "function"}}, "tool_choice: only 'auto' and 'none'"),
+    ("tools left to the model", chat,
+     {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"},
+     "tools: calls are not read out of answers"),
     ("a tool without a name", chat, {"tools": [{"type": "function", "function": {}}]},
      "tools.0.function.name:"),
     ("no messages", chat, {"messages": []}, "messages:"),
@@ -172,8 +175,9 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("an assistant that only calls tools", chat,
      {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}, {"role": "tool", "content": "4"}]}),
     ("parts of text", chat, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}]}]}),
-    ("tools left to the model", chat,
-     {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "tool_choice": "auto"}),
+    ("tools that are not to be called", chat,
+     {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}], "tool_choice": "none"}),
+    ("no tools to choose from", chat, {"tools": [], "tool_choice": "auto"}),
     ("usage in a stream", chat, {"stream": True, "stream_options": {"include_usage": True}}),
 ]  # fmt: skip
 

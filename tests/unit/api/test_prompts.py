@@ -9,7 +9,6 @@ from asgi import Asked, ask
 from eventually import turns, until
 from mamba_server.text.encoder_pool import LONG_FROM_CHARS
 from scripted_engine import TOKENIZER, Api, ids_of
-from tiny_model import TEMPLATE, TOOLS
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = [("Content-Type", "application/json")]
@@ -161,12 +160,3 @@ async def test_what_ended_a_choice_and_special_tokens_are_shown_on_demand() -> N
         api.engine.delta("<|im_end|>one END two")
         await asked.done()
         assert asked.json["choices"][0]["text"] == text
-
-
-TOOL = {"type": "function", "function": {"name": "add"}}
-
-
-async def test_tools_reach_a_template_that_shows_them() -> None:
-    api = Api(template=TOOLS + TEMPLATE)
-    ids = await told_ids(api, post(api, CHAT, messages=HELLO, tools=[TOOL], tool_choice="auto"))
-    assert '"name": "add"' in TOKENIZER.decode(ids)

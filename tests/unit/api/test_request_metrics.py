@@ -17,6 +17,10 @@ PAIRS = {
     "mambaserve_inter_token_latency_seconds_count": ("vllm:inter_token_latency_seconds_count",),
     "mambaserve_time_per_output_token_seconds_sum": ("vllm:request_time_per_output_token_seconds_sum",),
     "mambaserve_request_duration_seconds_sum": ("vllm:e2e_request_latency_seconds_sum",),
+    "mambaserve_request_queue_seconds_sum": ("vllm:request_queue_time_seconds_sum",),
+    "mambaserve_request_prefill_seconds_sum": ("vllm:request_prefill_time_seconds_sum",),
+    "mambaserve_request_decode_seconds_sum": ("vllm:request_decode_time_seconds_sum",),
+    "mambaserve_request_max_generated_tokens_sum": ("vllm:request_max_num_generation_tokens_sum",),
     "mambaserve_request_prompt_tokens_count": ("vllm:request_prompt_tokens_count",),
     "mambaserve_request_generated_tokens_sum": ("vllm:request_generation_tokens_sum",),
 }
@@ -27,6 +31,8 @@ calls = st.one_of(
     st.tuples(st.just("generated"), st.integers(0, 10**4)),
     st.tuples(st.just("cached"), st.integers(0, 10**6)),
     st.tuples(st.just("first_token"), st.floats(0, 1000)),
+    st.tuples(st.just("prompt_done"), st.floats(0, 10), st.floats(0, 10)),
+    st.tuples(st.just("request_done"), st.integers(0, 10**6)),
     st.tuples(st.just("next_tokens"), st.floats(0, 10), st.integers(0, 9)),
     st.tuples(st.just("finished"), st.sampled_from(REASONS), st.floats(0, 1000)),
 )

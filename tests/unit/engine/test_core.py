@@ -280,3 +280,17 @@ def test_stats_count_tokens_and_slots_by_owner() -> None:
     assert stats.counters["prompt_tokens_total"] == 58
     assert stats.counters["sequences_finished_total{reason=length}"] == 2
     assert stats.gauges["state_usage"] == stats.gauges["kv_usage"] == 0
+
+
+def test_each_delta_says_when_its_step_was_over_and_the_first_when_its_prompt_began() -> None:
+    engine = trial(overlap=True)
+    ticks = iter(range(1, 10_000))
+    engine.core._clock = lambda: float(next(ticks))
+    engine.core.add(AddRequest("r", [1, 2, 3], SamplingParams(max_tokens=4)))
+    deltas = []
+    while not engine.core.idle:
+        deltas += engine.core.step()
+    first, *others = deltas
+    assert 0 < first.started < first.first_at == first.at
+    assert [one.at for one in deltas] == sorted({one.at for one in deltas})
+    assert {(one.started, one.first_at) for one in others} == {(0.0, 0.0)}

@@ -10,7 +10,7 @@ import pytest
 from mamba_server.text.chat_template import ChatTemplate
 from mamba_server.text.errors import BadTemplate, TemplateRefused
 from mamba_server.text.tokenizer import Tokenizer
-from tiny_model import TEMPLATE, TOOLS, write_model
+from tiny_model import TEMPLATE, write_model
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -112,16 +112,6 @@ def test_variables_of_a_request_reach_the_template() -> None:
 def test_variables_of_a_request_replace_nothing_of_ours(name: str) -> None:
     source = "{{ messages[0].content }}{{ add_generation_prompt }}{{ tools }}{{ bos_token }}"
     assert template(source).render(USER, variables={name: "mine"}) == "helloTrueNone<s>"
-
-
-def test_whether_tools_are_taken_is_read_off_the_template() -> None:
-    assert template(TOOLS + TEMPLATE).takes_tools
-    assert not template(TEMPLATE).takes_tools
-
-
-def test_tools_are_shown_to_the_model() -> None:
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    assert '"name": "add"' in template(TOOLS + TEMPLATE).render(USER, tools=tools)
 
 
 class TestTurnBoundary:

@@ -1,6 +1,7 @@
 """Loading a model directory's tokenizer, its rules and its complaints."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,17 @@ def test_a_normalizer_that_joins_characters_is_counted(tokenizer: Tokenizer) -> 
     each = Tokenizer(RustTokenizer.from_str(json.dumps(changed)), {}).most_chars_per_token
     assert tokenizer.most_chars_per_token is not None
     assert each == 3 * tokenizer.most_chars_per_token
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    text = "hello world " * 10_000
+    made: list[list[int]] = []
+    encoding = threading.Thread(target=lambda: made.append(tokenizer.encode(text)))
+    turns = 0
+    encoding.start()
+    while encoding.is_alive():
+        turns += 1
+    encoding.join()
+    assert turns > 1000
+    assert made == [tokenizer.rust.encode(text).ids]
+    assert tokenizer.encoding(text).offsets == tokenizer.rust.encode(text, add_special_tokens=False).offsets
