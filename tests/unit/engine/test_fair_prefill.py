@@ -66,13 +66,46 @@ def test_a_prefill_that_is_short_of_memory_takes_what_there_is_and_nobody_younge
     assert load.ended["old"] <= load.steps <= load.ended["old"] + 2
 
 
+def test_what_a_short_prefill_leaves_to_older_ones_is_not_given_to_a_younger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    load = StepLoad(LoadSetup(slabs=161, pages_per_slab=1))
+    for name in "abcd":
+        load.add(name, 100, 12)
+    load.step()
+    load.add("long", 2050, 4)
+    load.step()
+    load.add("young", 20, 4)
+    (long,), (young,) = load.core.sequences["long"], load.core.sequences["young"]
+    load.step()
+    # Four of the pages are for those that were there before it.
+    assert long.phase is Phase.PREFILL
+    assert (young.phase, load.cache.arena.free_pages >= 3) == (Phase.WAITING, True)
+
+
+def test_younger_ones_that_fill_the_memory_make_room_for_an_older_prefill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Admission, "_foreseen", lambda *_: True)
+    load = StepLoad(LoadSetup(slabs=161, pages_per_slab=1, step_tokens=512))
+    load.add("long", 2200, 4, salt="a")
+    load.step()
+    for name in "bcd":
+        load.add(name, 150, 300, salt=name)
+    while "long" not in load.first:
+        load.step()
+    assert load.steps <= 15
+    assert load.scheduler.counters.preemptions >= 1
+
+
 def test_an_urgent_prompt_beside_one_of_120_000_tokens_answers_within_three_steps() -> None:
     load = StepLoad(LoadSetup(slabs=3000, pages_per_slab=64, longest=131_072))
     load.add("long", 120_000, 4, salt="a")
     load.step()
     load.step()
     load.add("urgent", 20, 4, priority=-5, salt="b")
-    load.add("other", 20, 4, salt="c")
+    load.add("other", 100, 4, salt="c")
     arrived = load.steps
     while len(load.first) < 2:
         load.step()

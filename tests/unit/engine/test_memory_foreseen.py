@@ -46,8 +46,8 @@ def test_before_any_answer_ended_the_expected_length_counts() -> None:
 
 def test_lengths_that_ended_replace_what_was_expected() -> None:
     answers = AnswerLengths(2000)
-    for _ in range(WINDOW):
-        answers.ended(20)
+    for length in [2000] * WINDOW + [20] * WINDOW:
+        answers.ended(length)
     assert answers.expected(0) == 20
 
 

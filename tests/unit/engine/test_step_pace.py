@@ -66,6 +66,13 @@ def test_whatever_was_measured_a_step_has_room_for_a_chunk_and_keeps_to_its_boun
         assert min(decodes + CHUNK, MOST) <= made.tokens(decodes) <= MOST
 
 
+def test_after_a_small_piece_the_next_is_at_most_twice_as_large() -> None:
+    made = pace()
+    made.observe(1, 0, 0.04)
+    made.observe(1, 64, 0.041)
+    assert made.tokens(1) == 1 + 2 * 64
+
+
 def test_a_device_too_slow_for_the_target_goes_on_in_the_smallest_pieces() -> None:
     made = pace()
     made.observe(8, 0, 3.0)
