@@ -58,6 +58,33 @@ class SlotPlan:
             tracked_slots=index_tensor(track[rows], device) if len(rows) else None,
         )
 
+    def split(self, rows: int) -> "list[tuple[slice, SlotPlan]]":
+        """Plans of at most `rows` states each, and which of the states they are."""
+        n = len(self.source_slots)
+        return (
+            [(slice(0, n), self)]
+            if n <= rows
+            else [self._part(at, min(at + rows, n)) for at in range(0, n, rows)]
+        )
+
+    def _part(self, first: int, end: int) -> "tuple[slice, SlotPlan]":
+        some = slice(first, end)
+        before = sum(slot >= 0 for slot in self.track_slots[:first])
+        count = sum(slot >= 0 for slot in self.track_slots[some])
+        tracked = slice(before, before + count)
+        return some, SlotPlan(
+            source_slots=self.source_slots[some],
+            target_slots=self.target_slots[some],
+            track_slots=self.track_slots[some],
+            source=self.source[some],
+            fresh=None if self.fresh is None else self.fresh[some],
+            target=self.target[some],
+            tracked_rows=self.tracked_rows[tracked] - first
+            if count and self.tracked_rows is not None
+            else None,
+            tracked_slots=self.tracked_slots[tracked] if count and self.tracked_slots is not None else None,
+        )
+
     def read(self, cache: torch.Tensor) -> torch.Tensor:
         """Copies [n, ...] of the source slots of `cache` [slabs, ...]; zeros where the state is fresh."""
         states = cache[self.source]

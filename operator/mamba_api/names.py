@@ -41,15 +41,12 @@ ANNOTATION_STRATEGY = f"{GROUP}/strategy"
 """On a pod: the state cache strategy its engine was started with."""
 ANNOTATION_RESTART = f"{GROUP}/restarted-at"
 """On a MambaDeployment: a new value rolls the pods, as `kubectl rollout restart` does."""
-ANNOTATION_WAKE = f"{GROUP}/wake"
-"""On a MambaDeployment: when (RFC 3339) a gateway last held a request for it while it was scaled to zero."""
 LABEL_ROLE = f"{GROUP}/role"
-"""On an engine pod: unified, prefill or decode."""
+"""On an engine pod: unified, the only role of this version."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On an engine pod: short hash of its template."""
 
-Role = Literal["unified", "prefill", "decode"]
-Component = Literal["engine", "prefill", "decode", "gateway"]
+Component = Literal["engine", "gateway"]
 
 ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
@@ -70,6 +67,8 @@ CONTROL_PLANE_IMAGE = "ghcr.io/mambaserve/mambaserve-control-plane:0.1.0"
 
 ENV_PREFIX = "MAMBASERVE_"
 
+WAKE_KEY = "heldAt"
+"""Key inside the ConfigMap X-wake: when (RFC 3339) a gateway last held a request for want of an engine."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 API_KEYS_KEY = "api-keys"
 """Key inside the Secret of `spec.gateway.auth.secretRef`: one accepted API key a line."""
@@ -83,18 +82,8 @@ class Children:
 
     @property
     def engine(self) -> str:
-        """Engine Deployment (unified), headless Service, ConfigMap."""
+        """Engine Deployment, headless Service, ConfigMap."""
         return f"{self.owner}-engine"
-
-    @property
-    def prefill(self) -> str:
-        """Engine Deployment of the prefill pool when disaggregated."""
-        return f"{self.owner}-prefill"
-
-    @property
-    def decode(self) -> str:
-        """Engine Deployment of the decode pool when disaggregated."""
-        return f"{self.owner}-decode"
 
     @property
     def gateway(self) -> str:
@@ -116,9 +105,10 @@ class Children:
         """PersistentVolumeClaim for downloaded weights, when asked for."""
         return f"{self.owner}-model"
 
-    def for_role(self, role: Role) -> str:
-        """Name of the engine Deployment of `role`."""
-        return {"unified": self.engine, "prefill": self.prefill, "decode": self.decode}[role]
+    @property
+    def wake(self) -> str:
+        """ConfigMap in which gateways ask for an engine; all that they may write."""
+        return f"{self.owner}-wake"
 
 
 def labels(owner: str, component: Component) -> dict[str, str]:

@@ -36,12 +36,18 @@ def pod_namespace() -> str | None:
     return SERVICE_ACCOUNT_NAMESPACE.read_text().strip() or None
 
 
+def _is_file(path: str) -> bool:
+    return Path(path).expanduser().is_file()
+
+
 async def load_access(kubeconfig: str | None) -> ClusterAccess:
     """In a pod its service account, else (or with `kubeconfig`) the current context of a kubeconfig.
 
     Raises:
         NoClusterAccess: there is neither, or the file is not usable.
     """
+    if kubeconfig is not None and not _is_file(kubeconfig):
+        raise NoClusterAccess(f"--kubeconfig: {kubeconfig}: no such file")
     loader: Any = config
     configuration = Configuration()
     try:

@@ -5,6 +5,7 @@ waits for the lease is healthy. Called by `main`; knows no Kubernetes.
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -44,7 +45,7 @@ class LoopLag:
 async def liveness_server(
     host: str, port: int, *, checks: Callable[[], list[str]], ready: Check, registry: CollectorRegistry
 ) -> AsyncIterator[int]:
-    """Serve for the length of the block; gives the port.
+    """Serve for the length of the block; gives the port. `::` is every address, of IPv4 too.
 
     Raises:
         OSError: the address cannot be bound.
@@ -76,8 +77,15 @@ async def liveness_server(
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
+        await web.SockSite(runner, _listen(host, port)).start()
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    # By hand: asyncio keeps a socket of IPv6 from taking IPv4, and clusters have one or the other.
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - asked for; a kernel without IPv6 has no other
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")

@@ -81,7 +81,7 @@ class Operator:
             OSError: the liveness port cannot be bound.
         """
         settings = self._settings
-        host = settings.liveness_host or ("0.0.0.0" if pod_namespace() else "127.0.0.1")  # noqa: S104 - the pod's
+        host = settings.liveness_host or ("::" if pod_namespace() else "127.0.0.1")
         async with (
             liveness_server(
                 host, settings.liveness_port, checks=self._problems, ready=self._not_ready,

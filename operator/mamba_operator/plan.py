@@ -22,7 +22,7 @@ from mamba_operator.record import readable
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
-from mamba_operator.scale import engines_wanted, seconds_awake
+from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 
@@ -93,7 +93,8 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     verdict = plan_memory(deployment, snapshot.node_gpu_memory, snapshot.model_config)
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
         return ReconcilePlan(deployment, verdict)
-    replicas = engines_wanted(deployment, now)
+    woken = woken_at(snapshot.child("ConfigMap", names.Children(deployment.name).wake))
+    replicas = engines_wanted(deployment, woken, now)
     context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None)
     try:
         wanted = render(context)
@@ -113,7 +114,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         tuple(apply for apply in applies if not _is_terminating(ref(apply.manifest), snapshot)),
         _prune(snapshot, keep),
         tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
-        seconds_awake(deployment, now),
+        seconds_awake(deployment, woken, now),
     )
 
 

@@ -80,17 +80,6 @@ def weights_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> i
     return -(-model.parameters * DTYPE_BYTES[dtype] // tensor_parallel)
 
 
-def activation_bytes(
-    model: ModelConfig, dtype: str, tokens: int, logit_rows: int, tensor_parallel: int = 1
-) -> int:
-    """Peak bytes of activations of one step over `tokens` tokens: residuals, the widest block, the logits."""
-    size = DTYPE_BYTES[dtype]
-    residual = 2 * model.hidden_size * (4 if model.residual_in_fp32 else size)
-    widest = max(_mixer_widths(model) + _feed_forward_widths(model)) * size
-    logits = 2 * logit_rows * model.vocab_size * 4
-    return tokens * (residual + widest // tensor_parallel) + logits // tensor_parallel
-
-
 def active_parameters(model: ModelConfig) -> tuple[int, int]:
     """(always read, all experts'): parameters every token needs, and those only some tokens need."""
     if (moe := model.moe) is None:
@@ -105,31 +94,6 @@ def slab_bytes(state: int, page_bytes: int) -> int:
     """One state rounded up to whole pages; without pages, to the alignment."""
     unit = page_bytes or _ALIGNMENT
     return max(1, -(-state // unit)) * unit
-
-
-def _mixer_widths(model: ModelConfig) -> list[int]:
-    widths = [0]
-    if (mamba := model.mamba) is not None:
-        # Projection, convolved copy, output, and its fp32 copy for the norm.
-        widths.append(mamba.heads + 2 * mamba.conv_dim + 4 * mamba.inner)
-    if (delta := model.gated_delta) is not None:
-        widths.append(2 * delta.conv_dim + 4 * delta.value_heads * delta.value_dim)
-    if (attention := model.attention) is not None:
-        query = attention.heads * attention.head_dim * (3 if attention.output_gate else 2)
-        widths.append(query + 2 * attention.kv_heads * attention.head_dim)
-    if "mamba_attention" in model.layers:
-        widths.append(sum(widths))
-    return widths
-
-
-def _feed_forward_widths(model: ModelConfig) -> list[int]:
-    widths = [0]
-    if (mlp := model.mlp) is not None:
-        widths.append(mlp.intermediate * (3 if mlp.gated else 2))
-    if (moe := model.moe) is not None:
-        per_token = moe.experts_per_token * (moe.intermediate * (3 if moe.gated else 2) + model.hidden_size)
-        widths.append(per_token + moe.shared_intermediate * (3 if moe.gated else 2))
-    return widths
 
 
 def _split(count: int, ways: int, what: str) -> int:

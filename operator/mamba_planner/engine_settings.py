@@ -30,9 +30,9 @@ class Model(Group):
     model: str
     """Model directory or URI: file://, hf://owner/name, pvc://claim/path, builtin://name."""
     served_model_name: str | None = None
-    """Name in the API; none = the last part of the model's URI."""
+    """Name in the API; default: the last part of the model's URI."""
     max_model_len: int | None = Field(None, ge=1)
-    """Longest prompt plus output; none = the model's own limit."""
+    """Longest prompt plus output; default: the model's own limit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto = the checkpoint's."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -51,9 +51,9 @@ class Server(Group):
     admin_host: str = "127.0.0.1"
     """Address of the admin server."""
     admin_port: int | None = Field(None, ge=0, le=65535)
-    """Port of the admin server; none = port + 1, 0 = a free one."""
+    """Port of the admin server; default: port + 1, 0 = a free one."""
     api_key_file: str | None = None
-    """File with one accepted API key a line; none = no authentication."""
+    """File with one accepted API key a line; default: no authentication."""
     admin_token_file: str | None = None
     """File with the token admin calls must carry; needed when the admin address is not loopback."""
     max_waiting_requests: int = Field(512, ge=1)
@@ -66,16 +66,16 @@ class Scheduler(Group):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
-    """Most sequences running at once, even if memory holds more; none = as many as it holds."""
+    """Most sequences running at once, even if memory holds more; default: as many as it holds."""
     step_time: float | None = Field(None, ge=0)
     """Seconds of a step while answers are being written: prompts are computed in pieces that fill the rest;
-    0 = no such limit, none = 0.2 on a CPU and 0.05 on a GPU, or no limit if chunked_prefill_tokens is set."""
+    0 = no such limit; default: 0.2 on a CPU, 0.05 on a GPU, no limit if chunked_prefill_tokens is set."""
     chunked_prefill_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one step, however quick they are; none = 2048, and fewer as step_time asks."""
+    """Most tokens of one step, however quick they are; default: 2048, and fewer as step_time asks."""
     page_size: int = Field(_default(Engine, "page_size"), ge=1, le=1024)
     """Tokens per attention KV page."""
     overlap: bool | None = _default(Engine, "overlap_schedule")
-    """Plan step n+1 while the device runs step n; none = on a GPU yes, on a CPU no."""
+    """Plan step n+1 while the device runs step n; default: on a GPU yes, on a CPU no."""
     batch_invariant: bool = _default(Engine, "batch_invariant")
     """Make a token's logits independent of the batch it runs in (slower)."""
 
@@ -86,16 +86,16 @@ class MemoryBudget(Group):
     utilization: float = Field(_default(Memory, "utilization"), gt=0, le=1)
     """Share of the device memory the engine may take."""
     device_memory: Bytes | None = None
-    """Device memory to plan for; none = what the device reports."""
+    """Device memory to plan for; default: what the device reports."""
     arena_bytes: Bytes | None = None
-    """Size of the state and KV arena; none = what the planner computes from the memory."""
+    """Size of the state and KV arena; default: what the planner computes from the memory."""
 
 
 class ExpectedTraffic(Group):
     """Expected traffic."""
 
     workload_prompt_tokens: int | None = Field(None, ge=1, le=16_777_216)
-    """Mean prompt length to plan for; none of the four = the planner's assumption."""
+    """Mean prompt length to plan for; default of the four: the planner's assumption."""
     workload_output_tokens: int | None = Field(None, ge=1, le=16_777_216)
     """Mean output length to plan for."""
     workload_shared_prefix_ratio: float | None = Field(None, ge=0, le=1)

@@ -7,11 +7,12 @@ kept to a part of it unless someone asked for more: nothing else on the machine 
 from dataclasses import dataclass
 from typing import Literal
 
-from mamba_planner.arithmetic import activation_bytes, weights_bytes
+from mamba_planner.arithmetic import weights_bytes
 from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import DoesNotFit
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.workspace import workspace_bytes
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
 """What the process takes before any tensor: on a GPU the context, library workspaces and captured graphs."""
@@ -19,7 +20,6 @@ CPU_ARENA_PART = 4
 """A CPU's arena takes at most one part in so many of the free memory, unless someone asked for more."""
 MOST_RUNNING = {"cuda": 1024, "cpu": 32}
 """Largest batch planned for when nobody asked for one."""
-LOGIT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,13 @@ class MemoryBudget:
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
         held = weights_bytes(model, dtype, ways) if weights is None else weights
-        rows = min(constraints.chunked_prefill_tokens, max(constraints.max_running_requests or LOGIT_ROWS, 1))
-        workspace = RUNTIME_BYTES[device.kind] + activation_bytes(
-            model, dtype, constraints.chunked_prefill_tokens, rows, ways
+        workspace = RUNTIME_BYTES[device.kind] + workspace_bytes(
+            model,
+            dtype,
+            tokens=constraints.chunked_prefill_tokens,
+            running=constraints.max_running_requests or MOST_RUNNING[device.kind],
+            longest=constraints.max_model_len or model.max_position,
+            tensor_parallel=ways,
         )
         if (arena := constraints.arena_bytes) is not None:
             return cls(device, held + workspace + arena, held, workspace, arena, arena_limited=False)

@@ -9,12 +9,20 @@ class CannotListen(OSError):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises CannotListen."""
+    """A listening socket; port 0 takes a free one. `::` is every address of this machine, of IPv4 too.
+
+    Raises CannotListen.
+    """
+    everywhere = host == "::"
+    if everywhere and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - asked for; a kernel without IPv6 has no other
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if everywhere and listener.family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind(info[4])
             listener.listen(2048)
         except OSError:
@@ -28,7 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     """Where a browser on this machine reaches a listening socket."""
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - shown, not bound
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)  # noqa: S104 - shown, not bound
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 

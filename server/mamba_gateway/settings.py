@@ -35,9 +35,9 @@ class GatewaySettings(HttpLimits, BaseSettings):
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""
     namespace: str | None = None
-    """Namespace of the deployment; none = the one this process runs in."""
+    """Namespace of the deployment; default: the one this process runs in."""
     kubeconfig: str | None = None
-    """Path of a kubeconfig; none = in-cluster configuration, then the default kubeconfig."""
+    """Path of a kubeconfig; default: in-cluster configuration, then the default kubeconfig."""
     host: str = "127.0.0.1"
     """Address the HTTP server binds."""
     port: int = Field(8000, ge=0, le=65535)
@@ -45,9 +45,9 @@ class GatewaySettings(HttpLimits, BaseSettings):
     redis_url: str | None = None
     """Redis of the shared prefix index; refused: the index is not part of this version."""
     api_key_file: str | None = None
-    """File with one accepted API key a line, read again when it changes; none = no authentication."""
+    """File with one accepted API key a line, read again when it changes; default: no authentication."""
     backend_key_file: str | None = None
-    """File whose first key is shown to engines that ask for one, in place of the client's; none = none."""
+    """File whose first key is shown to engines that ask for one, in place of the client's; default: none."""
     max_in_flight: int = Field(_LIMITS.max_in_flight, ge=1)
     """Most requests relayed at once."""
     max_queue: int = Field(_LIMITS.max_queued, ge=0)
@@ -57,7 +57,7 @@ class GatewaySettings(HttpLimits, BaseSettings):
     hold_timeout: float = Field(_LIMITS.queue_timeout.seconds, ge=0)
     """How long a request waits for an endpoint to become ready before the answer is 503."""
     max_body_bytes: Bytes = Field(ByteSize(_LIMITS.max_body_size.bytes), ge=1)
-    """Largest request body taken, such as 16Mi; beyond it the answer is 413."""
+    """Largest request body taken, such as 32Mi; beyond it the answer is 413."""
     connect_timeout: float = Field(2.0, gt=0)
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)

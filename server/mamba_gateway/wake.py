@@ -1,7 +1,7 @@
 """Wake: asks the operator for an engine while requests are held and none is ready.
 
-The relay calls `request`; a task of its own writes the time into the deployment's wake annotation,
-again every few seconds, because a scaled-to-zero deployment falls asleep if nobody repeats it.
+The relay calls `request`; a task of its own writes the time into the ConfigMap X-wake, all that a gateway
+may write, again every few seconds, because a scaled-to-zero deployment falls asleep if nobody repeats it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Waker:
         every: float = EVERY,
     ) -> None:
         self._server, self._name, self._now, self._every = server, name, now, every
-        self._path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/{name}"
+        self._path = f"/api/v1/namespaces/{namespace}/configmaps/{names.Children(name).wake}"
         self._requested = asyncio.Event()
 
     def request(self) -> None:
@@ -53,12 +53,12 @@ class Waker:
             await asyncio.sleep(self._every)
 
     async def wake(self) -> None:
-        """Write the annotation once. Raises ApiError."""
-        annotations = {names.ANNOTATION_WAKE: self._now().isoformat(timespec="seconds")}
+        """Write the time once. Raises ApiError."""
+        data = {names.WAKE_KEY: self._now().isoformat(timespec="seconds")}
         await self._server.request(
             "PATCH",
             self._path,
             query={"fieldManager": "mambaserve-gateway"},
-            body={"metadata": {"annotations": annotations}},
+            body={"data": data},
             content_type=MERGE_PATCH,
         )

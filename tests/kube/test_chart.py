@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from eventually import wait_until
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import Command
@@ -146,8 +147,11 @@ def installed(control_plane: ControlPlane, helm: Command, namespace: str) -> str
 
 
 def may(plane: ControlPlane, account: str, verb: str, resource: str, namespace: str) -> bool:
+    kind, _, part = resource.partition("/")  # to kubectl, what follows a slash is a name
     try:
-        answer = plane.kubectl("auth", "can-i", verb, resource, "-n", namespace, f"--as={account}")
+        answer = plane.kubectl(
+            "auth", "can-i", verb, kind, f"--subresource={part}", "-n", namespace, f"--as={account}"
+        )
     except CommandFailed:
         return False
     return answer.strip() == "yes"
@@ -162,15 +166,16 @@ ALLOWED = [
         "networkpolicies.networking.k8s.io", "persistentvolumeclaims",
     )
 ] + [
-    ("patch", "mambadeployments.serving.mambaserve.io"),
+    ("watch", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io/status"),
     ("create", "events"), ("get", "events"), ("patch", "events"),
     ("create", "leases.coordination.k8s.io"), ("update", "leases.coordination.k8s.io"),
-    ("watch", "endpointslices.discovery.k8s.io"), ("watch", "pods"), ("delete", "pods"), ("patch", "pods"),
+    ("watch", "endpointslices.discovery.k8s.io"), ("watch", "pods"),
     ("list", "nodes"),
 ]  # fmt: skip
 REFUSED = [
     ("create", "pods"), ("create", "pods/exec"), ("delete", "mambadeployments.serving.mambaserve.io"),
+    ("patch", "mambadeployments.serving.mambaserve.io"), ("delete", "pods"), ("patch", "pods"),
     ("create", "clusterroles.rbac.authorization.k8s.io"), ("delete", "nodes"), ("patch", "nodes"),
     ("delete", "customresourcedefinitions.apiextensions.k8s.io"), ("delete", "namespaces"),
     ("escalate", "roles.rbac.authorization.k8s.io"), ("bind", "roles.rbac.authorization.k8s.io"),
@@ -213,10 +218,10 @@ def test_the_operator_can_give_a_gateway_what_it_reads_and_not_more(
         "verbs": ["get", "list", "watch"],
     }
     wakes = {
-        "apiGroups": ["serving.mambaserve.io"],
-        "resources": ["mambadeployments"],
-        "resourceNames": ["x"],
-        "verbs": ["get", "patch"],
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": ["x-wake"],
+        "verbs": ["patch"],
     }
     control_plane.kubectl(
         "apply", "--server-side", "-f", "-", f"--as={installed}", stdin=role(namespace, reads, wakes)
@@ -251,3 +256,35 @@ def test_the_notes_say_what_to_do_next_and_warn_first(
         "kubectl apply -f examples/01-quick-start"
     )
     assert f"serves the namespaces {namespace}" in notes
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"), [("view", {"get", "list", "watch"}), ("edit", {"get", "list", "create", "delete"})]
+)
+def test_whoever_may_view_or_edit_a_namespace_may_do_so_with_its_deployments(
+    control_plane: ControlPlane, installed: str, namespace: str, role: str, allowed: set[str]
+) -> None:
+    user = f"{role}-{namespace}"
+    control_plane.kubectl(
+        "create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-n", namespace
+    )
+    deployments = "mambadeployments.serving.mambaserve.io"
+
+    def held() -> set[str]:
+        return {verb for verb in allowed if may(control_plane, user, verb, deployments, namespace)}
+
+    wait_until(lambda: held() == allowed, "the aggregation")
+    if role == "view":
+        assert not may(control_plane, user, "patch", deployments, namespace)
+
+
+def test_the_default_account_is_never_given_the_operator_s_rights(helm: Command, namespace: str) -> None:
+    with pytest.raises(CommandFailed, match=r"serviceAccount\.name"):
+        helm("template", "rel", str(CHART), "-n", namespace, "--set", "serviceAccount.create=false")
+    named = rendered(
+        helm, namespace, "--set", "serviceAccount.create=false", "--set", "serviceAccount.name=ours"
+    )
+    accounts = {
+        subject["name"] for one in named if one["kind"].endswith("Binding") for subject in one["subjects"]
+    }
+    assert accounts == {"ours"}

@@ -7,19 +7,23 @@ import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_gateway.discovery import watch_engines
 from mamba_gateway.endpoints import Target
 from mamba_gateway.wake import Waker
 from mamba_gateway.watch import Stale, Watch
 from mamba_kube.access import connected, load_access
-from mamba_kube.api_server import ApiServer
+from mamba_kube.api_server import MERGE_PATCH, ApiServer
+from mamba_kube.errors import ApiError
+from mamba_operator.render.access import gateway_role, wake_request
+from mamba_operator.render.context import Context
+from mamba_operator.scale import woken_at
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -134,33 +138,48 @@ async def test_an_expired_version_is_stale_and_leads_to_a_new_list(control_plane
     assert found == [["s1"]]
 
 
-async def test_a_held_request_writes_the_time_into_the_wake_annotation_of_its_deployment(
+async def test_a_held_request_writes_the_time_and_the_gateway_may_write_nothing_else(
     control_plane, namespace
 ) -> None:
-    definition = Path(__file__).parents[2] / "crds" / "mambadeployments.serving.mambaserve.io.yaml"
-    await asyncio.to_thread(control_plane.kubectl, "apply", "--server-side", "-f", str(definition))
-    established = ("wait", "--for=condition=Established", "crd", "mambadeployments.serving.mambaserve.io")
-    await asyncio.to_thread(control_plane.kubectl, *established)
-    example = Path(__file__).parents[2] / "examples" / "01-quick-start" / "mamba.yaml"
-    await asyncio.to_thread(control_plane.kubectl, "apply", "-n", namespace, "-f", str(example))
+    from testcluster.pki import Identity
+
+    user = f"gateway-{namespace}"
+    certificate = control_plane.authority.issue(Identity(user, f"/CN={user}", (f"DNS:{user}",)))
+    file = control_plane.write_kubeconfig(user, certificate)
+    of = MambaDeployment.model_validate(
+        {"metadata": {"name": "nano", "namespace": namespace}, "spec": {"model": {"uri": "hf://a/b"}}}
+    )
+    context = Context(of, 1, None)
+    for child in (wake_request(context), gateway_role(context)):
+        child["metadata"].pop("ownerReferences")
+        await asyncio.to_thread(control_plane.apply, child, namespace)
+    bind = ("create", "rolebinding", "gateway", "--role=nano", f"--user={user}", "-n", namespace)
+    await asyncio.to_thread(control_plane.kubectl, *bind)
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
-    def annotation() -> str | None:
-        found = control_plane.get("mambadeployments", "quick-start", namespace)
-        return found["metadata"].get("annotations", {}).get(names.ANNOTATION_WAKE)
+    def asked() -> datetime | None:
+        return woken_at(control_plane.get("configmap", "nano-wake", namespace))
 
-    async with api_server(control_plane.kubeconfig) as server:
-        waker = Waker(server, namespace, "quick-start", lambda: at, every=0.05)
+    async with api_server(file) as server:
+        waker = Waker(server, namespace, "nano", lambda: at, every=0.05)
         task = asyncio.create_task(waker.work())
         await asyncio.sleep(0.3)
-        assert await asyncio.to_thread(annotation) is None
+        assert await asyncio.to_thread(asked) is None
         waker.request()
         async with asyncio.timeout(15):
-            while await asyncio.to_thread(annotation) is None:  # noqa: ASYNC110 - in another process
+            while await asyncio.to_thread(asked) is None:  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert await asyncio.to_thread(annotation) == "2026-01-02T03:04:05+00:00"
+        for path in (
+            f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}/nano",
+            f"/api/v1/namespaces/{namespace}/configmaps/nano-engine",
+            f"/apis/apps/v1/namespaces/{namespace}/deployments/nano-engine",
+        ):
+            with pytest.raises(ApiError) as refused:
+                await server.request("PATCH", path, body={"data": {}}, content_type=MERGE_PATCH)
+            assert refused.value.status == 403
+    assert await asyncio.to_thread(asked) == at
 
 
 async def test_a_namespace_that_forbids_it_is_tried_again_and_not_fatal(control_plane, namespace) -> None:

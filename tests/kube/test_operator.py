@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kube
 
 CHILDREN = {
     ("Secret", "nano-admin"), ("ServiceAccount", "nano"), ("Role", "nano"), ("RoleBinding", "nano"),
-    ("ConfigMap", "nano-engine"), ("Service", "nano-engine"), ("Service", "nano"),
+    ("ConfigMap", "nano-engine"), ("ConfigMap", "nano-wake"), ("Service", "nano-engine"), ("Service", "nano"),
     ("NetworkPolicy", "nano-engine"), ("PodDisruptionBudget", "nano-engine"),
     ("Deployment", "nano-engine"), ("Deployment", "nano"),
 }  # fmt: skip

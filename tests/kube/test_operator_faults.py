@@ -22,7 +22,7 @@ KINDS = (
     "secrets,serviceaccounts,roles,rolebindings,configmaps,services,networkpolicies,poddisruptionbudgets,"
     "deployments"
 )
-CHILDREN = 11
+CHILDREN = 12
 SHORT_LEASE = {"MAMBASERVE_LEASE_DURATION": "6"}
 """For tests that kill a holder: the next one waits so long."""
 

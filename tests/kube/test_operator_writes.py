@@ -5,12 +5,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_kube.access import connected, load_access
 from mamba_operator.apply import status_manifest
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import Conflict, NotFound, Refused
+from mamba_operator.errors import Conflict, NotFound, NotInSchema, Refused
 from mamba_operator.kinds import MAMBA_DEPLOYMENT
 from mamba_operator.manifest import Manifest
+from mamba_operator.render.context import Context
+from mamba_operator.render.engine import engine_deployment
 from operator_objects import owner
 from testcluster.control_plane import ControlPlane
 
@@ -78,3 +81,30 @@ async def test_an_update_that_names_a_uid_reaches_that_object_alone(
         again = await kube.apply(config_map(namespace, uid=made["metadata"]["uid"]))
 
     assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ({"spec": {"containers": [{"name": "engine", "volumeMount": []}]}}, ".volumeMount"),
+        ({"spec": {"dnsPolice": "Default"}}, ".spec.template.spec.dnsPolice"),
+        ({"spec": {"dnsConfig": "none"}}, ".spec.template.spec.dnsConfig"),
+        ({"spec": {"aa": 1, "bb": 2}}, ".spec.template.spec."),
+    ],
+)
+async def test_a_field_that_pods_do_not_have_is_told_apart_from_an_outage(
+    template: Manifest, path: str, plane: ControlPlane, namespace: str
+) -> None:
+    of = MambaDeployment.model_validate(
+        {
+            "metadata": {"name": "nano", "namespace": namespace},
+            "spec": {"model": {"uri": "hf://org/model"}, "podTemplate": template},
+        }
+    )
+    deployment = engine_deployment(Context(of, 1, None))
+    deployment["metadata"].pop("ownerReferences")
+    async with client(plane) as kube:
+        with pytest.raises(NotInSchema) as caught:
+            await kube.apply(deployment)
+    assert path in caught.value.path
+    assert caught.value.complaint

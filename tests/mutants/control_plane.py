@@ -9,6 +9,31 @@ PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", 
 
 MUTANTS = (
     Mutant(
+        "a gateway may write to its MambaDeployment", OPERATOR + "render/access.py",
+        '                "resources": [CONFIG_MAP.plural],', '                "resources": [names.PLURAL],',
+        (UNIT + "test_render.py",),
+    ),
+    Mutant(
+        "nobody wakes a deployment", OPERATOR + "plan.py",
+        'snapshot.child("ConfigMap", names.Children(deployment.name).wake)', "None",
+        (UNIT + "test_life_of_a_deployment.py",),
+    ),
+    Mutant(
+        "one engine is enough whatever the minimum", OPERATOR + "status.py",
+        "max(deployment.spec.scaling.min_replicas or 1, 1)", "1",
+        (UNIT + "test_status.py",),
+    ),
+    Mutant(
+        "a mistyped field counts as an outage", OPERATOR + "errors.py",
+        "if status == 500 and (found", "if status == 501 and (found",
+        (UNIT + "test_reconcile.py",),
+    ),
+    Mutant(
+        "what may not be read leaves no trace", OPERATOR + "reconcile.py",
+        "            await self._report_blindness(key, error)\n", "",
+        (UNIT + "test_reconcile.py",),
+    ),
+    Mutant(
         "a roll-out that lost its old pods looks like a smaller scale", OPERATOR + "status.py",
         "> 0 or engine.replicas > wanted > engine.ready:", "> 0:", (STATUS,),
     ),

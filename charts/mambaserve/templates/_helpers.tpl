@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "mambaserve.fullname" .) .Values.serviceAccount.name -}}
 {{- else -}}
-{{- default "default" .Values.serviceAccount.name -}}
+{{- required "serviceAccount.name: with serviceAccount.create=false say which account has the operator's rights; the namespace's default account would give them to every pod" .Values.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
 
@@ -47,13 +47,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What the operator does in each namespace it serves. */}}
 {{- define "mambaserve.rules" -}}
-# The objects it serves. `patch` covers the finalizer; the status is a subresource of its own.
+# The objects it serves: it writes nothing but their status.
 - apiGroups: [serving.mambaserve.io]
   resources: [mambadeployments]
-  verbs: [get, list, watch, patch, update]
+  verbs: [get, list, watch]
 - apiGroups: [serving.mambaserve.io]
-  resources: [mambadeployments/status, mambadeployments/finalizers]
-  verbs: [get, patch, update]
+  resources: [mambadeployments/status]
+  verbs: [patch]
+# Owner references that block their deletion need it where the API server checks that.
+- apiGroups: [serving.mambaserve.io]
+  resources: [mambadeployments/finalizers]
+  verbs: [update]
 # Children. Server-side apply needs create and patch.
 - apiGroups: [apps]
   resources: [deployments]
@@ -71,17 +75,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# What each gateway may read; the operator can grant only what it holds itself.
+# What each gateway may do; the operator can grant only what it holds itself.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
-# Pods are marked as draining and removed when they are drained.
+# What pods suffer from is told in the status.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, patch, delete]
+  verbs: [get, list, watch]
 # Events; `get` is for counting up one that was posted before.
 - apiGroups: [""]
   resources: [events]

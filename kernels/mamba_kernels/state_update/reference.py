@@ -14,6 +14,8 @@ from mamba_kernels.step_size import step_size
 
 IN_PLACE_ELEMENTS = 1 << 17
 """States of this many elements or more are updated in place: copying them costs more than separate calls."""
+GATHER_ELEMENTS = 1 << 23
+"""Bound on the states that are gathered at once (or one of them)."""
 CACHED_ELEMENTS = 1 << 17
 """Elements of a state worked on at once; half a megabyte, so that it stays in a core's cache."""
 
@@ -36,12 +38,28 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
     if dense and state.dtype == kind and H * P * N >= IN_PLACE_ELEMENTS:
         y = _one_by_one(state, inflow, decay, B, C, plan)
     else:
-        h = plan.read(state).to(kind).mul_(decay[..., None, None])  # [n, H, P, N]
-        rows = h.view(n, G, -1, N)
-        rows.addcmul_(inflow, B[:, :, None])
-        y = torch.bmm(rows.view(n * G, -1, N), C.reshape(n * G, N, 1))
-        plan.write(state, h)
+        y = inflow.new_empty(n, H, P)
+        for some, part in plan.split(max(1, GATHER_ELEMENTS // (H * P * N))):
+            y[some] = _gathered(state, inflow[some], decay[some], B[some], C[some], part)
     out.copy_(torch.addcmul(y.view(n, H, P), x, inputs.D[:, None]))
+
+
+def _gathered(
+    state: torch.Tensor,
+    inflow: torch.Tensor,
+    decay: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    plan: SlotPlan,
+) -> torch.Tensor:
+    """All rows of `plan` at once."""
+    n, G, N = B.shape
+    h = plan.read(state).to(inflow.dtype).mul_(decay[..., None, None])  # [n, H, P, N]
+    rows = h.view(n, G, -1, N)
+    rows.addcmul_(inflow, B[:, :, None])
+    y = torch.bmm(rows.view(n * G, -1, N), C.reshape(n * G, N, 1))
+    plan.write(state, h)
+    return y.view(h.shape[:3])
 
 
 def _one_by_one(

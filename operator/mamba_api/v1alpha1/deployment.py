@@ -81,7 +81,7 @@ class Spec(ApiModel):
             cel="self.stateCache.trackInterval % self.engine.pageSize == 0",
             message=(
                 "stateCache.trackInterval must be a multiple of engine.pageSize, because a checkpoint needs "
-                "whole pages: with pages of 16 use 256"
+                "whole pages: use a multiple, such as 96 or 112 with pages of 16"
             ),
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),

@@ -41,7 +41,7 @@ class Limits(ApiModel):
     """How long a request may be held, a wake from zero included, before it gets 503 with Retry-After."""
     request_timeout: Duration = Duration("1h")
     """Longest life of one request."""
-    max_body_size: Quantity = Quantity("16Mi")
+    max_body_size: Quantity = Quantity("32Mi")
     """Largest request body; a larger one gets 413."""
 
     rules = (

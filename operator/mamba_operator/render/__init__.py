@@ -4,7 +4,13 @@
 """
 
 from mamba_operator.manifest import Manifest, sealed
-from mamba_operator.render.access import gateway_role, gateway_role_binding, network_policy, service_account
+from mamba_operator.render.access import (
+    gateway_role,
+    gateway_role_binding,
+    network_policy,
+    service_account,
+    wake_request,
+)
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine import (
     disruption_budget,
@@ -27,6 +33,7 @@ def render(context: Context) -> list[Manifest]:
         sealed(manifest)
         for manifest in (
             service_account(context),
+            wake_request(context),
             gateway_role(context),
             gateway_role_binding(context),
             engine_config(context),

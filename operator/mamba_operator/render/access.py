@@ -4,6 +4,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.kinds import (
+    CONFIG_MAP,
     ENDPOINT_SLICE,
     NETWORK_POLICY,
     ROLE,
@@ -23,8 +24,14 @@ def service_account(context: Context) -> Manifest:
     return {**child(context, SERVICE_ACCOUNT, name, "gateway"), "automountServiceAccountToken": False}
 
 
+def wake_request(context: Context) -> Manifest:
+    """Empty: what is in it is the gateway's word. An object of its own, since whoever may write to the
+    MambaDeployment may run any pod as its owner."""
+    return child(context, CONFIG_MAP, context.children.wake, "gateway")
+
+
 def gateway_role(context: Context) -> Manifest:
-    """Least privilege: lists cannot be narrowed to names, the wake annotation can."""
+    """Least privilege: lists cannot be narrowed to names, the one object it writes can."""
     return {
         **child(context, ROLE, context.children.gateway, "gateway"),
         "rules": [
@@ -34,10 +41,10 @@ def gateway_role(context: Context) -> Manifest:
                 "verbs": ["get", "list", "watch"],
             },
             {
-                "apiGroups": [names.GROUP],
-                "resources": [names.PLURAL],
-                "resourceNames": [context.deployment.name],
-                "verbs": ["get", "patch"],
+                "apiGroups": [CONFIG_MAP.group],
+                "resources": [CONFIG_MAP.plural],
+                "resourceNames": [context.children.wake],
+                "verbs": ["patch"],
             },
         ],
     }

@@ -7,6 +7,7 @@ from mamba_api import names
 from mamba_operator.manifest import Manifest, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.pod import (
+    EVERY_ADDRESS,
     ROUTER_PAUSE,
     container_security,
     from_pod,
@@ -42,7 +43,7 @@ def engine_document(context: Context) -> dict[str, Any]:
     settings = engine_settings(context.deployment).model_copy(
         update={
             **choice,
-            "host": "0.0.0.0",  # noqa: S104 - the pod's own network; the NetworkPolicy says who may come
+            "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy says who may come
             "port": names.HTTP_PORT,
             "admin_port": names.ADMIN_PORT,
             "admin_token_file": f"{ADMIN_TOKEN_MOUNT}/{names.ADMIN_TOKEN_KEY}",
@@ -134,8 +135,6 @@ def _container(context: Context) -> dict[str, Any]:
 def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
     variables: list[dict[str, Any]] = [
-        from_pod("POD_NAME", "metadata.name"),
-        from_pod("POD_NAMESPACE", "metadata.namespace"),
         from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP"),
         {"name": "HOME", "value": SCRATCH_MOUNT},
         {"name": "HF_HOME", "value": CACHE_MOUNT},

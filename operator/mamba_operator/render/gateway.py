@@ -8,9 +8,9 @@ from mamba_operator.kinds import DEPLOYMENT, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
+    EVERY_ADDRESS,
     ROUTER_PAUSE,
     container_security,
-    from_pod,
     pod_security,
     probes,
 )
@@ -70,7 +70,7 @@ def _container(context: Context) -> dict[str, Any]:
         "gateway",
         "--deployment", deployment.name,
         "--namespace", deployment.namespace,
-        "--host", "0.0.0.0",  # noqa: S104 - the pod's own network
+        "--host", EVERY_ADDRESS,  # the pod's own network
         "--port", str(names.HTTP_PORT),
     ]  # fmt: skip
     mounts: list[dict[str, Any]] = [{"name": "scratch", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
@@ -112,10 +112,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
-    return [
-        from_pod("POD_NAME", "metadata.name"),
-        *({"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()),
-    ]
+    return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:

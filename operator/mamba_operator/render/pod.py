@@ -7,6 +7,8 @@ from mamba_api import names
 from mamba_api.v1alpha1 import Telemetry
 from mamba_operator.render.context import number
 
+EVERY_ADDRESS = "::"
+"""Of both families, so that pods are reached in clusters of either."""
 ROUTER_PAUSE = 5
 """Seconds between the end of readiness and the signal, so that routers have stopped choosing the pod."""
 START_PERIOD = 2

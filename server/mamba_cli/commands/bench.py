@@ -13,7 +13,9 @@ from mamba_cli.plain_help import CommandWithPanels
 command = typer.Typer(name="bench", help="Measure an endpoint under load.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(envvar="MAMBASERVE_URL", help="Base URL of an OpenAI-compatible server.")]
-Model = Annotated[str | None, typer.Option(envvar="MAMBASERVE_BENCH_MODEL", help="none = the first listed.")]
+Model = Annotated[
+    str | None, typer.Option(envvar="MAMBASERVE_BENCH_MODEL", help="Default: the first model listed.")
+]
 ApiKey = Annotated[str | None, typer.Option(envvar="MAMBASERVE_API_KEY", help="Bearer token.")]
 Seed = Annotated[int, typer.Option(envvar="MAMBASERVE_BENCH_SEED", help="Of prompts and arrivals.")]
 Vocab = Annotated[
@@ -45,7 +47,7 @@ Output = Annotated[
 Result = Annotated[
     Path | None,
     typer.Option(
-        envvar="MAMBASERVE_BENCH_RESULT", help="JSON file to write; none = mambaserve-bench-TIME.json here."
+        envvar="MAMBASERVE_BENCH_RESULT", help="JSON file to write; default: mambaserve-bench-TIME.json here."
     ),
 ]
 

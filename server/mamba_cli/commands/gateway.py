@@ -38,7 +38,7 @@ def run(given: dict[str, Any]) -> int:
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except CannotListen as error:
-        raise RunFailed(str(error)) from error
+        raise RunFailed(f"--port: {error}") from error
     except OSError as error:
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
 

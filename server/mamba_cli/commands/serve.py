@@ -13,7 +13,9 @@ def command() -> None:
 def run(given: dict[str, Any]) -> int:
     """Serve with these settings; the exit code. Raises CliError."""
     from pydantic import ValidationError
+    from rich.console import Console
 
+    from mamba_cli.loading_progress import LoadingProgress
     from mamba_planner.engine_settings import EngineSettings
     from mamba_server.api.errors import ServeError
     from mamba_server.api.server import serve
@@ -22,12 +24,15 @@ def run(given: dict[str, Any]) -> int:
         settings = EngineSettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
+    progress = LoadingProgress(settings.served_model_name or settings.model, Console(stderr=True))
     try:
-        return serve(settings)
+        return serve(settings, watch=progress)
     except ServeError as error:
         failure = CliError(str(error))
         failure.exit_code = error.exit_code
         raise failure from error
+    finally:
+        progress.close()
 
 
 CLASS = settings_command("mamba_planner.engine_settings:EngineSettings", run, positional="model", file=True)

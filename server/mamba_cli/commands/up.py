@@ -34,7 +34,7 @@ def command(
     ] = False,
     logs: Annotated[
         Path | None,
-        typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; none = a new one."),
+        typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; default: a new one."),
     ] = None,
 ) -> None:
     """Serve FILE here: check it, plan it, start engine and gateway, watch over them. Ctrl-C drains."""

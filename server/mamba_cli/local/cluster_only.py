@@ -16,10 +16,6 @@ ONE_ENGINE = (
     "scaling.maxReplicas",
     "scaling.scaleDownDelay",
 )
-OWN_LIMITS = tuple(
-    f"gateway.limits.{name}"
-    for name in ("maxInFlight", "maxQueued", "queueTimeout", "requestTimeout", "maxBodySize")
-)
 OF_PODS = (
     "model.tokenSecretRef", "model.cache", "engine.image", "resources.gpuResource", "resources.cpu",
     "resources.memory", "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
@@ -29,7 +25,7 @@ OF_PODS = (
 )  # fmt: skip
 AUTH = "gateway.auth"
 VALUE_FROM = "engine.env[].valueFrom"
-CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OWN_LIMITS, *OF_PODS, AUTH, VALUE_FROM))
+CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, AUTH, VALUE_FROM))
 """Paths below spec, in YAML spelling."""
 
 _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
@@ -40,14 +36,12 @@ def not_in_local_mode(spec: Spec) -> list[str]:
     notes = []
     if asked := _asked(spec, ONE_ENGINE):
         notes.append(f"{asked}: one engine runs here")
-    if asked := _asked(spec, OWN_LIMITS):
-        notes.append(f"{asked}: the gateway here has its own limits")
     if spec.gateway.auth is not None:
         notes.append(f"spec.{AUTH}: Secrets are not read here, so anyone on this machine may call")
     if unread := [one.name for one in spec.engine.env if one.value_from is not None]:
         notes.append(f"spec.engine.env: {', '.join(unread)}: valueFrom is not read here; export the variable")
     if asked := _asked(spec, OF_PODS):
-        notes.append(f"{asked}: acts in a cluster alone")
+        notes.append(f"{asked}: {'act' if ', ' in asked else 'acts'} in a cluster alone")
     return notes
 
 

@@ -1,20 +1,27 @@
 """Shows how far children are: a bar on a terminal, plain lines elsewhere. Renders; decides nothing."""
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from mamba_cli.local.readiness import Readiness
 from mamba_planner.byte_size import binary_size
 
+Plain = Callable[[str, str, int, int], None]
 _PLAIN_STEPS = 4
 """Plain lines per stage: a log wants quarters, not frames."""
 
 
 class LoadingView:
-    """One bar per engine; `show` may be called as often as one likes."""
+    """One bar per engine; `show` may be called as often as one likes.
 
-    def __init__(self, console: Console) -> None:
+    `plain` gets (name, stage, done, total) where there is no terminal; None = lines on the console.
+    """
+
+    def __init__(self, console: Console, plain: Plain | None = None) -> None:
         self._console = console
+        self._plain = plain or self._line
         self._bars: dict[str, TaskID] = {}
         self._last: dict[str, tuple[str, int]] = {}
         self._progress = Progress(
@@ -46,7 +53,10 @@ class LoadingView:
         reached = done * _PLAIN_STEPS // total if total else 0
         if self._last.get(name) != (stage, reached):
             self._last[name] = (stage, reached)
-            self._console.print(f"{name}: {stage} {amount}".rstrip(), highlight=False)
+            self._plain(name, stage, done, total)
+
+    def _line(self, name: str, stage: str, done: int, total: int) -> None:
+        self._console.print(f"{name}: {stage} {_amount(stage, done, total)}".rstrip(), highlight=False)
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays, above the bars."""
@@ -68,7 +78,8 @@ class LoadingView:
 
 
 def _amount(stage: str, done: int, total: int) -> str:
-    if not total:
+    if total <= 1:
+        # A step that is either done or not: a counter would never be seen to move.
         return ""
     if stage in ("weights", "download", "load", "loading") or total > 1 << 20:
         return f"{binary_size(done)} of {binary_size(total)}"

@@ -131,11 +131,14 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
 
 
 def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
-    words = f"at most {plan.max_running_requests:,} at once; cache sized for {plan.planned_running:,}; "
+    words = (
+        f"{plan.max_running_requests:,} of {plan.workload.lengths} tokens fit at once; "
+        f"cache sized for {plan.planned_running:,}; "
+    )
     match plan.binding_constraint:
         case "default limit":
             kind = "CPUs" if outcome.device.kind == "cpu" else "GPUs"
-            return words + f"limited to {plan.max_running_requests:,} by default on {kind}"
+            return words + f"planned for {plan.max_running_requests:,} by default on {kind}"
         case "configured limit":
             return words + "limited by the configuration"
         case what:

@@ -143,6 +143,17 @@ def local_settings(
 
 def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
     """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
-    argv = ["gateway", "--backend", backend, "--host", host, "--port", str(port)]
-    drain_timeout = deployment.spec.rollout.drain_timeout.seconds
-    return [*argv, "--drain-timeout", f"{drain_timeout:g}"]
+    limits = deployment.spec.gateway.limits
+    options = {
+        "--backend": backend,
+        "--host": host,
+        "--port": str(port),
+        "--max-in-flight": str(limits.max_in_flight),
+        "--max-queue": str(limits.max_queued),
+        "--queue-timeout": f"{limits.queue_timeout.seconds:g}",
+        "--hold-timeout": f"{limits.queue_timeout.seconds:g}",
+        "--request-timeout": f"{limits.request_timeout.seconds:g}",
+        "--max-body-bytes": str(limits.max_body_size.bytes),
+        "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
+    }
+    return ["gateway", *(word for option in options.items() for word in option)]

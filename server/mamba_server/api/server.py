@@ -25,6 +25,7 @@ from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.engine_metrics import EngineMetrics
 from mamba_server.api.engine_process import ENGINE_COMMAND
+from mamba_server.api.engine_state import EngineState
 from mamba_server.api.errors import BadConfiguration, ServeError
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving, TextSide
@@ -42,6 +43,8 @@ from mamba_telemetry.traces import set_up_traces
 log = get_logger(__name__)
 
 Result = TypeVar("Result")
+Watch = Callable[[EngineState], None]
+WATCH_SECONDS = 0.25
 LAST_PORT = 65_535
 LAST_BYTES_SECONDS = 3
 """How long connections may take to close once every answer has been handed over."""
@@ -93,6 +96,7 @@ class Server:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         announce: Callable[[str], None] = print_line,
+        watch: Watch | None = None,
     ) -> None:
         if settings.admin_token_file is None and not is_loopback(settings.admin_host):
             raise BadConfiguration(
@@ -100,6 +104,7 @@ class Server:
             )
         self._settings = settings
         self._announce = announce
+        self._watch = watch
         keys, token = settings.api_key_file, settings.admin_token_file
         try:
             self._keys = None if keys is None else KeyFile(keys, "api_key_file")
@@ -137,13 +142,13 @@ class Server:
             raise ServeError(f"no port is left after {settings.port} for the admin server: give --admin-port")
         try:
             public = listen(settings.host, settings.port)
-            try:
-                private = listen(settings.admin_host, wanted)
-            except CannotListen:
-                public.close()
-                raise
         except CannotListen as error:
-            raise ServeError(str(error)) from error
+            raise ServeError(f"--port: {error}") from error
+        try:
+            private = listen(settings.admin_host, wanted)
+        except CannotListen as error:
+            public.close()
+            raise ServeError(f"--admin-port: the admin server {error}") from error
         self._urls = (url_of(public), url_of(private))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -158,6 +163,7 @@ class Server:
         tasks = [asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers]
         life = asyncio.create_task(self._engine_life())
         stopping = asyncio.create_task(self._until_drained())
+        watching = asyncio.create_task(self._watch_loading())
         try:
             await asyncio.wait({life, stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
@@ -169,7 +175,8 @@ class Server:
             stopping.cancel()
             await self._serving.engine.stop()
             life.cancel()
-            await asyncio.gather(*tasks, life, stopping, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(*tasks, life, stopping, watching, return_exceptions=True)
             for listener in (public, private):
                 listener.close()
 
@@ -186,6 +193,15 @@ class Server:
             raise failure from error
         changes = {"model": str(directory), "served_model_name": self._serving.model_name}
         await engine.run(settings.model_copy(update=changes).model_dump_json())
+
+    async def _watch_loading(self) -> None:
+        """Tell who watches how far loading is, until it is done."""
+        if self._watch is None:
+            return
+        while (state := self._serving.engine.state).phase != "ready":
+            self._watch(state)
+            await asyncio.sleep(WATCH_SECONDS)
+        self._watch(state)
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
@@ -219,11 +235,16 @@ class Server:
         return 0 if clean else 1
 
 
-def serve(settings: EngineSettings, *, command: Sequence[str] = ENGINE_COMMAND) -> int:
-    """Run one engine in the foreground; the exit code. Raises ServeError with what to do."""
+def serve(
+    settings: EngineSettings, *, command: Sequence[str] = ENGINE_COMMAND, watch: Watch | None = None
+) -> int:
+    """Run one engine in the foreground; the exit code. `watch` is told how far loading is.
+
+    Raises ServeError with what to do.
+    """
 
     async def main() -> int:
-        return await Server(settings, command=command).run()
+        return await Server(settings, command=command, watch=watch).run()
 
     set_up_logs(level=settings.log_level, process="api")
     # It tells of starts and stops that we tell of better; its warnings and errors are welcome.

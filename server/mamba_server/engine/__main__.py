@@ -10,7 +10,7 @@ import signal
 import sys
 
 from mamba_planner.engine_settings import EngineSettings
-from mamba_server.engine.cpu_threads import set_up_threads
+from mamba_server.engine.cpu_threads import set_up_threads, threads_for
 from mamba_server.engine.process import EngineProcess, Port, Report, report_progress, say_fatal
 from mamba_server.host_cores import usable_cores
 from mamba_server.wire import Ready
@@ -52,13 +52,16 @@ def main() -> int:
 
 
 def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
-    set_up_threads(os.environ, usable_cores())
+    cores = usable_cores()
+    ours = set_up_threads(os.environ, cores)
     report("importing torch", 0, 1)
     from mamba_server.engine.admin import Admin
-    from mamba_server.engine.boot import boot, ready_plan
+    from mamba_server.engine.boot import boot, ready_plan, use_threads
 
     report("importing torch", 1, 1)
     engine = boot(settings, report)
+    if ours:
+        use_threads(threads_for(engine.plan.weights_bytes, cores))
     shown = ready_plan(engine)
     process = EngineProcess(engine.core, Admin(engine.core, shown), port)
     try:

@@ -20,6 +20,7 @@ from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.planner import plan_engine
 from mamba_planner.strategy import reservation
+from mamba_planner.workspace import CHUNK
 from mamba_server.cache.arena import AllocationSite, Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -38,9 +39,6 @@ from mamba_server.model.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
 from mamba_server.model.weights import weights_bytes
-
-CHUNK = 64
-"""Tokens per prefill chunk: ours to choose. Small for a GPU, right for matrix sizes on a CPU."""
 
 Report = Callable[[str, int, int], None]
 
@@ -127,6 +125,11 @@ def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     if wanted == "cuda" and not there:
         raise NoDevice("--device cuda: torch sees no CUDA device here; use --device cpu or check the driver")
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def use_threads(count: int) -> None:
+    """Compute with `count` threads on a CPU from now on."""
+    torch.set_num_threads(count)
 
 
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:

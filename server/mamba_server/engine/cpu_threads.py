@@ -10,16 +10,29 @@ from collections.abc import MutableMapping
 COUNT = "OMP_NUM_THREADS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """GNU's OpenMP, which torch brings, reads the first two, Intel's the first and the last."""
-SPINS = 1000
-"""Turns before a thread sleeps, some microseconds: enough between the parts of one operation."""
+SMALL_WEIGHTS = 64 << 20
+"""Bytes of weights below which an operation is over before a second thread has woken up."""
 
 
-def set_up_threads(environment: MutableMapping[str, str], cores: int) -> None:
-    """Choose what nobody has chosen. `cores`: those the process may keep busy; one is the API process's.
+def set_up_threads(environment: MutableMapping[str, str], cores: int) -> bool:
+    """Choose what nobody has chosen; whether the number of threads is left to us.
 
-    What is set already stays: whoever starts the engine knows better.
+    cores: those the process may keep busy. What is set already stays: whoever starts the engine knows better.
     """
-    environment.setdefault(COUNT, str(max(1, cores - 1)))
     if not any(name in environment for name in WAITING):
-        environment["GOMP_SPINCOUNT"] = str(SPINS)
+        environment["OMP_WAIT_POLICY"] = "passive"
         environment["KMP_BLOCKTIME"] = "0"
+    if COUNT in environment:
+        return False
+    environment[COUNT] = str(cores)
+    return True
+
+
+def threads_for(weights_bytes: int, cores: int) -> int:
+    """Threads that serve a model of that size best: one for a small model, else the cores.
+
+    Of more than two cores one is left to the API process.
+    """
+    if weights_bytes < SMALL_WEIGHTS:
+        return 1
+    return cores - 1 if cores > 2 else cores

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, block_rows, score_tokens
+from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, block_rows, joined, score_tokens
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
@@ -118,14 +119,28 @@ class ModelRunner:
             if not wanted:
                 finite = _to_host(_finite(probes))
                 return lambda: _land(None, spans, scores, [], _of_members(finite, arrays.checked))
-            logits = self._model.logits(hidden[:wanted])
-            finite = _to_host(torch.cat([_finite(logits), _finite(probes)]))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
-            sampled = self._sampler.sample(logits, self._sampling_batch(sampling_rows), positions)
+            sampled, finite = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
+            finite = _to_host(torch.cat([finite, _finite(probes)]))
             self._last_token[rows] = sampled.ids
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = _on_host(sampled)
             return lambda: _land(landed, spans, scores, tops, _of_members(finite, arrays.checked))
+
+    def _sample(
+        self, hidden: torch.Tensor, batches: list[SamplingBatch], positions: torch.Tensor
+    ) -> tuple[SampledTokens, torch.Tensor]:
+        """Tokens of the rows of `hidden`, and which of these are finite; at most `LOGIT_ROWS` at a time."""
+        parts, finite, first = [], [], 0
+        together = max(1, LOGIT_ROWS // max(batch.size for batch in batches))
+        for number in range(0, len(batches), together):
+            some = batches[number : number + together]
+            rows = slice(first, first + sum(batch.size for batch in some))
+            logits = self._model.logits(hidden[rows])
+            finite.append(_finite(logits))
+            parts.append(self._sampler.sample(logits, some, positions[rows]))
+            first = rows.stop
+        return joined(parts), torch.cat(finite)
 
     def _admit(self, newcomers: list[_Newcomer]) -> None:
         if newcomers:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS, Tokens
 from mamba_server.engine.noise import gumbel, scatter_tokens
 from mamba_server.engine.sampling_batch import (
@@ -33,13 +34,10 @@ SORTED_VOCAB = 1 << 14
 _ONE_BITS = 0x3F800000
 """float32 1.0 as an integer: non-negative floats are ordered as their bits."""
 
-BLOCK_LOGITS = 1 << 22
-"""Most logits worked on at once (or one row): bounds the copies that sampling and scoring take."""
-
 
 def block_rows(vocab_size: int) -> int:
-    """Rows of logits that are sampled or scored together."""
-    return max(1, BLOCK_LOGITS // vocab_size)
+    """Rows of logits that are sampled or scored together: bounds the copies that this takes."""
+    return max(1, min(LOGIT_ROWS, BLOCK_LOGITS // vocab_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class Sampler:
         """
         sizes = [batch.size for batch in batches]
         parts = zip(logits.split(sizes), batches, positions.split(sizes), strict=True)
-        return _joined([self._sample(*part) for part in parts])
+        return joined([self._sample(*part) for part in parts])
 
     def _sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> SampledTokens:
         with torch.inference_mode():
@@ -221,7 +219,7 @@ def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> Tok
         return TokenScores(chosen[:, 0], ids.to(torch.int32), values - normalizer)
 
 
-def _joined(parts: list[SampledTokens]) -> SampledTokens:
+def joined(parts: list[SampledTokens]) -> SampledTokens:
     """The blocks of a step as one, each as wide as the widest."""
     if len(parts) == 1:
         return parts[0]

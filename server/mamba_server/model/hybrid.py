@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from mamba_kernels.rms_norm import rms_norm
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.workspace import scanned_chunks
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
@@ -62,6 +63,8 @@ class HybridModel:
         else:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         weights.finish()
+        # In batch-invariant mode the scan holds one state a sequence, and takes all rows at once.
+        self._most_chunks = None if batch_invariant or config.mamba is None else scanned_chunks(config.mamba)
 
     @classmethod
     def load(
@@ -96,7 +99,9 @@ class HybridModel:
         checkpoints to `chunk_track` and `decode_track`, keys and values to `kv_row`.
         """
         with torch.inference_mode():
-            plans = StepPlans.build(batch, recurrent=bool(cache.ssm), attention=bool(cache.kv))
+            plans = StepPlans.build(
+                batch, recurrent=bool(cache.ssm), attention=bool(cache.kv), most_chunks=self._most_chunks
+            )
             x = F.embedding(batch.token_ids, self.embedding).to(self.residual_dtype)
             for block in self.blocks:
                 normed = rms_norm(x, block.norm, self.config.norm_eps)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mamba_kernels.paged_attention import AttentionPlan
@@ -18,7 +19,8 @@ class StepPlans:
     decodes: int
     """The first rows, one per decoding sequence; the others prefill."""
     decode: SlotPlan | None
-    prefill: ChunkPlan | None
+    prefill: list[tuple[slice, ChunkPlan]]
+    """Rows of the batch and the plan of the pieces there; several where their states would be too many."""
     attention: AttentionPlan | None
     """None in a model without attention."""
     page: torch.Tensor
@@ -27,7 +29,10 @@ class StepPlans:
     """[T] int64: its place in the page"""
 
     @classmethod
-    def build(cls, batch: ForwardBatch, *, recurrent: bool, attention: bool) -> "StepPlans":
+    def build(
+        cls, batch: ForwardBatch, *, recurrent: bool, attention: bool, most_chunks: int | None = None
+    ) -> "StepPlans":
+        """`most_chunks`: of pieces that are scanned together (or of one piece); None = any number."""
         host, device, D = batch.host, batch.positions.device, batch.decodes
         return cls(
             tokens=batch.tokens,
@@ -35,20 +40,9 @@ class StepPlans:
             decode=SlotPlan.build(host.slot_in[:D], host.slot_out[:D], host.decode_track, device)
             if recurrent and D
             else None,
-            prefill=ChunkPlan.build(
-                chunk_start=host.chunk_start - D,
-                chunk_len=host.chunk_len,
-                chunk_sequence=host.chunk_sequence - D,
-                chunk_rank=host.chunk_rank,
-                chunk_track=host.chunk_track,
-                slot_in=host.slot_in[D:],
-                slot_out=host.slot_out[D:],
-                piece_start=host.query_start[D:] - D,
-                chunk_size=batch.chunk_size,
-                device=device,
-            )
-            if recurrent and batch.sequences > D
-            else None,
+            prefill=[_prefill(batch, *pieces) for pieces in _together(batch, most_chunks)]
+            if recurrent
+            else [],
             attention=AttentionPlan.build(
                 decodes=D,
                 query_start=host.query_start,
@@ -62,3 +56,33 @@ class StepPlans:
             page=index_tensor(host.kv_row // batch.page_size, device),
             offset=index_tensor(host.kv_row % batch.page_size, device),
         )
+
+
+def _together(batch: ForwardBatch, most_chunks: int | None) -> list[tuple[int, int]]:
+    """(first, end) of the sequences whose pieces are scanned together."""
+    first, groups, chunks = batch.decodes, list[tuple[int, int]](), 0
+    counts = np.bincount(batch.host.chunk_sequence, minlength=batch.sequences).tolist()
+    for piece in range(batch.decodes, batch.sequences):
+        if most_chunks is not None and piece > first and chunks + counts[piece] > most_chunks:
+            groups.append((first, piece))
+            first, chunks = piece, 0
+        chunks += counts[piece]
+    return [*groups, (first, batch.sequences)] if batch.sequences > first else groups
+
+
+def _prefill(batch: ForwardBatch, first: int, end: int) -> tuple[slice, ChunkPlan]:
+    host = batch.host
+    rows = slice(int(host.query_start[first]), int(host.query_start[end]))
+    some = slice(*np.searchsorted(host.chunk_sequence, (first, end)).tolist())
+    return rows, ChunkPlan.build(
+        chunk_start=host.chunk_start[some] - rows.start,
+        chunk_len=host.chunk_len[some],
+        chunk_sequence=host.chunk_sequence[some] - first,
+        chunk_rank=host.chunk_rank[some],
+        chunk_track=host.chunk_track[some],
+        slot_in=host.slot_in[first:end],
+        slot_out=host.slot_out[first:end],
+        piece_start=host.query_start[first : end + 1] - rows.start,
+        chunk_size=batch.chunk_size,
+        device=batch.positions.device,
+    )

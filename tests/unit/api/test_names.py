@@ -13,13 +13,12 @@ def test_children_are_called_as_the_reference_says() -> None:
     children = names.Children("nano")
     assert children.engine == "nano-engine"
     assert children.gateway == "nano"
-    assert (children.for_role("prefill"), children.for_role("decode")) == ("nano-prefill", "nano-decode")
-    assert children.for_role("unified") == children.engine
+    assert children.wake == "nano-wake"
 
 
 def test_every_child_of_the_longest_name_is_a_dns_label() -> None:
     children = names.Children(LONGEST)
-    for name in (children.engine, children.prefill, children.decode, children.gateway,
+    for name in (children.engine, children.wake, children.gateway,
                  children.service_account, children.admin_secret, children.model_cache):  # fmt: skip
         assert len(name) <= 63
         assert re.fullmatch(NAME_PATTERN[1:-1], name)

@@ -32,8 +32,11 @@ def test_a_key_file_that_is_missing_is_wrong_configuration(tmp_path: Path) -> No
 async def test_a_port_that_is_taken_keeps_the_server_from_starting() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        for options in ({"port": port}, {"port": 0, "admin_port": port}):
-            with pytest.raises(ServeError, match=f"127.0.0.1:{port}"):
+        for option, options in (
+            ("--port", {"port": port}),
+            ("--admin-port", {"port": 0, "admin_port": port}),
+        ):
+            with pytest.raises(ServeError, match=f"{option}: .*127.0.0.1:{port}"):
                 await Server(EngineSettings(model="m", **options)).run()
 
 

@@ -121,7 +121,11 @@ def test_all_wrong_options_are_named_at_once(gateway: Run) -> None:
         (OSError(errno.EADDRINUSE, "Address already in use"), 1, "cannot serve at 127.0.0.1:8000: "),
         (ValueError("keys: no key in it"), 2, "keys: no key in it"),
         (KeyFileError("--api-key-file: keys: No such file"), 2, "--api-key-file: keys: No such file"),
-        (CannotListen("cannot listen on 127.0.0.1:8000: taken"), 1, "cannot listen on 127.0.0.1:8000: "),
+        (
+            CannotListen("cannot listen on 127.0.0.1:8000: taken"),
+            1,
+            "--port: cannot listen on 127.0.0.1:8000: ",
+        ),
         (FileNotFoundError(errno.ENOENT, "No such file", "other"), 1, "cannot serve at "),
     ],
 )

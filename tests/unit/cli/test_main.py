@@ -135,7 +135,7 @@ def test_a_reader_that_leaves_early_is_no_failure_of_ours() -> None:
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize("arguments", [["crd"], ["--help"], ["config"], ["plan", "builtin://tiny-recall"]])
+@pytest.mark.parametrize("arguments", [["crd"], ["--help"], ["config"]])
 def test_a_full_device_is_one_line_and_an_exit_code(arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

@@ -58,7 +58,7 @@ def test_options_are_shown_in_groups(name: str) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[EngineSettings]:
     seen: list[EngineSettings] = []
 
-    def fake(settings: EngineSettings) -> int:
+    def fake(settings: EngineSettings, **_: Any) -> int:
         seen.append(settings)
         return 0
 
@@ -162,7 +162,7 @@ def test_a_wrong_value_names_its_option_and_variable(given: dict[str, Any], opti
 
 @pytest.mark.parametrize("code", [1, 2, 3])
 def test_a_failure_to_start_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def fail(_: EngineSettings) -> int:
+    def fail(_: EngineSettings, **__: Any) -> int:
         raise EngineStartFailed("needs 12 GiB", code)
 
     monkeypatch.setattr(server, "serve", fail)

@@ -7,12 +7,34 @@ import pytest
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::"])
 def test_port_0_takes_a_free_port_that_the_url_tells(host: str) -> None:
     with listen(host, 0) as listener:
         port = listener.getsockname()[1]
         assert url_of(listener) == f"http://127.0.0.1:{port}"
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+def has_ipv6_loopback() -> bool:
+    try:
+        listen("::1", 0).close()
+    except CannotListen:
+        return False
+    return True
+
+
+def test_every_address_is_of_both_families() -> None:
+    with listen("::", 0) as listener:
+        port = listener.getsockname()[1]
+        for host in ("127.0.0.1", *(["::1"] if has_ipv6_loopback() else [])):
+            socket.create_connection((host, port), timeout=5).close()
+
+
+def test_every_address_of_a_kernel_without_ipv6_is_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with listen("::", 0) as listener:
+        assert listener.family == socket.AF_INET
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no.such.host.invalid"])

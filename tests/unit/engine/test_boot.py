@@ -160,8 +160,8 @@ def test_the_least_depth_of_a_checkpoint_goes_from_the_yaml_to_the_cache() -> No
 
 
 def test_the_memory_that_was_named_is_what_is_planned_with() -> None:
-    engine = start(arena_bytes=None, device_memory="320Mi", utilization=0.5)
-    assert engine.plan.budget_bytes == ready_plan(engine)["budgetBytes"] == 160 << 20
+    engine = start(arena_bytes=None, device_memory="384Mi", utilization=0.5)
+    assert engine.plan.budget_bytes == ready_plan(engine)["budgetBytes"] == 192 << 20
 
 
 def test_a_declared_workload_is_what_the_engine_plans_for() -> None:

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from mamba_server.engine.cpu_threads import set_up_threads
+from mamba_server.engine.cpu_threads import WAITING, set_up_threads, threads_for
+
+LARGE = 1 << 30
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (3, "2"), (16, "15")])
-def test_one_core_is_left_to_the_api_process(cores: int, threads: str) -> None:
+@pytest.mark.parametrize(
+    ("weights", "cores", "threads"),
+    [(LARGE, 1, 1), (LARGE, 2, 2), (LARGE, 3, 2), (LARGE, 16, 15), (1 << 20, 2, 1), (1 << 20, 16, 1)],
+)
+def test_a_small_model_takes_one_thread_and_a_large_one_leaves_a_core_to_the_api(
+    weights: int, cores: int, threads: int
+) -> None:
+    assert threads_for(weights, cores) == threads
+
+
+def test_what_nobody_has_set_is_chosen_and_nothing_spins() -> None:
     environment: dict[str, str] = {}
-    set_up_threads(environment, cores)
-    assert environment["OMP_NUM_THREADS"] == threads
-    assert int(environment["GOMP_SPINCOUNT"]) < 10_000
+    assert set_up_threads(environment, 3)
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.parametrize(
@@ -20,8 +31,8 @@ def test_one_core_is_left_to_the_api_process(cores: int, threads: str) -> None:
 )
 def test_what_the_user_has_set_stays_and_is_not_contradicted(chosen: dict[str, str]) -> None:
     environment = dict(chosen)
-    set_up_threads(environment, 8)
+    assert set_up_threads(environment, 8) is ("OMP_NUM_THREADS" not in chosen)
     assert environment.items() >= chosen.items()
-    waiting = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+    waiting = set(WAITING)
     if waiting & chosen.keys():
         assert waiting & environment.keys() == waiting & chosen.keys()

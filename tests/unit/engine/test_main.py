@@ -131,8 +131,8 @@ def test_the_threads_are_chosen_before_torch_could_look(port: Port, monkeypatch:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     assert command.main() == 3
-    assert seen["OMP_NUM_THREADS"] == "4"
-    assert "GOMP_SPINCOUNT" in seen
+    assert seen["OMP_NUM_THREADS"] == "5"
+    assert seen["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_missing_addresses_are_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:

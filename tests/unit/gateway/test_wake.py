@@ -69,15 +69,13 @@ def test_a_write_that_fails_does_not_keep_the_next_request_from_waking(failure: 
     run()
 
 
-async def test_only_the_annotation_of_the_deployment_is_written_with_the_time() -> None:
+async def test_only_the_deployment_s_own_wake_request_is_written_with_the_time() -> None:
     script = ApiScript(Answer(200, b"{}"))
     await waker(script).wake()
     [asked] = script.asked
     assert (asked["method"], asked["content_type"]) == ("PATCH", "application/merge-patch+json")
-    assert asked["path"] == f"/apis/{names.API_VERSION}/namespaces/models/{names.PLURAL}/nano"
-    assert asked["body"] == {
-        "metadata": {"annotations": {names.ANNOTATION_WAKE: "2026-01-02T03:04:05+00:00"}}
-    }
+    assert asked["path"] == "/api/v1/namespaces/models/configmaps/nano-wake"
+    assert asked["body"] == {"data": {names.WAKE_KEY: "2026-01-02T03:04:05+00:00"}}
     assert script.given[0].closed
 
 

@@ -28,10 +28,14 @@ def filled(mixer: Mixer) -> torch.Tensor:
     return state
 
 
-@pytest.fixture(params=["gathered", "in place", "in place, two heads at a time"])
+@pytest.fixture(
+    params=["gathered", "gathered, few rows at a time", "in place", "in place, two heads at a time"]
+)
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "IN_PLACE_ELEMENTS", 1 if request.param.startswith("in place") else 1 << 60)
-    if request.param.endswith("at a time"):
+    if request.param.endswith("few rows at a time"):
+        monkeypatch.setattr(path, "GATHER_ELEMENTS", 2 * 6 * 5 * 9)
+    if request.param.endswith("heads at a time"):
         monkeypatch.setattr(path, "CACHED_ELEMENTS", 2 * 5 * 9)
 
 

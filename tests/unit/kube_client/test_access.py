@@ -39,6 +39,12 @@ async def test_an_unusable_kubeconfig_is_told_with_the_option_that_helps(text: s
         await load_access(str(file))
 
 
+async def test_a_kubeconfig_that_is_not_there_is_said_to_be_none(tmp_path: Path) -> None:
+    file = tmp_path / "absent"
+    with pytest.raises(NoClusterAccess, match=f"--kubeconfig: {file}: no such file"):
+        await load_access(str(file))
+
+
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As in a pod of the namespace "models"; the token is `pod / "token"`."""

@@ -18,11 +18,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("scaling.minReplicas", {"scaling": {"minReplicas": 0}}, "one engine runs here"),
     ("scaling.maxReplicas", {"scaling": {"maxReplicas": 3}}, "one engine runs here"),
     ("scaling.scaleDownDelay", {"scaling": {"scaleDownDelay": "1s"}}, "one engine runs here"),
-    ("gateway.limits.maxInFlight", {"gateway": {"limits": {"maxInFlight": 1}}}, "its own limits"),
-    ("gateway.limits.maxQueued", {"gateway": {"limits": {"maxQueued": 1}}}, "its own limits"),
-    ("gateway.limits.queueTimeout", {"gateway": {"limits": {"queueTimeout": "1s"}}}, "its own limits"),
-    ("gateway.limits.requestTimeout", {"gateway": {"limits": {"requestTimeout": "1s"}}}, "its own limits"),
-    ("gateway.limits.maxBodySize", {"gateway": {"limits": {"maxBodySize": "1Mi"}}}, "its own limits"),
     ("gateway.auth", {"gateway": {"auth": {"secretRef": {"name": "s"}}}}, "anyone on this machine"),
     ("engine.env[].valueFrom", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "A: valueFrom"),
     ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
@@ -64,6 +59,7 @@ def test_nothing_is_said_about_what_acts_here_too() -> None:
     acting = spec(
         engine={"pageSize": 32, "env": [{"name": "A", "value": "b"}]}, memory={"arena": "1Gi"},
         stateCache={"strategy": "NoBuffer"}, rollout={"drainTimeout": "1s"}, resources={"gpus": 0},
+        gateway={"limits": {"maxQueued": 1, "maxBodySize": "1Mi", "queueTimeout": "1s"}},
     )  # fmt: skip
 
     assert not_in_local_mode(acting) == []

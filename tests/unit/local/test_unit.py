@@ -13,6 +13,7 @@ from mamba_cli import main
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.unit import Unit, gateway_argv, unit_of
 from mamba_cli.settings_options import given
+from mamba_gateway.settings import GatewaySettings
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import load_model_config
@@ -112,6 +113,22 @@ def test_gateway_accepts_its_arguments() -> None:
     options = parsed(tuple(argv))
     assert options["backend"] == ["http://127.0.0.1:5"] or options["backend"] == ("http://127.0.0.1:5",)
     assert options["port"] == 9
+
+
+def test_the_gateway_here_has_the_limits_of_the_spec() -> None:
+    limits = {
+        "maxInFlight": 3, "maxQueued": 4, "queueTimeout": "5s", "requestTimeout": "6m", "maxBodySize": "7Mi",
+    }  # fmt: skip
+    argv = gateway_argv(
+        deployment(gateway={"limits": limits}), backend="http://127.0.0.1:5", host="127.0.0.1", port=9
+    )
+    settings = GatewaySettings(**parsed(tuple(argv)))
+    assert (settings.max_in_flight, settings.max_queue) == (3, 4)
+    assert (settings.queue_timeout, settings.hold_timeout, settings.request_timeout) == (5, 5, 360)
+    assert settings.max_body_bytes == 7 << 20
+    unset = gateway_argv(deployment(), backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    default = GatewaySettings(backend=("http://127.0.0.1:5",), port=9)
+    assert GatewaySettings(**parsed(tuple(unset))) == default
 
 
 def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:

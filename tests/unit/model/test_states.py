@@ -18,9 +18,11 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 State = list[torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> HybridModel:
-    return HybridModel.load(load_model_config(checkpoint), checkpoint, device=CPU, dtype=torch.float64)
+@pytest.fixture(scope="module", params=[None, 3], ids=["pieces scanned together", "few chunks at a time"])
+def model(checkpoint: Path, request: pytest.FixtureRequest) -> HybridModel:
+    made = HybridModel.load(load_model_config(checkpoint), checkpoint, device=CPU, dtype=torch.float64)
+    made._most_chunks = request.param
+    return made
 
 
 def views(model: HybridModel) -> CacheViews:

@@ -256,7 +256,7 @@ def test_conditions_of_others_are_left_to_them() -> None:
 async def test_what_was_done_and_refused_before_the_server_went_away_is_still_told() -> None:
     cluster = FakeCluster(OF)
     answers: dict[str, ClusterError] = {
-        "ConfigMap": Refused("no", status=422), "NetworkPolicy": Unreachable("away", status=503),
+        "NetworkPolicy": Refused("no", status=422), "Deployment": Unreachable("away", status=503),
     }  # fmt: skip
     cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "apply" else None
 

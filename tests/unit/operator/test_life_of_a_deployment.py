@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
+from mamba_api import names
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
@@ -47,10 +48,15 @@ class Life:
         edited["metadata"]["generation"] = generation
         self.cluster.put({**edited, "status": of["status"]})
 
-    def annotate(self, **annotations: str) -> None:
+    def restart(self, when: str) -> None:
         of = self.cluster.find("MambaDeployment", "nano")
-        marks = {f"serving.mambaserve.io/{name}": value for name, value in annotations.items()}
+        marks = {names.ANNOTATION_RESTART: when}
         self.cluster.put({**of, "metadata": {**of["metadata"], "annotations": marks}})
+
+    def wake(self) -> None:
+        """A gateway holds a request."""
+        request = self.cluster.find("ConfigMap", "nano-wake")
+        self.cluster.put({**request, "data": {names.WAKE_KEY: self.now.isoformat()}})
 
     def controllers(self, *, engines: int, updated: int | None = None, replicas: int | None = None) -> None:
         """What the Deployment controller reports."""
@@ -164,7 +170,7 @@ async def test_a_sleeping_deployment_wakes_serves_and_falls_asleep_when_its_time
     assert conditions["Ready"] == ("True", "ScaledToZero")
     assert life.again_in == 300.0
 
-    life.annotate(wake=life.now.isoformat())
+    life.wake()
     conditions, _ = await life.look(seconds=10)
     assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 1
     assert life.again_in == pytest.approx(90)
@@ -218,7 +224,7 @@ async def test_the_size_of_the_count_is_followed_up_and_down() -> None:
 @pytest.mark.parametrize("asked", ["2026-01-02T12:00:00Z", "again", "1"])
 async def test_a_restart_that_is_asked_for_rolls_once(asked: str) -> None:
     life = await served()
-    life.annotate(**{"restarted-at": asked})
+    life.restart(asked)
 
     _, events = await life.look()
     assert "Updated" in events

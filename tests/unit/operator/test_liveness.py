@@ -1,5 +1,7 @@
 """The probe server says what is wrong, and only what a restart would mend counts."""
 
+import socket
+
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -26,6 +28,16 @@ async def test_a_healthy_operator_says_so_and_a_broken_one_says_why() -> None:
         problems += ["a watch is stale", "a pass hangs"]
         assert await get(port, "/healthz") == (500, "a watch is stale\na pass hangs")
         assert (await get(port, "/livez"))[0] == 500
+
+
+@pytest.mark.parametrize("ipv6", [True, False])
+async def test_every_address_is_one_of_ipv4_too(ipv6: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ipv6:
+        monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    async with liveness_server(
+        "::", 0, checks=list, ready=lambda: None, registry=CollectorRegistry()
+    ) as port:
+        assert await get(port, "/healthz") == (200, "ok")
 
 
 async def test_a_standby_is_not_ready_and_alive() -> None:

@@ -26,7 +26,8 @@ from operator_objects import (
 
 ALL = {
     Ref("Secret", "nano-admin"), Ref("ServiceAccount", "nano"), Ref("Role", "nano"),
-    Ref("RoleBinding", "nano"), Ref("ConfigMap", "nano-engine"), Ref("Service", "nano-engine"),
+    Ref("RoleBinding", "nano"), Ref("ConfigMap", "nano-engine"), Ref("ConfigMap", "nano-wake"),
+    Ref("Service", "nano-engine"),
     Ref("Service", "nano"),
     Ref("NetworkPolicy", "nano-engine"), Ref("PodDisruptionBudget", "nano-engine"),
     Ref("Deployment", "nano-engine"), Ref("Deployment", "nano"),
@@ -268,7 +269,9 @@ def test_the_chosen_strategy_reaches_the_engine() -> None:
     plan = planned(fitting_owner())
 
     assert isinstance(plan.verdict, Fits)
-    [settings] = [one.manifest for one in plan.applies if one.manifest["kind"] == "ConfigMap"]
+    [settings] = [
+        one.manifest for one in plan.applies if ref(one.manifest) == Ref("ConfigMap", "nano-engine")
+    ]
     document = json.loads(settings["data"]["engine.json"])
     assert document["strategy"] == plan.verdict.plan.strategy != "Auto"
 

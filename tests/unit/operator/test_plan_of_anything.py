@@ -120,13 +120,16 @@ MARKS = st.sampled_from(
 
 @quick
 @given(MARKS, MARKS, st.sampled_from(["0s", "1ms", "300s", "9" * 30 + "h"]))
-def test_any_annotation_leaves_a_plan_and_a_time_to_look_again(wake: str, restart: str, delay: str) -> None:
+def test_any_mark_leaves_a_plan_and_a_time_to_look_again(wake: str, restart: str, delay: str) -> None:
     of = owner(
-        metadata={"annotations": {names.ANNOTATION_WAKE: wake, names.ANNOTATION_RESTART: restart}},
+        metadata={"annotations": {names.ANNOTATION_RESTART: restart}},
         scaling={"minReplicas": 0, "scaleDownDelay": delay},
     )
 
-    plan = make_plan(snapshot(of), now=NOW, new_token=lambda: "token")
+    asked = next(one for one in applied(of) if one["metadata"]["name"] == "nano-wake")
+    asked["data"] = {names.WAKE_KEY: wake}
+
+    plan = make_plan(snapshot(of, [asked]), now=NOW, new_token=lambda: "token")
 
     check(of, plan)
     assert plan.replicas in (0, 1)

@@ -61,7 +61,7 @@ async def test_one_pass_makes_the_children_and_one_status_write() -> None:
     assert again_in == 300.0
     assert writes(cluster)[0] == "create Secret/nano-admin"
     assert writes(cluster)[-1] == "apply/status MambaDeployment/nano"
-    assert len(writes(cluster)) == 12
+    assert len(writes(cluster)) == 13
     assert status(cluster)["Planned"] == ("True", "PlanComputed")
 
 

@@ -161,7 +161,6 @@ def test_the_admin_port_listens_on_the_pods_address_with_the_deployments_token()
         if "valueFrom" in one
     }
     assert fields == {
-        "POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace",
         "MAMBASERVE_ADMIN_HOST": "status.podIP",
     }  # fmt: skip
 
@@ -289,13 +288,13 @@ def test_secrets_reach_the_gateway_by_reference_only() -> None:
     assert {"name": "api-keys", "secret": {"secretName": "keys", "defaultMode": 0o440}} in pod["volumes"]
 
 
-def test_the_gateway_may_read_endpoints_and_wake_its_own_deployment_and_nothing_more() -> None:
+def test_the_gateway_may_read_endpoints_and_ask_for_an_engine_and_nothing_more() -> None:
     rules = children(owner())["Role", "nano"]["rules"]
 
     verbs = {(rule["resources"][0], *rule.get("resourceNames", [])): rule["verbs"] for rule in rules}
     assert verbs == {
         ("endpointslices",): ["get", "list", "watch"],
-        ("mambadeployments", "nano"): ["get", "patch"],
+        ("configmaps", "nano-wake"): ["patch"],
     }
 
 

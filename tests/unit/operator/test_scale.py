@@ -8,13 +8,15 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.record import readable
-from mamba_operator.scale import engines_wanted, seconds_awake
+from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
 from operator_objects import NOW, owner
 
+Given = tuple[MambaDeployment, datetime | None]
 
-def deployment(*, wake: str | None = None, **spec: Any) -> MambaDeployment:
-    of = owner(metadata={"annotations": {names.ANNOTATION_WAKE: wake}} if wake is not None else None, **spec)
-    return MambaDeployment.model_validate(readable(of), by_alias=True, by_name=False)
+
+def deployment(*, wake: Any = None, **spec: Any) -> Given:
+    of = MambaDeployment.model_validate(readable(owner(**spec)), by_alias=True, by_name=False)
+    return of, woken_at({"kind": "ConfigMap", "data": {names.WAKE_KEY: wake}} if wake is not None else None)
 
 
 RECENT = (NOW - timedelta(seconds=100)).isoformat()
@@ -24,7 +26,7 @@ FIXED = {"minReplicas": 2, "maxReplicas": 5}
 IDLE = {"minReplicas": 0, "maxReplicas": 5}
 EXTERNAL = {"mode": "External"}
 
-TABLE: list[tuple[str, MambaDeployment, int]] = [
+TABLE: list[tuple[str, Given, int]] = [
     ("one unless the spec says more", deployment(), 1),
     ("what the spec says", deployment(replicas=7), 7),
     ("what the spec says, between its bounds", deployment(scaling=FIXED, replicas=4), 4),
@@ -49,6 +51,7 @@ TABLE: list[tuple[str, MambaDeployment, int]] = [
     ("woken for longer than time lasts",
      deployment(scaling={**IDLE, "scaleDownDelay": "9" * 30 + "h"}, wake=RECENT), 1),
     ("woken for no time", deployment(scaling={**IDLE, "scaleDownDelay": "0s"}, wake=RECENT), 0),
+    ("woken by a number", deployment(scaling=IDLE, wake=5), 0),
     ("woken by an empty text", deployment(scaling=IDLE, wake=""), 0),
     ("woken by a day", deployment(scaling={**IDLE, "scaleDownDelay": "24h"}, wake="2026-01-02"), 1),
     ("a wake of one that never sleeps", deployment(scaling=FIXED, replicas=2, wake=RECENT), 2),
@@ -56,21 +59,21 @@ TABLE: list[tuple[str, MambaDeployment, int]] = [
 
 
 @pytest.mark.parametrize(("given", "wanted"), [one[1:] for one in TABLE], ids=[one[0] for one in TABLE])
-def test_wanted(given: MambaDeployment, wanted: int) -> None:
-    assert engines_wanted(given, NOW) == wanted
+def test_wanted(given: Given, wanted: int) -> None:
+    assert engines_wanted(*given, NOW) == wanted
 
 
 def test_the_end_of_a_wake_is_known_so_that_it_is_looked_at_again() -> None:
-    assert seconds_awake(deployment(wake=RECENT), NOW) == pytest.approx(200)
-    assert seconds_awake(deployment(wake=LONG_AGO), NOW) is None
-    assert seconds_awake(deployment(), NOW) is None
+    assert seconds_awake(*deployment(wake=RECENT), NOW) == pytest.approx(200)
+    assert seconds_awake(*deployment(wake=LONG_AGO), NOW) is None
+    assert seconds_awake(*deployment(), NOW) is None
 
 
 @pytest.mark.parametrize("zone", ["Z", "+00:00", "-11:59", "+14:00"])
 def test_a_wake_means_the_same_moment_in_every_zone(zone: str) -> None:
     moment = datetime.fromisoformat(f"2026-01-02T12:00:00{zone}")
 
-    left = seconds_awake(deployment(wake=moment.isoformat()), moment + timedelta(seconds=299))
+    left = seconds_awake(*deployment(wake=moment.isoformat()), moment + timedelta(seconds=299))
 
     assert left == pytest.approx(1)
 
@@ -78,5 +81,10 @@ def test_a_wake_means_the_same_moment_in_every_zone(zone: str) -> None:
 def test_a_wake_ends_at_its_last_second_and_not_after() -> None:
     of = deployment(scaling=IDLE, wake=NOW.isoformat())
 
-    assert engines_wanted(of, NOW + timedelta(seconds=299)) == 1
-    assert engines_wanted(of, NOW + timedelta(seconds=300)) == 0
+    assert engines_wanted(*of, NOW + timedelta(seconds=299)) == 1
+    assert engines_wanted(*of, NOW + timedelta(seconds=300)) == 0
+
+
+@pytest.mark.parametrize("data", [None, "now", [NOW.isoformat()], {}, {"other": NOW.isoformat()}])
+def test_a_wake_request_without_a_time_wakes_nothing(data: Any) -> None:
+    assert woken_at({"kind": "ConfigMap", "data": data}) is None

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from mamba_planner.arithmetic import (
-    activation_bytes,
     active_parameters,
     kv_bytes_per_token,
     layer_state,
@@ -129,22 +128,6 @@ def test_weights_follow_the_parameter_count_and_the_devices() -> None:
     assert weights_bytes(config, "bfloat16") / 1e9 == pytest.approx(17.8, abs=0.05)
     assert weights_bytes(config, "float32") == 2 * weights_bytes(config, "bfloat16")
     assert weights_bytes(config, "bfloat16", 4) * 4 - weights_bytes(config, "bfloat16") < 4
-
-
-def test_activations_grow_with_tokens_and_logit_rows() -> None:
-    config = model("nemotron-nano-9b-v2")
-    one = activation_bytes(config, "bfloat16", tokens=1024, logit_rows=64)
-    assert activation_bytes(config, "bfloat16", 2048, 64) > one
-    assert activation_bytes(config, "bfloat16", 1024, 128) - one == 2 * 64 * 131_072 * 4
-    assert activation_bytes(config, "bfloat16", 1024, 64, tensor_parallel=2) < one
-
-
-def test_the_widest_block_decides_the_activations() -> None:
-    dense, sparse = model("granite-4.0-h-micro"), model("granite-4.0-h-small")
-    mixer = 64 + 2 * (4096 + 2 * 128) + 4 * 4096
-    assert activation_bytes(dense, "bfloat16", 1, 0) == 2 * 2048 * 2 + mixer * 2
-    expected = 10 * (3 * 768 + 4096) + 3 * 1536
-    assert activation_bytes(sparse, "bfloat16", 1, 0) == 2 * 4096 * 2 + expected * 2
 
 
 def test_active_parameters_of_a_sparse_model_match_its_card() -> None:

@@ -147,7 +147,7 @@ def test_a_limit_that_nobody_configured_is_not_said_to_be_configured() -> None:
 
 
 def test_a_single_sequence_is_bound_by_memory() -> None:
-    result = plan(NANO, Constraints(max_model_len=4096), Device("cuda", int(20.4 * GIB)))
+    result = plan(NANO, Constraints(max_model_len=4096), Device("cuda", int(20.9 * GIB)))
     assert result.max_running_requests == 1
     assert result.binding_constraint == "memory"
 

@@ -44,10 +44,9 @@ class Mamba2Mixer:
         gate, inputs, dt = self.in_proj(x).split([config.inner, config.conv_dim, config.heads], dim=-1)
         y = x.new_empty(plans.tokens, config.heads, config.head_dim, dtype=accumulator(x.dtype))
         if self.batch_invariant:
-            mixed = convolution_by_tap(
-                inputs, self.conv_weight, self.conv_bias, conv, plans.decode, plans.prefill
-            )
-            recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, plans.prefill, y)
+            prefill = plans.prefill[0][1] if plans.prefill else None
+            mixed = convolution_by_tap(inputs, self.conv_weight, self.conv_bias, conv, plans.decode, prefill)
+            recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, prefill, y)
         else:
             self._fast(inputs, dt, conv, ssm, plans, y)
         norm = gated_norm_by_row if self.batch_invariant else gated_norm
@@ -69,9 +68,9 @@ class Mamba2Mixer:
         if plans.decode is not None:
             mixed = conv1d_update(inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode)
             state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
-        if plans.prefill is not None:
-            mixed = conv1d_prefill(inputs[cut:], self.conv_weight, self.conv_bias, conv, plans.prefill)
-            ssd_prefill(ssm, self._scan_inputs(mixed, dt[cut:]), plans.prefill, y[cut:])
+        for rows, plan in plans.prefill:
+            mixed = conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
+            ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
         """mixed: [n, C] = x | B | C after the convolution; dt: [n, H]."""

@@ -1,0 +1,133 @@
+"""What a step takes at its most is what was planned for it: measured in torch's allocator, stage by stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.memory import RUNTIME_BYTES
+from mamba_server.engine import boot as booting
+from mamba_server.engine.boot import Engine
+from mamba_server.model import hybrid
+from mamba_server.wire import AddRequest, SamplingParams
+from peak_memory import peak_bytes
+
+CONFIG = {
+    "model_type": "nemotron_h",
+    "architectures": ["NemotronHForCausalLM"],
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "hybrid_override_pattern": "M*-",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 512,
+    "ssm_state_size": 64,
+    "mamba_num_heads": 16,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "chunk_size": 64,
+    "conv_kernel": 4,
+    "max_position_embeddings": 2048,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "mlp_hidden_act": "relu2",
+    "torch_dtype": "float32",
+    "eos_token_id": 2,
+}
+
+
+class AnyWeights:
+    """Weights without files."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.full(shape, 0.01, dtype=dtype, device=device)
+
+    def finish(self) -> None:
+        pass
+
+
+class Measured:
+    """An engine without a file of weights, and what its steps take."""
+
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], **settings: Any
+    ) -> None:
+        (directory / "config.json").write_text(json.dumps(CONFIG | config))
+        monkeypatch.setattr(hybrid, "Weights", AnyWeights)
+        monkeypatch.setattr(booting, "weights_bytes", lambda _: 0)
+        # Results of so many threads, or of one: what is held does not depend on it.
+        torch.set_num_threads(1)
+        wanted = {"arena_bytes": 128 << 20, "chunked_prefill_tokens": 512, **settings}
+        self.engine: Engine = booting.boot(
+            EngineSettings(model=str(directory), device="cpu", **wanted), lambda *_: None
+        )
+        ledger = {line.item: line.bytes for line in self.engine.plan.ledger}
+        self.planned = ledger["workspace"] - RUNTIME_BYTES["cpu"]
+
+    def add(self, *lengths: int, **params: Any) -> None:
+        for number, length in enumerate(lengths):
+            tokens = [3 + (7 * at + number) % 900 for at in range(length)]
+            wanted = SamplingParams(max_tokens=8, ignore_eos=True, **{"temperature": 0.0, **params})
+            refused = self.engine.core.add(AddRequest(f"r{number}", tokens, wanted))
+            assert refused is None, refused
+
+    def step(self) -> int:
+        taken = peak_bytes(self.engine.core.step)
+        assert not self.engine.core.last_error
+        return taken
+
+
+FAT = {"hybrid_override_pattern": "M", "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 64}
+WIDE = {"hybrid_override_pattern": "M", "vocab_size": 65_536}
+ALL_OF_SAMPLING = {
+    "temperature": 0.8, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "presence_penalty": 0.1, "logprobs": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("config", "settings", "lengths", "params", "steps"),
+    [
+        pytest.param({}, {}, [511], {}, 1, id="one long prompt"),
+        pytest.param({}, {}, [17] * 30, {}, 1, id="many short prompts"),
+        pytest.param(FAT, {}, [17] * 30, {}, 1, id="many short prompts with large states"),
+        pytest.param(FAT, {"state_dtype": "float16"}, [3] * 32, {}, 2, id="decodes of 16-bit states"),
+        pytest.param(WIDE, {}, [3] * 32, ALL_OF_SAMPLING, 2, id="everything that sampling can do"),
+        pytest.param(WIDE, {}, [300], {"prompt_logprobs": 5}, 1, id="scores of a prompt"),
+        pytest.param({"hybrid_override_pattern": "*"}, {}, [1500], {}, 3, id="attention to a long context"),
+    ],
+)
+def test_no_step_takes_more_than_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, config: dict[str, Any],
+    settings: dict[str, Any], lengths: list[int], params: dict[str, Any], steps: int,
+) -> None:  # fmt: skip
+    measured = Measured(tmp_path, monkeypatch, config, dtype=dtype, **settings)
+    measured.add(*lengths, **params)
+    taken = max(measured.step() for _ in range(steps))
+    assert measured.planned / 40 < taken <= measured.planned
+
+
+@pytest.mark.parametrize(("one", "two"), [(100, 400)])
+def test_the_scores_of_a_long_prompt_take_no_more_than_those_of_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: int, two: int
+) -> None:
+    def taken(length: int) -> int:
+        measured = Measured(tmp_path, monkeypatch, WIDE)
+        measured.add(length, prompt_logprobs=5)
+        return measured.step()
+
+    assert taken(two) < 1.5 * taken(one)
