@@ -22,7 +22,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiPro
     (keys := folder / "keys").write_text(f"{KEY}\n")
     model = write_model(folder / "tiny", template=TEMPLATE + FAILING)
     with serving(model, log_level="debug", api_key_file=str(keys)) as api:
-        options = ("--port", "0", "--log-level", "debug", "--api-key-file", str(keys))
+        options = ("--port", "0", "--log-level", "debug", "--api-key-file", str(keys),
+                   "--backend-key-file", str(keys))  # fmt: skip
         lost = f"http://user:{PASSWORD}@127.0.0.1:9"
         with Command("gateway", "--backend", api.url, "--backend", lost, *options) as gateway:
             yield api, gateway, gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1]
