@@ -27,7 +27,7 @@ from mamba_cli.errors import CliError
 from mamba_cli.commands import serve as module
 from mamba_server.api import server
 real = server.serve
-server.serve = lambda settings: real(settings, command=(sys.executable, sys.argv[1]))
+server.serve = lambda settings, **more: real(settings, command=(sys.executable, sys.argv[1]), **more)
 import json
 try:
     sys.exit(module.run(json.loads(sys.argv[2])))
