@@ -1,5 +1,8 @@
 """What counts as a JSON body."""
 
+import contextlib
+import gc
+
 import pytest
 
 from mamba_edge.errors import InvalidRequest
@@ -25,3 +28,23 @@ def test_json_goes_under_several_names_and_under_none(kind: str | None) -> None:
 def test_what_is_declared_as_something_else_is_not_read(kind: str) -> None:
     with pytest.raises(UnsupportedMediaType):
         require_json(kind)
+
+
+@pytest.mark.parametrize(("rest", "enabled"), [(b"}", True), (b"", True), (b"}", False)])
+def test_no_garbage_is_looked_for_in_what_cannot_have_any(rest: bytes, enabled: bool) -> None:
+    collections: list[str] = []
+
+    def note(phase: str, _: object) -> None:
+        collections.append(phase)
+
+    (gc.enable if enabled else gc.disable)()
+    gc.callbacks.append(note)
+    try:
+        with contextlib.suppress(InvalidRequest):
+            parse_json_object(b'{"prompt":[' + b"[1]," * 20_000 + b"[1]]" + rest)
+        during = len(collections)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert during <= 2  # the one that was due meanwhile
