@@ -116,6 +116,6 @@ class Oracle:
 def foretold(cache: StateCache, history: History) -> StateCache:
     """`cache`, but its estimates of returns are the truth."""
     oracle = Oracle(history)
-    cache.ghosts = oracle  # type: ignore[assignment]
+    cache.donation.ghosts = oracle  # type: ignore[assignment]
     cache.tree.eviction.foresee(oracle, cache.arena.pages_per_slab)  # type: ignore[arg-type]
     return cache

@@ -118,9 +118,10 @@ def test_helm_finds_nothing_wrong(helm: Command) -> None:
 def test_rules_are_bound_per_namespace_when_namespaces_are_given(helm: Command) -> None:
     documents = rendered(helm, "sys", "--set", "watchNamespaces={a,b}")
     assert {d["metadata"]["namespace"] for d in documents if d["kind"] == "Role"} == {"a", "b", "sys"}
-    cluster = {resource for rule in one(documents, "ClusterRole")["rules"] for resource in rule["resources"]}
-    assert cluster == {"nodes"}
-    without = rendered(helm, "sys", "--set", "watchNamespaces={a}", "--set", "rbac.readNodes=false")
+    own = one(documents, "ClusterRole", "sys-rel-mambaserve")
+    assert {resource for rule in own["rules"] for resource in rule["resources"]} == {"nodes"}
+    nothing = ("--set", "rbac.readNodes=false", "--set", "crds.enabled=false")
+    without = rendered(helm, "sys", "--set", "watchNamespaces={a}", *nothing)
     assert not {"ClusterRole", "ClusterRoleBinding"} & {document["kind"] for document in without}
 
 

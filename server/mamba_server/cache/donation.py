@@ -27,7 +27,9 @@ class Donation:
         ghosts: GhostTree | None,
         cap: int,
     ) -> None:
-        self._arena, self._tree, self._counters, self._ghosts = arena, tree, counters, ghosts
+        self._arena, self._tree, self._counters = arena, tree, counters
+        self.ghosts = ghosts
+        """What foresees returns; None where eviction does not ask."""
         self._cap = cap
 
     def donate(
@@ -64,11 +66,11 @@ class Donation:
         pages = allocation.pages[:count]
         guess = len(token_ids) in allocation.placement.optional
         ghost, sighting = None, allocation.sighting
-        if self._ghosts is not None and slot and sighting is not None:
+        if self.ghosts is not None and slot and sighting is not None:
             if count <= sighting.tip.depth:
-                ghost = self._ghosts.mark(sighting, count, Place.GRID if guess else Place.END)
+                ghost = self.ghosts.mark(sighting, count, Place.GRID if guess else Place.END)
             else:
-                ghost = self._ghosts.answered(sighting, token_ids, allocation.salt)
+                ghost = self.ghosts.answered(sighting, token_ids, allocation.salt)
         node, had, taken = self._tree.insert(token_ids, pages, slot, step, allocation.salt, ghost=ghost)
         if allocation.node is None or node.depth > allocation.node.depth:
             self._tree.lock(node, state=False)
@@ -103,7 +105,7 @@ class Donation:
         while len(path) > self._cap:
             above = [0] + [each.depth for each in path[:-1]]
             droppable = [
-                (each.depth - shallower if self._ghosts is None else self._tree.eviction.weigh(each), index)
+                (each.depth - shallower if self.ghosts is None else self._tree.eviction.weigh(each), index)
                 for index, (each, shallower) in enumerate(zip(path, above, strict=True))
                 if each is not node
                 and not each.state_lock

@@ -61,12 +61,17 @@ class StateCache:
         self.reclaimer = Reclaimer(arena, tree, self.counters)
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_Retiring] = []
-        self.ghosts: GhostTree | None = None
+        ghosts = None
         if prefix_caching and tree.eviction.policy == "RecomputeCost":
-            self.ghosts = GhostTree(tree.page_size)
-            tree.eviction.foresee(self.ghosts, arena.pages_per_slab)
-        self.donation = Donation(arena, tree, self.counters, self.ghosts, cap)
+            ghosts = GhostTree(tree.page_size)
+            tree.eviction.foresee(ghosts, arena.pages_per_slab)
+        self.donation = Donation(arena, tree, self.counters, ghosts, cap)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
+
+    @property
+    def ghosts(self) -> GhostTree | None:
+        """What foresees returns; None where eviction does not ask."""
+        return self.donation.ghosts
 
     # --- admission -----------------------------------------------------------------------------------
 

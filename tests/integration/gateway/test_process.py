@@ -178,7 +178,11 @@ async def _answered(client, url, body) -> int:
             "--redis-url: the shared prefix",
         ),
         (("--backend", "http://127.0.0.1:1", "--api-key-file", "/nonexistent/keys"), 2, "/nonexistent/keys"),
-        (("--deployment", "x", "--kubeconfig", "/nonexistent/config"), 2, "Kubernetes configuration"),
+        (
+            ("--deployment", "x", "--kubeconfig", "/nonexistent/config"),
+            2,
+            "--kubeconfig: /nonexistent/config: no such file",
+        ),
         (("--backend", "http://127.0.0.1:1", "--host", "203.0.113.1"), 1, "203.0.113.1"),
     ],
 )

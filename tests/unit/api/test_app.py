@@ -128,7 +128,7 @@ async def test_a_defect_is_told_to_the_log_and_nothing_of_it_to_the_client(
 
 async def test_unknown_fields_are_named_in_the_log_before_the_wrong_ones_are_told() -> None:
     with capture_logs() as lines:
-        asked = await ask(Api().app, "POST", "/v1/completions", {"prompt": 5, "guided_json": {}}).done()
+        asked = await ask(Api().app, "POST", "/v1/completions", {"prompt": 5, "invented": {}}).done()
     assert asked.status == 400
     [line] = [line for line in lines if line["event"] == "unknown_fields_ignored"]
-    assert (line["fields"], line["count"]) == (["guided_json"], 1)
+    assert (line["fields"], line["count"]) == (["invented"], 1)

@@ -14,7 +14,7 @@ from mamba_planner.engine_settings import EngineSettings
 ROOT = Path(__file__).parents[3]
 CODE: dict[type[BaseModel], tuple[str, ...]] = {
     OperatorSettings: ("operator/mamba_operator",),
-    GatewaySettings: ("server/mamba_gateway", "server/mamba_cli/commands"),
+    GatewaySettings: ("server/mamba_gateway", "server/mamba_cli/commands", "server/mamba_edge"),
     EngineSettings: ("server/mamba_server", "operator/mamba_planner", "server/mamba_edge"),
 }
 REFUSED = {(GatewaySettings, "redis_url")}

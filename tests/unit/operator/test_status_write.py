@@ -332,7 +332,7 @@ async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wi
         await reconciler(cluster)(KEY)
 
     assert caught.value.retry_after == 30.0
-    assert condition(cluster, "Degraded")["message"] == "no (and 1 more)"
+    assert condition(cluster, "Degraded")["message"] == "no (and 2 more)"
     [created] = [
         one for key, one in cluster.objects.items() if key[0] == "Event" and one["reason"] == "Created"
     ]
