@@ -11,14 +11,21 @@ from typing import TypeVar
 
 PATIENCE = 120.0
 """Seconds after which something that did not come never will, on whatever machine."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
+"""Seconds between two looks at a condition, at first and after a while."""
 Found = TypeVar("Found")
 
 
 async def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Return as soon as the condition holds; TimeoutError after `seconds`."""
+    """Return as soon as the condition holds; TimeoutError after `seconds`.
+
+    Looks ever less often: on virtual time each look costs the real time in which something could have come.
+    """
+    pause = SHORTEST_PAUSE
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - polled on purpose
-            await asyncio.sleep(0.002)
+        while not condition():
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.2, LONGEST_PAUSE)
 
 
 async def turns(count: int = 50) -> None:

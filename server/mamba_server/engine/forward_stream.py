@@ -6,8 +6,9 @@ implementations: a worker thread for the CPU, a CUDA stream (`cuda_stream`), a s
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 Result = TypeVar("Result")
 
@@ -53,17 +54,25 @@ class ForwardStream(Protocol):
         ...
 
 
+Tickets: TypeAlias = "queue.SimpleQueue[Ticket[object] | None]"
+
+
+def _work(tickets: Tickets) -> None:
+    while (ticket := tickets.get()) is not None:
+        ticket.run()
+        # While it waits for the next, the thread keeps nothing alive: a step holds on to the whole arena.
+        del ticket
+
+
 class ThreadStream:
     """One worker thread: overlap is real on a CPU too, since torch lets go of the interpreter lock."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Ticket[object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="forward-stream", daemon=True)
+        self._queue: Tickets = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._queue,), name="forward-stream", daemon=True)
         self._thread.start()
-
-    def _work(self) -> None:
-        while (ticket := self._queue.get()) is not None:
-            ticket.run()
+        # The thread ends with the stream, also with one that nobody closed.
+        weakref.finalize(self, self._queue.put, None)
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
         ticket = Ticket(work)

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from eventually import until
 from mamba_gateway.server import serve
 from mamba_gateway.settings import GatewaySettings
 from virtual_loop import loop_factories
@@ -243,13 +244,6 @@ async def seen_ready(client: aiohttp.ClientSession, gateway: Gateway, count: int
             if body.get("endpoints", {}).get("ready") == count:
                 return
             await asyncio.sleep(0.01)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Return as soon as the condition holds; fail after `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the conditions of tests have no event
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from eventually import PATIENCE, wait_until
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
 
 STREAMS = [ThreadStream, InlineStream, lambda: SimulatedStream(lambda _: 0)]
@@ -61,3 +64,20 @@ def test_waiting_costs_no_more_than_the_step() -> None:
     stream.wait(stream.launch(lambda: 1))
     assert time.monotonic() - began < 10
     stream.close()
+
+
+def test_a_stream_that_waits_keeps_nothing_of_a_step_alive_and_ends_with_its_owner() -> None:
+    class Arena:
+        pass
+
+    def work(_arena: Arena) -> int:
+        return 1
+
+    arena, stream = Arena(), ThreadStream()
+    seen, thread = weakref.ref(arena), stream._thread
+    assert stream.wait(stream.launch(partial(work, arena))) == 1
+    del arena
+    wait_until(lambda: seen() is None)
+    del stream
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
