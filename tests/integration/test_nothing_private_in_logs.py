@@ -56,8 +56,9 @@ def test_nothing_that_clients_say_or_keep_secret_is_logged(
             statuses = [api.call("POST", path, sent, raw=raw, headers=headers).status]
             through = ApiProcess(api.process, api.output, url=url)
             statuses.append(through.call("POST", path, sent, raw=raw, headers=headers).status)
-            assert statuses[0] == statuses[1]
-            assert (statuses[0] == 401) == (key == WRONG_KEY)
+            if raw or not body.get("stream"):  # a stream that fails may or may not have begun by then
+                assert statuses[0] == statuses[1]
+            assert {status == 401 for status in statuses} == {key == WRONG_KEY}
     assert call(f"{url}/v1/models?api_key={KEY}")[0] == 401
     gateway.terminate()
     gateway.wait()
