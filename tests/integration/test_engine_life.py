@@ -1,6 +1,5 @@
 """The engine process dies, hangs, refuses to start: what the API process and its clients see."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,16 +190,11 @@ class TestStart:
             assert api.call("GET", "/readyz").status == 200
 
     def test_while_it_loads_readyz_tells_how_far(self, model: Path) -> None:
-        api = launch(model, script={"progress": 40}, port=free_port())
+        api = launched_at_a_known_port(model, {"progress": 40})
         try:
-            api.url = f"http://127.0.0.1:{api.process.args[-1] and json.loads(api.process.args[-1])['port']}"  # type: ignore[index]
-            seen = {}
+            seen: dict[int, bool] = {}
             while len(seen) < 3:
-                try:
-                    answer = api.call("GET", "/readyz")
-                except OSError:
-                    time.sleep(0.02)
-                    continue
+                answer = api.call("GET", "/readyz")
                 if answer.json.get("stage") == "weights":
                     assert answer.status == 503
                     assert answer.json["status"] == "loading"
@@ -262,6 +257,29 @@ class TestStart:
         settings = api.engine()["settings"]
         assert settings["model"] == str(model)
         assert settings["served_model_name"] == "tiny"
+
+
+def launched_at_a_known_port(model: Path, script: dict[str, Any]) -> ApiProcess:
+    """One that listens and is not ready yet; started again if somebody else took its port in between."""
+    while True:
+        port = free_port()
+        api = launch(model, script=script, port=port, admin_port=0)
+        api.url = f"http://127.0.0.1:{port}"
+        wait_until(partial(answers_or_ended, api))
+        if api.process.poll() is None:
+            return api
+        end(api)
+
+
+def answers_or_ended(api: ApiProcess) -> bool:
+    return api.process.poll() is not None or answers(api)
+
+
+def answers(api: ApiProcess) -> bool:
+    try:
+        return bool(api.call("GET", "/livez").status)
+    except OSError:
+        return False
 
 
 def free_port() -> int:
