@@ -1,19 +1,12 @@
 """`mambaserve config`: the effective settings of a command, and where each came from."""
 
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from mamba_cli.output import Output, print_document
+
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-class Output(StrEnum):
-    """How the settings are shown."""
-
-    table = "table"
-    json = "json"
-    yaml = "yaml"
 
 
 def command(
@@ -26,7 +19,6 @@ def command(
     ] = Output.table,
 ) -> None:
     """Show the settings a command would run with: mambaserve config serve --page-size 32"""
-    import json
     import os
 
     from rich.console import Console
@@ -46,12 +38,7 @@ def command(
             }
             for each in settings
         }
-        if output is Output.json:
-            typer.echo(json.dumps(document, indent=2))
-            return
-        import yaml
-
-        typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+        print_document(document, output)
         return
     console = Console()
     colour = {"flag": "green", "environment": "cyan", "file": "magenta", "default": "dim"}

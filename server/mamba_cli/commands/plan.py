@@ -1,17 +1,10 @@
 """`mambaserve plan`: what an engine would do with its memory, without starting anything."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-
-class Output(StrEnum):
-    """How the plan is shown."""
-
-    table = "table"
-    json = "json"
-    yaml = "yaml"
+from mamba_cli.output import Output, print_document
 
 
 def command(
@@ -49,7 +42,6 @@ def command(
     ] = False,
 ) -> None:
     """Show strategy, concurrency and memory of an engine before it runs. Exit code 3: it does not fit."""
-    import json
 
     from rich.console import Console
 
@@ -74,12 +66,7 @@ def command(
     else:
         shown = [outcome.to_json() for outcome in outcomes]
         document = shown if len(shown) > 1 else shown[0]
-        if output is Output.json:
-            typer.echo(json.dumps(document, indent=2))
-        else:
-            import yaml
-
-            typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+        print_document(document, output)
     if misfits := [outcome for outcome in outcomes if outcome.misfit]:
         # The table has said it all; after JSON the reason goes to standard error in full.
         raise DoesNotFit(

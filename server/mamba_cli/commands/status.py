@@ -1,19 +1,11 @@
 """`mambaserve status`: what an endpoint and its engines do at the moment."""
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from mamba_cli.errors import CliError, RunFailed
-
-
-class Output(StrEnum):
-    """How the status is shown."""
-
-    table = "table"
-    json = "json"
-    yaml = "yaml"
+from mamba_cli.output import Output, print_document
 
 
 def command(
@@ -42,7 +34,6 @@ def command(
 ) -> None:
     """Show engines, strategy, queue, slots and pages by owner, and what was resumed. Exit code 1: silence."""
     import asyncio
-    import json
     from pathlib import Path
 
     import aiohttp
@@ -80,12 +71,7 @@ def command(
     elif found:
         shown = [each.to_json() for each in found]
         document = shown if len(urls) > 1 else shown[0]
-        if output is Output.json:
-            typer.echo(json.dumps(document, indent=2))
-        else:
-            import yaml
-
-            typer.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+        print_document(document, output)
     failed = [each for each in answers if isinstance(each, BaseException)]
     for error in failed:
         if not isinstance(error, CliError):
