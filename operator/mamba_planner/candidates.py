@@ -5,6 +5,7 @@ without a fixed ratio. Slab 0 is padding.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import get_args
 
 from mamba_api.strategy import Strategy
@@ -96,6 +97,7 @@ class Candidate:
         return self.cached_paths * CHECKPOINTS_PER_PATH
 
 
+@lru_cache(maxsize=1024)  # an operator asks the same for each object again and again
 def evaluate(
     model: ModelConfig,
     constraints: Constraints,

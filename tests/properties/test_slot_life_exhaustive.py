@@ -16,7 +16,7 @@ STEPS = {"small": 4, "large": 6}.get(BUDGET, 5)
 def replay(strategy: str, path: tuple[Action, ...]) -> SlotWorld:
     world = SlotWorld.make(strategy, STEPS)
     for action in path:
-        world.do(action)
+        world.repeat(action)
     return world
 
 
@@ -24,25 +24,31 @@ def replay(strategy: str, path: tuple[Action, ...]) -> SlotWorld:
 @pytest.mark.parametrize("strategy", ["ExtraBuffer", "ExtraBufferLazy"])
 def test_no_order_of_events_breaks_a_slot(strategy: str) -> None:
     start = SlotWorld.make(strategy, STEPS)
-    seen, todo, moves = {start.key()}, [()], set()
-    at = 0
-    while at < len(todo):
-        path = todo[at]
-        world = replay(strategy, path)
+    seen, moves = {start.key()}, set()
+    # Depth first: a world goes on with one of its actions, and only the others need a replay.
+    todo: list[tuple[tuple[Action, ...], SlotWorld | None, Action]] = []
+
+    def visit(world: SlotWorld, path: tuple[Action, ...]) -> None:
         actions = world.actions()
-        for index, action in enumerate(actions):
-            here = world if index == len(actions) - 1 else replay(strategy, path)
-            here.do(action)
-            moves |= here.moves
-            key = here.key()
-            if key not in seen:
-                seen.add(key)
-                todo.append((*path, action))
-                if len(seen) % 7 == 0:
-                    here.settle_down()
         if not actions:
             world.settle_down()
-        at += 1
+            return
+        todo.extend((path, None, action) for action in actions[:-1])
+        todo.append((path, world, actions[-1]))
+
+    visit(start, ())
+    while todo:
+        path, world, action = todo.pop()
+        world = world or replay(strategy, path)
+        world.do(action)
+        moves |= world.moves
+        key = world.key()
+        if key not in seen:
+            seen.add(key)
+            path = (*path, action)
+            visit(world, path)
+            if len(seen) % 7 == 0:
+                replay(strategy, path).settle_down()
     print(f"\n{strategy}: {len(seen)} states, {len(moves)} of {len(TRANSITIONS)} moves")
     assert moves <= set(TRANSITIONS)
     # Two tracking slots take turns; a lazy sequence borrows instead.

@@ -106,6 +106,11 @@ class SlotWorld:
 
     def do(self, action: Action) -> None:
         """Let it happen, then check everything."""
+        self.repeat(action)
+        self.check()
+
+    def repeat(self, action: Action) -> None:
+        """Let it happen; for what was done and checked before."""
         kind, argument = action
         match kind:
             case "launch":
@@ -122,7 +127,6 @@ class SlotWorld:
             case "preempt":
                 self._leave(self.actors[argument], self.actors[argument].known)
                 self.actors[argument].preempted = True
-        self.check()
 
     # --- how it happens ------------------------------------------------------------------------------
 
