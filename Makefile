@@ -3,9 +3,12 @@ SHELL := /bin/bash
 BIN := .venv/bin
 PY := $(BIN)/python
 PYTEST := $(PY) -m pytest -q
-WORKERS ?= 2
+# One more than the cores: some tests wait for other processes.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n + 1 : 8 )))
 # Sets and dictionaries of strings keep one order, in the tests and in the processes that they start.
 export PYTHONHASHSEED ?= 0
+# The tests start hundreds of processes; without bytecode on disk each compiles every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test lint types props gates mutants kube e2e bench docs crds lock format
 

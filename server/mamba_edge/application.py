@@ -5,9 +5,12 @@ A server makes one, adds its routes, and publishes it last. FastAPI's own teleme
 exceptions say, and the request middleware tells of every request already.
 """
 
+import asyncio
 import importlib.metadata
 import importlib.resources
+import threading
 from collections.abc import Awaitable, Callable
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +18,14 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ErrorEnvelope
@@ -118,17 +124,25 @@ def publish(
     `key_needed`: whether the guarded routes let nobody pass without a key. `events`: of paths that can answer
     with server-sent events, the model of an event's data. `bodies`: of paths whose route leaves the body to
     another, the model of the body. Returns the label of a path for counts: its route, or "other" for what a
-    client made up.
+    client made up. The document is made when it is first asked for, beside the event loop: it takes a quarter
+    of a second, and few ask.
     """
-    encoded = b""
+    encoded: list[bytes] = []
+    one = threading.Lock()
+
+    def document() -> bytes:
+        with one:
+            if not encoded:
+                made = openapi_document(app, events or {}, bodies or {}, key_needed=key_needed)
+                encoded.append(msgspec.json.encode(made))
+        return encoded[0]
 
     async def openapi() -> Response:
-        return JsonResponse(encoded)
+        return JsonResponse(encoded[0] if encoded else await asyncio.to_thread(document))
 
     app.add_api_route(
         "/openapi.json", openapi, operation_id="openapi", summary="This document", response_model=Document
     )
-    encoded = msgspec.json.encode(openapi_document(app, events or {}, bodies or {}, key_needed=key_needed))
     add_docs_page(app)
     for route in app.routes:
         methods: set[str] | None = getattr(route, "methods", None)
@@ -158,8 +172,16 @@ def openapi_document(
     *,
     key_needed: bool,
 ) -> Document:
-    """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here."""
-    document = app.openapi()
+    """What is served. FastAPI's 422 is left out with its models: wrong requests get 400 here. HEAD goes
+    without saying where GET is.
+    """
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        license_info=app.license_info,
+        routes=[_without_head(route) for route in app.routes],
+    )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for path in document["paths"].values():
         for operation in path.values():
@@ -178,6 +200,13 @@ def openapi_document(
         for operation in document["paths"][path].values():
             operation["requestBody"] = {"required": True, "content": {"application/json": body}}
     return document
+
+
+def _without_head(route: BaseRoute) -> BaseRoute:
+    if isinstance(route, APIRoute):
+        route = copy(route)
+        route.methods = route.methods - {"HEAD"}
+    return route
 
 
 def _add_schemas(

@@ -1,21 +1,20 @@
 """`mambaserve serve` on damaged or foreign model directories: one clear message, exit code 2, no server."""
 
 import json
+import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from prefork import FORK_SERVER
 from testmodels.checkpoints import random_nemotron_h
 
 
 def serve(directory: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mamba_cli", "serve", "--model", str(directory), "--port", "0", *arguments],
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+    given = ["serve", "--model", str(directory), "--port", "0", *arguments]
+    return FORK_SERVER.run("-m", "mamba_cli", *given, env=os.environ)
 
 
 def change_config(**fields: object) -> Callable[[Path], None]:

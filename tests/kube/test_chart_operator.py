@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from prefork import FORK_SERVER
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -68,9 +67,8 @@ def installed(
     kubeconfig = as_account(control_plane, namespace, account, tmp_path / "kubeconfig")
     log = tmp_path / "operator.log"
     with log.open("wb", buffering=0) as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mamba_cli", *arguments],
-            cwd=ROOT, stdout=out, stderr=out,
+        process = FORK_SERVER.start(
+            "-m", "mamba_cli", *arguments, cwd=ROOT, stdout=out.fileno(), stderr=out.fileno(),
             env={
                 **os.environ,
                 "MAMBASERVE_KUBECONFIG": str(kubeconfig),

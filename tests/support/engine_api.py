@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eventually import PATIENCE, wait_until
+from prefork import FORK_SERVER, ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 NEVER = 3600.0
@@ -59,7 +59,7 @@ class Answer:
 class ApiProcess:
     """A running API process."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     output: "queue.Queue[str]"
     url: str = ""
     admin: str = ""
@@ -131,14 +131,7 @@ def launch(model: Path | str, *, script: dict[str, Any] | None = None, **setting
         "FAKE_ENGINE": json.dumps(script or {}),
         "OMP_NUM_THREADS": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(given)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
+    process = FORK_SERVER.start("-c", _LAUNCH, str(FAKE_ENGINE), json.dumps(given), env=environment, cwd=ROOT)
     api = ApiProcess(process, queue.Queue())
 
     def pump(stream: Any, sink: Any) -> None:

@@ -3,13 +3,13 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
+
+from prefork import FORK_SERVER, ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 class OperatorProcess:
     """One running operator."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(self, process: ForkedProcess, log: Path) -> None:
         self.process = process
         self.log = log
 
@@ -71,12 +71,11 @@ def running_operator(
     settings = {"MAMBASERVE_LEASE_DURATION": "30", "MAMBASERVE_RENEW_EVERY": "0.5", "OMP_NUM_THREADS": "1"}
     # The log is for reading after a failure too: no buffering.
     with log.open("ab", buffering=0) as out:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "mamba_cli", "operator", "--kubeconfig", str(kubeconfig),
-                "--liveness-port", "0", *arguments,
-            ],
-            env={**os.environ, **settings, **environment}, cwd=ROOT, stdout=out, stderr=out,
+        process = FORK_SERVER.start(
+            "-m", "mamba_cli", "operator", "--kubeconfig", str(kubeconfig),
+            "--liveness-port", "0", *arguments,
+            env={**os.environ, **settings, **environment}, cwd=ROOT,
+            stdout=out.fileno(), stderr=out.fileno(),
         )  # fmt: skip
         running = OperatorProcess(process, log)
         try:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -15,20 +14,19 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
+from prefork import FORK_SERVER
+
 
 class Command:
     """One running `mambaserve …`; its standard error is kept."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mamba_cli", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        self.process = FORK_SERVER.start(
+            "-m", "mamba_cli", *arguments,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **(env or {})},
-            start_new_session=True,
-        )
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -1,8 +1,8 @@
 """An event loop with a clock of its own for tests that use sockets within one process.
 
-Its time moves only when nothing else can happen: no callback is due and no socket has anything. Then it jumps
-to the next timer. So a slow machine makes such a test slow and never changes what it sees. Nothing that comes
-from another process or thread may be waited for with a time limit.
+Its time moves only when nothing else can happen: no callback is due, no socket has anything, and no thread of
+the loop's executor is at work. Then it jumps to the next timer. So a slow machine makes such a test slow and
+never changes what it sees. Nothing that comes from another process may be waited for with a time limit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.in_threads = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
+        if timeout is None or (timeout > 0 and self.in_threads):
             if events := super().select(STUCK):
                 return events
-            raise AssertionError(f"nothing happened for {STUCK:g} s, and no timer is set")
+            raise AssertionError(f"nothing happened for {STUCK:g} s, and no timer is due")
         if (events := super().select(0)) or timeout <= 0:
             return events
         if events := super().select(GRACE):
@@ -47,6 +48,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._clock.now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        future = super().run_in_executor(executor, func, *args)
+        self._clock.in_threads += 1
+        future.add_done_callback(self._one_less)
+        return future
+
+    def _one_less(self, _: asyncio.Future[Any]) -> None:
+        self._clock.in_threads -= 1
 
 
 def loop_factories(item: Any) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ import yaml
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_cli import main
 from mamba_cli.local import documents
+from prefork import FORK_SERVER
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "tests" / "golden" / "configs"
@@ -23,13 +24,9 @@ CONFIGS = ROOT / "tests" / "golden" / "configs"
 def mambaserve(
     *arguments: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    roots = os.pathsep.join(str(ROOT / root) for root in ("server", "operator", "kernels"))
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MAMBASERVE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "mamba_cli", *arguments],
-        env={**clean, "PYTHONPATH": roots, "COLUMNS": "120", "NO_COLOR": "1", **environment},
-        cwd=cwd, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    given = {**clean, "COLUMNS": "120", "NO_COLOR": "1", **environment}
+    return FORK_SERVER.run("-m", "mamba_cli", *arguments, env=given, cwd=cwd)
 
 
 @pytest.fixture

@@ -1,0 +1,260 @@
+"""Python processes that start in milliseconds: forked from one that has imported what they need.
+
+The first start in a process of pytest brings up a server that imports `MODULES` and then forks a child for
+each start, with its own arguments, environment, folder and files, as `subprocess.Popen` would. A child
+is the server's; its exit code comes through a pipe. Imports apart, it is a process like any other.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import PIPE, STDOUT
+from typing import IO, Any, NoReturn
+
+MODULES = (
+    "mamba_cli.commands.gateway",
+    "mamba_cli.commands.operate",
+    "mamba_cli.commands.plan",
+    "mamba_cli.commands.serve",
+    "mamba_gateway.server",
+    "mamba_operator.main",
+    "mamba_server.api.server",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.httptools_impl",
+)
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` gives, of a process that somebody else waits for."""
+
+    def __init__(self, pid: int, ended: int, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout, self.stderr = stdout, stderr
+        self._ended = ended
+
+    def poll(self) -> int | None:
+        with selectors.DefaultSelector() as selector:
+            return self._look(selector, 0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        with selectors.DefaultSelector() as selector:
+            code = self._look(selector, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+    def _look(self, selector: selectors.BaseSelector, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            selector.register(self._ended, selectors.EVENT_READ)
+            if selector.select(timeout):
+                # Nothing but the end of the file: the server went, and its children with it.
+                self.returncode = int(os.read(self._ended, 16) or -signal.SIGKILL)
+                os.close(self._ended)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The client's side: one server for each process of pytest, brought up when it is first needed."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._owner = 0
+        self._one = threading.Lock()
+
+    def start(
+        self,
+        *argv: str,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        stdout: int = PIPE,
+        stderr: int = PIPE,
+        start_new_session: bool = False,
+    ) -> ForkedProcess:
+        """`python *argv` (`-c CODE …` or `-m MODULE …`); the rest is as `subprocess.Popen` takes it."""
+        out, out_reader = _sink(stdout)
+        err, err_reader = (out, None) if stderr == STDOUT else _sink(stderr)
+        ended, end = os.pipe()
+        request = {
+            "argv": argv,
+            "env": dict(env),
+            "cwd": str(cwd or Path.cwd()),
+            "session": start_new_session,
+        }
+        message = json.dumps(request).encode()
+        with self._one:
+            if self._socket is None or self._owner != os.getpid():
+                self._launch()
+            assert self._socket is not None
+            socket.send_fds(self._socket, [len(message).to_bytes(4, "big")], [out, err, end])
+            self._socket.sendall(message)
+            pid = int(self._socket.recv(16))
+        for each in {out, err, end} - {stdout, stderr}:  # what came from the caller stays the caller's
+            os.close(each)
+        return ForkedProcess(pid, ended, out_reader, err_reader)
+
+    def run(
+        self, *argv: str, env: Mapping[str, str], cwd: Path | None = None, timeout: float = 180
+    ) -> subprocess.CompletedProcess[str]:
+        """Start it and wait for its end."""
+        process = self.start(*argv, env=env, cwd=cwd)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdout, process.stderr, ThreadPoolExecutor(1) as reader:
+            errors = reader.submit(process.stderr.read)
+            output = process.stdout.read()
+            return subprocess.CompletedProcess(argv, process.wait(timeout), output, errors.result())
+
+    def _launch(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._owner = os.getpid()
+        with theirs:
+            server = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        atexit.register(self._end, server, self._socket, os.getpid())
+
+    @staticmethod
+    def _end(server: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+        if os.getpid() == owner:
+            connection.close()
+            server.wait(10)
+
+
+def _sink(wanted: int) -> tuple[int, IO[str] | None]:
+    if wanted != PIPE:
+        return wanted, None
+    reader, writer = os.pipe()
+    return writer, os.fdopen(reader)
+
+
+FORK_SERVER = ForkServer()
+
+
+# --- the server -------------------------------------------------------------------------------------------
+
+
+def _serve(connection: socket.socket) -> None:
+    """Fork on request until the other side is gone. In a child it returns with what to run."""
+    for module in MODULES:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # children share these pages for as long as nobody writes to them
+    running: dict[int, int] = {}
+    # A byte for each child that ends.
+    ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    selector = selectors.DefaultSelector()
+    selector.register(connection, selectors.EVENT_READ)
+    selector.register(ended, selectors.EVENT_READ)
+    while True:
+        ready = {key.fd for key, _ in selector.select()}
+        if ended in ready:
+            os.read(ended, 4096)
+            _reap(running)
+        if connection.fileno() in ready:
+            length, files, _, _ = socket.recv_fds(connection, 4, 3)
+            if not length:
+                _kill(running)
+                return
+            request = _read(connection, int.from_bytes(length, "big"))
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                selector.close()
+                for each in (ended, wake, files[2], *running.values()):
+                    os.close(each)
+                connection.close()
+                _become(json.loads(request), files[:2])
+            for each in files[:2]:
+                os.close(each)
+            running[pid] = files[2]
+            connection.sendall(str(pid).encode())
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    parts = array.array("B")
+    while len(parts) < length:
+        parts.frombytes(connection.recv(length - len(parts)))
+    return parts.tobytes()
+
+
+def _reap(running: dict[int, int]) -> None:
+    for pid, pipe in list(running.items()):
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            os.write(pipe, str(os.waitstatus_to_exitcode(status)).encode())
+            os.close(pipe)
+            del running[pid]
+
+
+def _kill(running: dict[int, int]) -> None:
+    """Nobody is left who could end them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in running:
+            os.kill(pid, number)
+        deadline = time.monotonic() + 2
+        while running and time.monotonic() < deadline:
+            _reap(running)
+            time.sleep(0.01)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """In the child: be what was asked for. Raises SystemExit as a program of its own does."""
+    if request["session"]:
+        os.setsid()
+    for target, each in enumerate(files, 1):
+        os.dup2(each, target)
+        os.close(each)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    kind, what, *arguments = request["argv"]
+    unbuffered = "PYTHONUNBUFFERED" in request["env"]
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through=unbuffered)
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.path[0] = request["cwd"]
+    if kind == "-m":
+        sys.argv = [what, *arguments]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = ["-c", *arguments]
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
