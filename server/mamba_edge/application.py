@@ -205,7 +205,7 @@ def openapi_document(
 def _without_head(route: BaseRoute) -> BaseRoute:
     if isinstance(route, APIRoute):
         route = copy(route)
-        route.methods = route.methods - {"HEAD"}
+        route.methods = (route.methods or set()) - {"HEAD"}
     return route
 
 
