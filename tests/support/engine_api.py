@@ -180,6 +180,4 @@ def end(api: ApiProcess) -> None:
         else:
             api.process.kill()
     api.wait_exit()
-    for stream in (api.process.stdout, api.process.stderr):
-        if stream is not None:
-            stream.close()
+    api.process.close()

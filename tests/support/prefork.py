@@ -80,6 +80,12 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def close(self) -> None:
+        """Read no more of what it prints."""
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
 
 class ForkServer:
     """The client's side: one server for each process of pytest, brought up when it is first needed."""

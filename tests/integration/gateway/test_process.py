@@ -1,10 +1,11 @@
 """`mambaserve gateway` as a process: ready line, drain, exit codes, wrong usage; the official client."""
 
 import asyncio
+import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -12,11 +13,13 @@ import openai
 import pytest
 from aiohttp import web
 
+from prefork import FORK_SERVER, ForkedProcess
+
 REAL_TIME = True
 PATIENCE = 30.0
 """Longest wait for a real process, in seconds."""
-COMMAND = (sys.executable, "-m", "mamba_cli", "gateway")
-Spawn = Callable[..., Awaitable[tuple[asyncio.subprocess.Process, str]]]
+COMMAND = ("-m", "mamba_cli", "gateway")
+Spawn = Callable[..., Awaitable[tuple[ForkedProcess, str]]]
 
 
 async def drain(stream: openai.AsyncStream[Any]) -> None:
@@ -27,25 +30,23 @@ async def drain(stream: openai.AsyncStream[Any]) -> None:
 @pytest.fixture
 async def spawn() -> AsyncIterator[Spawn]:
     """Start the command with options; returns the process and the URL of its ready line."""
-    processes: list[asyncio.subprocess.Process] = []
+    processes: list[ForkedProcess] = []
 
-    async def start(*options: str) -> tuple[asyncio.subprocess.Process, str]:
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
+    async def start(*options: str) -> tuple[ForkedProcess, str]:
+        process = FORK_SERVER.start(*COMMAND, "--port", "0", *options, env=os.environ)
         processes.append(process)
         assert process.stderr is not None
         async with asyncio.timeout(PATIENCE):
-            while line := (await process.stderr.readline()).decode():
+            while line := await asyncio.to_thread(process.stderr.readline):
                 if found := re.search(r"mambaserve gateway ready at (http://\S+)", line):
                     return process, found[1]
-        raise AssertionError(f"ended with {await process.wait()} before it was ready")
+        raise AssertionError(f"ended with {process.wait(PATIENCE)} before it was ready")
 
     yield start
     for process in processes:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        process.kill()
+        process.wait(PATIENCE)
+        process.close()
 
 
 async def test_the_openai_client_works_through_the_gateway(engine, spawn) -> None:
@@ -108,7 +109,7 @@ async def test_a_signal_lets_streams_finish_and_the_process_ends_with_0(
     finish.set()
     assert (await running).endswith(b"[DONE]\n\n")
     async with asyncio.timeout(PATIENCE):
-        assert await process.wait() == 0
+        assert await asyncio.to_thread(process.wait) == 0
     assert len(fake.seen) == 1
 
 
@@ -140,7 +141,7 @@ async def test_the_end_of_the_drain_time_cuts_streams_with_an_error_event_and_en
     process.terminate()
     async with asyncio.timeout(PATIENCE):
         got = await running
-        assert await process.wait() == 1
+        assert await asyncio.to_thread(process.wait) == 1
     assert got.startswith(b"data: ")
     assert b'"code":"draining"' in got.split(b"\n\n")[-3]
     await eventually(lambda: fake.active == 0, PATIENCE)
@@ -156,7 +157,7 @@ async def test_a_second_signal_hurries(engine, spawn, client, eventually) -> Non
     await draining(client, url)
     process.terminate()
     async with asyncio.timeout(PATIENCE):
-        assert await process.wait() == 1
+        assert await asyncio.to_thread(process.wait) == 1
         assert await running == 503
 
 
@@ -187,26 +188,21 @@ async def _answered(client, url, body) -> int:
     ],
 )
 async def test_wrong_usage_ends_with_its_code_and_says_why(options, code, said) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, *options, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    out, err = await process.communicate()
-    assert process.returncode == code
-    assert said in " ".join(err.decode().split())
-    assert out == b""
+    done = await asyncio.to_thread(partial(FORK_SERVER.run, *COMMAND, *options, env=os.environ))
+    assert done.returncode == code
+    assert said in " ".join(done.stderr.split())
+    assert done.stdout == ""
 
 
 async def test_options_come_from_the_environment(engine) -> None:
     fake = await engine()
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        stderr=asyncio.subprocess.PIPE,
-        env={"MAMBASERVE_BACKEND": fake.url, "MAMBASERVE_PORT": "0", "PATH": ""},
+    process = FORK_SERVER.start(
+        *COMMAND, env={"MAMBASERVE_BACKEND": fake.url, "MAMBASERVE_PORT": "0", "PATH": ""}
     )
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE):
-        while b"ready at" not in (line := await process.stderr.readline()):
+        while "ready at" not in (line := await asyncio.to_thread(process.stderr.readline)):
             assert line
     process.terminate()
-    await process.communicate()
-    assert process.returncode == 0
+    assert await asyncio.to_thread(process.wait) == 0
+    process.close()
