@@ -1,0 +1,86 @@
+"""Forked processes are like any others: arguments, environment, folder, exit codes, signals."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from eventually import PATIENCE
+from prefork import FORK_SERVER, ForkedProcess
+
+
+def run(code: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return FORK_SERVER.run("-c", code, *arguments, env={"PATH": os.environ["PATH"], **more})
+
+
+def test_a_child_has_its_own_arguments_environment_and_folder(tmp_path: Path) -> None:
+    code = "import os, sys; print(sys.argv[1:], sorted(os.environ), os.getcwd()); print('e', file=sys.stderr)"
+    done = FORK_SERVER.run("-c", code, "one", env={"MINE": "1"}, cwd=tmp_path)
+    assert done.stdout.split("\n")[0] == f"['one'] ['MINE'] {tmp_path}"
+    assert (done.returncode, done.stderr) == (0, "e\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("raise SystemExit(7)", 7),
+        ("raise SystemExit('said')", 1),
+        ("1 / 0", 1),
+        ("import os; os._exit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import atexit; atexit.register(print, 'last')", 0),
+    ],
+)
+def test_it_ends_as_a_program_does(code: str, exit_code: int) -> None:
+    done = run(code)
+    assert done.returncode == exit_code
+    assert ("ZeroDivisionError" in done.stderr) is ("/" in code)
+    assert ("last" in done.stdout) is ("atexit" in code)
+
+
+def test_a_module_runs_as_the_main_one() -> None:
+    done = FORK_SERVER.run("-m", "mamba_cli", "--version", env=os.environ)
+    assert (
+        done.stdout
+        == subprocess.run(
+            [str(Path(sys.executable).with_name("mambaserve")), "--version"], capture_output=True, text=True
+        ).stdout
+    )
+
+
+def sleeping() -> ForkedProcess:
+    process = FORK_SERVER.start("-c", "import time; print('up', flush=True); time.sleep(999)", env=os.environ)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_signals_reach_it_and_its_end_is_known() -> None:
+    process = sleeping()
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.terminate()
+    assert process.wait(PATIENCE) == -signal.SIGTERM
+    assert process.poll() == -signal.SIGTERM
+    process.kill()  # it is gone: nobody else gets this
+    process.close()
+
+
+def test_children_end_in_any_order() -> None:
+    many = [sleeping() for _ in range(5)]
+    for process in (many[3], many[0], many[4], many[1], many[2]):
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        process.close()
+
+
+def test_threads_may_start_them_at_once() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        done = list(threads.map(lambda n: run("import sys; print(sys.argv[1])", str(n)).stdout, range(16)))
+    assert done == [f"{n}\n" for n in range(16)]
