@@ -149,7 +149,7 @@ class CompletionRequest(GenerationRequest):
     @field_validator("prompt")
     @classmethod
     def _not_empty(cls, value: str | list[Any]) -> str | list[Any]:
-        if isinstance(value, list) and (not value or any(item == [] for item in value)):
+        if isinstance(value, list) and (not value or [] in value):
             raise ValueError("must not be an empty list")
         return value
 

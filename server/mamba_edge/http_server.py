@@ -7,6 +7,7 @@ clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the envel
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 from collections.abc import Iterator
 from typing import Any, cast
@@ -26,6 +27,7 @@ from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
 """Most bytes of a request line with its headers."""
+_NO_CONTEXT = contextvars.Context()
 
 
 class _Refused(Exception):
@@ -109,6 +111,16 @@ class LimitedProtocol(HttpToolsProtocol):
         """The last byte of a request."""
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The last byte of an answer: an idle connection keeps nothing of its last request.
+
+        Neither its headers and scope nor, through the timer of the idle connection, what the context of the
+        request's task refers to.
+        """
+        _NO_CONTEXT.copy().run(super().on_response_complete)
+        if not self.pipeline and self.cycle.response_complete and not (self._in_head or self._in_body):
+            self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
 
     def _watch(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete

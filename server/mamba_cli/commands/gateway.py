@@ -18,6 +18,7 @@ def run(given: dict[str, Any]) -> int:
     import uvloop
     from pydantic import ValidationError
 
+    from mamba_edge import process_memory
     from mamba_edge.listener import CannotListen
     from mamba_gateway.server import serve
     from mamba_gateway.settings import GatewaySettings
@@ -30,11 +31,12 @@ def run(given: dict[str, Any]) -> int:
     set_up_logs(level=settings.log_level, process="gateway")
 
     def ready(url: str) -> None:
+        process_memory.freeze()
         print(f"mambaserve gateway ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(settings, ready))
+            return runner.run(process_memory.kept_low(serve(settings, ready)))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except CannotListen as error:

@@ -5,24 +5,24 @@ this kind asks the guard and enters the drain first, reads within the limits, an
 NaN, broken UTF-8 and endless nesting; validation against the typed body is FastAPI's.
 """
 
-import gc
+import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai_fields import NOT_SUPPORTED
-from mamba_edge.application import Guard
-from mamba_edge.errors import InvalidRequest
+from mamba_edge.application import Guard, wrong_fields
 from mamba_edge.request_body import BODY_SECONDS, read_body
 from mamba_server.api.errors import UnsupportedMediaType
+from mamba_server.api.json_fields import LARGE, JsonFields, no_collections
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -35,10 +35,10 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 class JsonRequest(Request):
     """A request whose body has arrived and is a JSON object."""
 
-    def __init__(self, request: Request, body: bytes) -> None:
+    def __init__(self, request: Request, body: bytes, fields: dict[str, Any]) -> None:
         super().__init__(request.scope, request.receive)
         self._bytes = body
-        self.fields = parse_json_object(body)
+        self.fields = fields
 
     async def body(self) -> bytes:
         """The bytes that came."""
@@ -78,7 +78,25 @@ def limited_route(
             model = self.body_field.field_info.annotation
             assert isinstance(model, type)
             assert issubclass(model, BaseModel)
-            unknown = UnknownFields(frozenset(model.model_fields) | frozenset(NOT_SUPPORTED))
+            known = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED)
+            unknown, reader, large = UnknownFields(known), JsonFields(known), asyncio.Lock()
+
+            async def answer(request: Request, body: bytes) -> Response:
+                fields = await reader.read(body)
+                unknown.tell(fields)
+                if len(body) >= LARGE:
+                    await asyncio.sleep(0)
+                parsed = JsonRequest(request, body, fields)
+                del fields
+                try:
+                    return await handler(parsed)
+                except RequestValidationError as error:
+                    refusal = wrong_fields(error)
+                    error.__traceback__ = None  # its frames have what was parsed, and one has the error
+                finally:
+                    parsed.fields = {}
+                # What was parsed is gone by now: nobody searches it for garbage.
+                raise refusal
 
             async def handle(request: Request) -> Response:
                 require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
@@ -90,9 +108,12 @@ def limited_route(
                     share=request.scope["body_share"],
                 )
                 request.scope["body_bytes"] = len(body)
-                parsed = JsonRequest(request, body)
-                unknown.tell(parsed.fields)
-                return await handler(parsed)
+                if len(body) < LARGE:
+                    return await answer(request, body)
+                # One at a time, and others' small ones between its pieces.
+                async with large:
+                    with no_collections():
+                        return await answer(request, body)
 
             return handle
 
@@ -108,30 +129,6 @@ def require_json(content_type: str | None, encoding: str | None = None) -> None:
     kind = ("application/json" if content_type is None else content_type).partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(f"the body must be application/json, not {kind[:80]!r}")
-
-
-def parse_json_object(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidRequest saying where the JSON breaks."""
-    try:
-        with _no_collections():
-            fields = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(fields, dict):
-        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-    return fields
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """JSON has no cycles: looking for them while it is parsed takes most of the time of many small lists."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class UnknownFields:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from mamba_edge import process_memory
 from mamba_edge.api_keys import KeyFile, KeyFileError
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
@@ -243,8 +244,13 @@ def serve(
     Raises ServeError with what to do.
     """
 
+    def announce(line: str) -> None:
+        process_memory.freeze()
+        print_line(line)
+
     async def main() -> int:
-        return await Server(settings, command=command, watch=watch).run()
+        server = Server(settings, command=command, announce=announce, watch=watch)
+        return await process_memory.kept_low(server.run())
 
     set_up_logs(level=settings.log_level, process="api")
     # It tells of starts and stops that we tell of better; its warnings and errors are welcome.

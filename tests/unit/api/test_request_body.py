@@ -7,7 +7,8 @@ import pytest
 
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.errors import UnsupportedMediaType
-from mamba_server.api.request_body import parse_json_object, require_json
+from mamba_server.api.json_fields import parse_json_object
+from mamba_server.api.request_body import require_json
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"a": NaN}', b'{"a": "\xff"}', b"\x00"])

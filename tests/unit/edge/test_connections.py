@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import weakref
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -354,3 +356,46 @@ async def test_bodies_beyond_the_budget_are_refused_until_others_are_gone(served
     finishing = asyncio.create_task(finish_all(served.api, 1))
     assert b" 200 " in await served.says(request(prompt("x"), "Connection: close"))
     await finishing
+
+
+class Kept:
+    """Something of a request."""
+
+
+of_the_request: ContextVar[Kept] = ContextVar("of_the_request")
+
+
+async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
+    kept: list[weakref.ref[Kept]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        in_scope, in_context = Kept(), Kept()
+        kept.extend((weakref.ref(in_scope), weakref.ref(in_context)))
+        scope["kept"] = in_scope
+        of_the_request.set(in_context)
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    listener = listen("127.0.0.1", 0)
+    server = HttpServer(app, last_bytes_seconds=3)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
+    for count in (1, 2):
+        writer.write(request(b"{}"))
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+        await until(lambda: not server.server_state.tasks)
+        assert len(kept) == 2 * count
+        assert [one() for one in kept] == [None] * len(kept)
+    writer.close()
+    server.should_exit = True
+    await running
+    listener.close()
+
+
+async def test_a_body_that_comes_after_its_answer_is_passed_over(served: Served) -> None:
+    reader, writer = await served.connect(request(b"", "Content-Encoding: gzip", length=5))
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 415 ")
+    writer.write(b"12345" + b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).endswith(b'{"status":"alive"}')

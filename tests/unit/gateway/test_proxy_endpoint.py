@@ -26,7 +26,7 @@ from mamba_gateway.errors import NoEndpoint, UpstreamLost
 from mamba_gateway.proxy_endpoint import routing_fields
 from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
-from mamba_server.api.request_body import parse_json_object
+from mamba_server.api.json_fields import parse_json_object
 from mamba_telemetry.traces import incoming
 from proxy_harness import ProxyHarness, Script, begun, fine, hang
 
