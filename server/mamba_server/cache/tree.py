@@ -271,7 +271,7 @@ class RadixTree:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
-        node.stamp += 1
+        self.eviction.withdraw(node)
         if node.ghost is not None:
             node.ghost.node = node.ghost.heir = None
             node.ghost = None
@@ -289,7 +289,7 @@ class RadixTree:
         key = self._key(node.token_ids)
         del parent.children[key]
         self._evicted.pop(id(node), None)
-        node.stamp += 1
+        self.eviction.withdraw(node)
         node.parent = None
         self.nodes -= 1
         self.pages -= len(node.pages)
