@@ -59,6 +59,10 @@ class TreeEvent:
     depth: int
 
 
+def _nobody(pages: Pages, change: int) -> None:
+    """Where no arena asks for pins."""
+
+
 class RadixTree:
     """Prefixes of one fingerprint. `page_size` tokens per page."""
 
@@ -73,6 +77,8 @@ class RadixTree:
         self.locked_pages = 0
         self.locked_states = 0
         self.on_event: Callable[[TreeEvent], None] | None = None
+        self.on_pin: Callable[[Pages, int], None] = _nobody
+        """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
         self._first_pages: Counter[bytes] = Counter()
         """Under how many salts there are prompts that begin with a page."""
@@ -141,6 +147,7 @@ class RadixTree:
         while at is not None:
             if not at.kv_lock:
                 self.locked_pages += len(at.pages)
+                self.on_pin(at.pages, 1)
             at.kv_lock += 1
             at = at.parent
         if state:
@@ -158,6 +165,7 @@ class RadixTree:
             parent = at.parent
             if not at.kv_lock:
                 self.locked_pages -= len(at.pages)
+                self.on_pin(at.pages, -1)
                 if parent is not None:
                     self.eviction.offer(at)
                 elif not at.children:
@@ -321,12 +329,16 @@ class RadixTree:
 
     def walk(self) -> Iterator[Node]:
         """Every node but the roots."""
-        stack = list(self.roots.values())
-        while stack:
-            node = stack.pop()
+        below = [iter(self.roots.values())]
+        while below:
+            node = next(below[-1], None)
+            if node is None:
+                below.pop()
+                continue
             if node.parent is not None:
                 yield node
-            stack.extend(node.children.values())
+            if node.children:
+                below.append(iter(node.children.values()))
 
     @staticmethod
     def bare_below(node: Node) -> list[Node] | None:

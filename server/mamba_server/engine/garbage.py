@@ -7,6 +7,8 @@ its reference counts. The engine process calls this once, when it has booted.
 
 import gc
 
+OFTEN = 1
+"""Collections of the youngest before one of the middle generation: few objects each, as many in all."""
 SELDOM = 1 << 30
 """Collections of the middle generation before a full one: never, as long as a process lives."""
 
@@ -15,5 +17,4 @@ def search_young_objects_alone() -> None:
     """Look from now on for cycles among new objects only: that takes as long however much is cached."""
     gc.collect()
     gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, SELDOM)
+    gc.set_threshold(gc.get_threshold()[0], OFTEN, SELDOM)

@@ -31,6 +31,8 @@ from mamba_server.wire import (
 )
 
 STATS_SECONDS = 0.5
+MOST_MESSAGES = 32
+"""Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
 CHECK_SECONDS = 0.002
 """How long the recount goes on before it looks for messages."""
 
@@ -54,15 +56,16 @@ class Port:
         self._push.send(self._encode(message))
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """All that has come; waits up to `timeout` seconds for the first."""
+        """What has come, a few at most; waits up to `timeout` seconds for the first."""
         out: list[ToEngine] = []
         if timeout > 0 and not self._pull.poll(int(timeout * 1000)):
             return out
-        while True:
+        while len(out) < MOST_MESSAGES:
             try:
                 out.append(self._decode(self._pull.recv(zmq.NOBLOCK)))
             except zmq.Again:
-                return out
+                break
+        return out
 
     def close(self) -> None:
         self._pull.close()
