@@ -14,6 +14,7 @@ from mamba_server.cache import ledger
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import DeviceLost
+from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.stats import collect
 from mamba_server.wire import (
     AbortRequest,
@@ -123,6 +124,7 @@ class EngineProcess:
                 self._port.send(self._admin.answer(message))
 
     def _after_step(self) -> None:
+        search_new_objects()
         if self._core.idle and not self._checked:
             self._check()
         if self._clock() >= self._next_stats:

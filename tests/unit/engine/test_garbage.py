@@ -2,12 +2,13 @@
 
 import gc
 import random
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_server.engine.garbage import search_young_objects_alone
+from mamba_server.engine.garbage import never_search_old_objects, search_new_objects
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,7 @@ def _restored() -> Iterator[None]:
 
 
 def test_young_objects_are_searched_and_old_ones_never_again() -> None:
-    search_young_objects_alone()
+    never_search_old_objects()
     assert gc.get_freeze_count() > 0
     before = [generation["collections"] for generation in gc.get_stats()]
     kept: list[list[int]] = [[] for _ in range(200_000)]
@@ -31,6 +32,24 @@ def test_young_objects_are_searched_and_old_ones_never_again() -> None:
     assert young > 50
     assert middle > 5
     assert full == 0
+
+
+def young() -> int:
+    return len(gc.get_objects(0)) + len(gc.get_objects(1))
+
+
+def test_objects_grow_old_with_the_step_that_made_them_however_many_go_as_they_come() -> None:
+    never_search_old_objects()
+    cached: deque[list[int]] = deque([] for _ in range(10_000))
+    search_new_objects()
+    before = young()
+    for _ in range(100):
+        for _ in range(100):
+            cached.popleft()
+            cached.append([])
+        search_new_objects()
+    assert len(cached) == 10_000
+    assert young() < before + 500
 
 
 def test_a_busy_engine_leaves_no_cycles() -> None:

@@ -161,8 +161,7 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
         gc.unfreeze()
         gc.set_threshold(*before)
     ((threshold, frozen),) = seen
-    assert threshold[0] == before[0]
-    assert threshold[1] <= before[1]
+    assert threshold[:2] == before[:2]
     assert threshold[2] > 1_000_000
     assert frozen > 0
 
