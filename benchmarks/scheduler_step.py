@@ -1,16 +1,19 @@
 """CPU time of the scheduler per step: plan, device arrays, commit, at 1, 32 and 256 running sequences.
 
 No model: the runner builds the real step arrays and answers at once, so what is timed is what the engine's
-own Python costs while a device works. `python benchmarks/scheduler_step.py`; prints a table.
+own Python costs while a device works. Then the worst steps where much is waiting or cached: 10,000 cache
+salts, and 250,000 resident pages with prompts of 20,000 tokens. `python benchmarks/scheduler_step.py`; prints
+two tables. All is CPU time of the thread, garbage collection included: compare runs side by side.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from mamba_planner.strategy import reservation
+from mamba_server.cache import ledger
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -18,6 +21,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore, StepResult
 from mamba_server.engine.forward_stream import InlineStream
+from mamba_server.engine.garbage import never_search_old_objects, search_new_objects
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
@@ -42,23 +46,30 @@ class InstantRunner:
         return lambda: lambda: StepResult(tokens)
 
 
-def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
-    """Milliseconds per decode step, medians over a few hundred steps with `running` sequences."""
-    pages_per_slab = 100
-    slabs = 4 * running + running * (PROMPT + OUTPUT) // PAGE // pages_per_slab + 50
+def engine(
+    slabs: int, pages_per_slab: int, running: int, length: int, strategy: str = "ExtraBuffer"
+) -> tuple[EngineCore, InstantRunner]:
+    """A core over that arena, for `running` sequences of `length` tokens; any number may wait."""
     cache = StateCache(
         Arena(slabs, pages_per_slab),
         RadixTree(PAGE, Eviction("RecomputeCost")),
-        PersistentBatch(running, 8192 // PAGE),
+        PersistentBatch(running, length // PAGE),
         reservation(strategy, overlap=True),
         track_interval=256,
         cap=4,
     )
     runner = InstantRunner(cache.batch)
     core = EngineCore(
-        Scheduler(cache, Limits(8192, CHUNK, running, 8192)), InlineStream(), runner,
-        overlap=True, eos_token_ids=frozenset({0}),
+        Scheduler(cache, Limits(8192, CHUNK, running, length)), InlineStream(), runner,
+        overlap=True, eos_token_ids=frozenset({0}), max_waiting=1 << 20,
     )  # fmt: skip
+    return core, runner
+
+
+def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
+    """Milliseconds per decode step, medians over a few hundred steps with `running` sequences."""
+    slabs = 4 * running + running * (PROMPT + OUTPUT) // PAGE // 100 + 50
+    core, runner = engine(slabs, 100, running, 8192, strategy)
     rng = np.random.default_rng(0)
     for index in range(running):
         prompt = rng.integers(1, 1000, PROMPT).tolist()
@@ -79,11 +90,91 @@ def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
     }
 
 
+def timed(call: Callable[[], object]) -> float:
+    """Milliseconds of CPU time."""
+    began = time.thread_time()
+    call()
+    return 1e3 * (time.thread_time() - began)
+
+
+def beat(core: EngineCore) -> None:
+    """What the engine process does for a step."""
+    core.step()
+    search_new_objects()
+
+
+def until_idle(core: EngineCore) -> Iterator[float]:
+    while not core.idle:
+        yield timed(lambda: beat(core))
+
+
+def with_salts(salts: int = 10_000) -> dict[str, list[float]]:
+    """One short prompt each of so many cache salts waits; the arena holds a fraction of them."""
+    core, _ = engine(3000, 32, 128, 8192)
+    rng = np.random.default_rng(0)
+    requests = [
+        AddRequest(
+            f"r{number}", rng.integers(1, 1000, int(rng.integers(40, 400))).tolist(),
+            SamplingParams(max_tokens=4), cache_salt=f"salt{number}",
+        )
+        for number in range(salts)
+    ]  # fmt: skip
+    added = [timed(lambda request=request: core.add(request)) for request in requests]
+    # The engine process takes in a few between two steps.
+    search_new_objects()
+    return {f"{salts:,} salts: add one": added, f"{salts:,} salts: step": list(until_idle(core))}
+
+
+def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]:
+    """Prefixes of `pages` pages are resident; answers are written and long prompts come between."""
+    core, _ = engine(pages * 17 // 100, 10, 128, 32_768)
+    rng = np.random.default_rng(0)
+    stems = [rng.integers(1, 30_000, 512).tolist() for _ in range(50)]
+    number = 0
+
+    def add(prompt: list[int], answer: int) -> None:
+        nonlocal number
+        number += 1
+        core.add(AddRequest(f"r{number}", prompt, SamplingParams(max_tokens=answer)))
+
+    filling = []
+    while core.cache.tree.pages < pages and core.cache.counters.evicted < 1000:
+        while len(core.scheduler.waiting) < 16:
+            add(stems[number % 50] + rng.integers(1, 30_000, int(rng.integers(100, 900))).tolist(), 4)
+        filling.append(timed(lambda: beat(core)))
+    filling.extend(until_idle(core))
+    resident = core.cache.tree.pages
+    for _ in range(32):
+        add(rng.integers(1, 30_000, 100).tolist(), 4 * turns)
+    busy = []
+    for turn in range(turns):
+        if not turn % 5:
+            add(rng.integers(1, 30_000, 20_000).tolist(), 4)
+        busy.append(timed(lambda: beat(core)))
+    slices, ended = [], object()
+    recount = ledger.audit(core.cache)
+    last: list[object] = [None]
+    while last[-1] is not ended:
+        slices.append(timed(lambda: last.append(next(recount, ended))))
+    return {
+        f"{resident:,} pages: step of 8 starts": filling,
+        f"{resident:,} pages: step, 20,000 tokens": busy,
+        f"{resident:,} pages: recount slice": slices,
+        f"{resident:,} pages: what can be emptied": [timed(lambda: core.cache.arena.emptiable_slabs)],
+    }
+
+
 def main() -> None:
     print("running   step ms (plan + arrays + commit)   p99 ms   of which arrays ms")
     for running in (1, 32, 256):
         seen = measure(running)
         print(f"{running:7d}   {seen['step']:33.3f}   {seen['p99']:6.3f}   {seen['arrays']:18.3f}")
+    never_search_old_objects()
+    print("\nwhat                                       times   median ms   p99 ms   worst ms")
+    for what, taken in {**with_salts(), **with_pages()}.items():
+        taken.sort()
+        median, p99 = taken[len(taken) // 2], taken[int(0.99 * len(taken))]
+        print(f"{what:40s}   {len(taken):5d}   {median:9.3f}   {p99:6.3f}   {taken[-1]:8.3f}")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",
-        "        node.stamp += 1\n        if node.ghost", "        if node.ghost",
+        "        self.eviction.withdraw(node)\n        if node.ghost", "        if node.ghost",
     ),
     Mutant(
         "the cap of a path takes branch points", CACHE + "donation.py",

@@ -28,16 +28,21 @@ class JsonFields:
 
     def __init__(self, known: frozenset[str]) -> None:
         self._known = tuple(sorted(known))
+        self._one = asyncio.Lock()
         absent = msgspec.Raw(b"")
         self._pieces = msgspec.defstruct("Pieces", [(name, msgspec.Raw, absent) for name in self._known])
 
     async def read(self, body: bytes) -> dict[str, Any]:
         """The fields; of a large body with many names, only those that are known.
 
-        Raises InvalidRequest.
+        Large ones are read one at a time, and small ones between their pieces. Raises InvalidRequest.
         """
         if len(body) < LARGE:
             return parse_json_object(body)
+        async with self._one:
+            return await self._read(body)
+
+    async def _read(self, body: bytes) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         try:
             body.decode()  # strings that are passed over are not looked at below
@@ -53,6 +58,7 @@ class JsonFields:
             if len(memoryview(piece)):
                 await asyncio.sleep(0)
                 fields[name] = _value(name, piece)
+        await asyncio.sleep(0)
         return fields
 
 
@@ -61,7 +67,7 @@ def _value(name: str, piece: msgspec.Raw) -> Any:
     if name in SMALL and size > LARGE:
         raise InvalidRequest(f"{name}: takes {size} bytes, at most {LARGE} are accepted", param=name)
     try:
-        with no_collections():
+        with _no_collections():
             return from_json(memoryview(piece).tobytes(), allow_inf_nan=False)
     except ValueError as error:
         said = f"the body is not valid JSON: {name}: {error}"
@@ -71,7 +77,7 @@ def _value(name: str, piece: msgspec.Raw) -> Any:
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises InvalidRequest saying where the JSON breaks."""
     try:
-        with no_collections():
+        with _no_collections():
             fields = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
@@ -81,7 +87,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
+def _no_collections() -> Iterator[None]:
     """JSON has no cycles: looking for them while it is parsed takes most of the time of many small lists."""
     enabled = gc.isenabled()
     gc.disable()

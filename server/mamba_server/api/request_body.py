@@ -5,7 +5,6 @@ this kind asks the guard and enters the drain first, reads within the limits, an
 NaN, broken UTF-8 and endless nesting; validation against the typed body is FastAPI's.
 """
 
-import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,7 @@ from mamba_api.openai_fields import NOT_SUPPORTED
 from mamba_edge.application import Guard, wrong_fields
 from mamba_edge.request_body import BODY_SECONDS, read_body
 from mamba_server.api.errors import UnsupportedMediaType
-from mamba_server.api.json_fields import LARGE, JsonFields, no_collections
+from mamba_server.api.json_fields import JsonFields
 from mamba_telemetry.logs import get_logger
 
 log = get_logger(__name__)
@@ -79,24 +78,7 @@ def limited_route(
             assert isinstance(model, type)
             assert issubclass(model, BaseModel)
             known = frozenset(model.model_fields) | frozenset(NOT_SUPPORTED)
-            unknown, reader, large = UnknownFields(known), JsonFields(known), asyncio.Lock()
-
-            async def answer(request: Request, body: bytes) -> Response:
-                fields = await reader.read(body)
-                unknown.tell(fields)
-                if len(body) >= LARGE:
-                    await asyncio.sleep(0)
-                parsed = JsonRequest(request, body, fields)
-                del fields
-                try:
-                    return await handler(parsed)
-                except RequestValidationError as error:
-                    refusal = wrong_fields(error)
-                    error.__traceback__ = None  # its frames have what was parsed, and one has the error
-                finally:
-                    parsed.fields = {}
-                # What was parsed is gone by now: nobody searches it for garbage.
-                raise refusal
+            unknown, reader = UnknownFields(known), JsonFields(known)
 
             async def handle(request: Request) -> Response:
                 require_json(request.headers.get("content-type"), request.headers.get("content-encoding"))
@@ -108,12 +90,16 @@ def limited_route(
                     share=request.scope["body_share"],
                 )
                 request.scope["body_bytes"] = len(body)
-                if len(body) < LARGE:
-                    return await answer(request, body)
-                # One at a time, and others' small ones between its pieces.
-                async with large:
-                    with no_collections():
-                        return await answer(request, body)
+                fields = await reader.read(body)
+                unknown.tell(fields)
+                try:
+                    return await handler(JsonRequest(request, body, fields))
+                except RequestValidationError as error:
+                    refusal = wrong_fields(error)
+                    error.__traceback__ = None  # its frames have what was parsed, and one has the error
+                # What was parsed is gone by now: nobody searches it for garbage.
+                del fields
+                raise refusal
 
             return handle
 

@@ -50,8 +50,10 @@ class Grant:
     pages: Pages
 
 
+_KEPT = (PageOwner.SEQUENCE, PageOwner.FENCED)
+"""Whose pages do not come back by eviction."""
 _FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
-SLICE = 1024
+SLICE = 512
 """Slabs or nodes that a check looks at before others may have their turn."""
 NO_PAGES: Pages = np.empty(0, np.int32)
 
@@ -84,6 +86,8 @@ class Arena:
         self.pages_by_owner = [0] * 5
         """How many pages each owner but FREE has."""
         self.pages_by_owner[PageOwner.PADDING] = max(1, pages_per_slab)
+        self._kept: Pages = np.zeros(slabs, np.int32)
+        """Of each slab, the pages that eviction cannot give back, and the pins on those that it could."""
         self._fenced_slots: list[tuple[int, int]] = []
         self._fenced_pages: list[tuple[int, Pages]] = []
 
@@ -98,6 +102,11 @@ class Arena:
     def free_pages(self) -> int:
         """Pages that could be given at once (0 needed for a pure recurrent model)."""
         return self._partial_free + len(self._free_slabs) * self.pages_per_slab
+
+    @property
+    def emptiable_slabs(self) -> int:
+        """Slabs that are free, or would be if every page of the tree that is not pinned were given back."""
+        return self.slabs - 1 - sum(self.slots_by_state.values()) - int(np.count_nonzero(self._kept))
 
     @property
     def partial_pages(self) -> int:
@@ -194,6 +203,14 @@ class Arena:
         self.page_owner[pages] = after
         self.pages_by_owner[before] -= len(pages)
         self.pages_by_owner[after] += len(pages)
+        change = (after in _KEPT) - (before in _KEPT)
+        if change:
+            self.pin(pages, change)
+
+    def pin(self, pages: Pages, change: int) -> None:
+        """`pages` have so many users more (or less) for whom eviction has to spare them."""
+        if self.pages_per_slab:
+            np.add.at(self._kept, pages // self.pages_per_slab, change)
 
     # --- give back -----------------------------------------------------------------------------------
 
@@ -263,15 +280,6 @@ class Arena:
                 f"W1: page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner}"
             )
 
-    def slabs_without(self, pinned: Pages) -> int:
-        """Slabs that would be free if every page of the tree but `pinned` were given back."""
-        if not self.pages_per_slab:
-            return len(self._free_slabs)
-        stays = (self.page_owner == PageOwner.SEQUENCE) | (self.page_owner == PageOwner.FENCED)
-        stays[pinned] = True
-        empty = ~stays.reshape(self.slabs, self.pages_per_slab).any(axis=1)
-        return sum(1 for slab in range(1, self.slabs) if empty[slab] and self._role[slab] in (_FREE, _PAGES))
-
     # --- account -------------------------------------------------------------------------------------
 
     def slots_of(self, slabs: range) -> Iterator[tuple[int, SlotState]]:
@@ -285,22 +293,28 @@ class Arena:
 
         Done when it is used up, some slabs at a time. Raises LedgerViolation.
         """
-        roles = self._role.count(_FREE)
-        if roles != len(self._free_slabs) or len(set(self._free_slabs)) != len(self._free_slabs):
+        roles, listed = self._role.count(_FREE), np.zeros(self.slabs, np.int8)
+        for first in range(0, len(self._free_slabs), SLICE):
+            listed[self._free_slabs[first : first + SLICE]] = 1
+            yield
+        if roles != len(self._free_slabs) or int(np.count_nonzero(listed)) != roles:
             raise LedgerViolation(f"W5: {roles} free slabs, {len(self._free_slabs)} on the free list")
         partial_free = 0
         states = dict.fromkeys(SlotState, 0)
         of_slabs = self.page_owner.reshape(self.slabs if self.pages_per_slab else 1, -1)
-        free_pages = (of_slabs == PageOwner.FREE).sum(axis=1).tolist()
+        free_pages: list[int] = []
         for slab in range(1, self.slabs):
-            if not slab % SLICE:
+            if slab % SLICE == 1:
                 yield
+                free_pages = np.count_nonzero(
+                    of_slabs[slab : slab + SLICE] == PageOwner.FREE, axis=1
+                ).tolist()
             if self._role[slab] == _PAGES:
-                free = self._free_pages[slab]
-                partial_free += len(free)
-                if free_pages[slab] != len(free):
-                    raise LedgerViolation(f"W5: slab {slab} has {len(free)} free pages, account differs")
-                if len(free) == self.pages_per_slab:
+                count = len(self._free_pages[slab])
+                partial_free += count
+                if free_pages[(slab - 1) % SLICE] != count:
+                    raise LedgerViolation(f"W5: slab {slab} has {count} free pages, account differs")
+                if count == self.pages_per_slab:
                     raise LedgerViolation(f"W5: slab {slab} is empty but still has the role of pages")
             elif self._role[slab] == _SLOT:
                 states[self._slot_state[slab]] += 1
@@ -316,3 +330,11 @@ class Arena:
         owners = np.bincount(self.page_owner, minlength=5).tolist()
         if owners[1:] != self.pages_by_owner[1:]:
             raise LedgerViolation(f"W5: pages by owner are {owners}, counted {self.pages_by_owner}")
+
+    def check_pins(self, pinned: Pages) -> None:
+        """Slabs are kept by pages of sequences and by those in use of the tree. Raises LedgerViolation."""
+        own = np.flatnonzero((self.page_owner == PageOwner.SEQUENCE) | (self.page_owner == PageOwner.FENCED))
+        kept = np.bincount(np.concatenate([own, pinned]) // self.pages_per_slab, minlength=self.slabs)
+        odd = np.flatnonzero(kept != self._kept)
+        if len(odd):
+            raise LedgerViolation(f"W5: slabs {odd[:5].tolist()} are kept {kept[odd[:5]].tolist()} times")

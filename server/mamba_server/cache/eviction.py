@@ -6,24 +6,23 @@ checkpoint, over the slabs of its state and of the pages that only it can resume
 bound on what a cache of this size can save. Called by the tree, the reclaimer and the state cache.
 """
 
-import heapq
-import itertools
 import math
 from typing import Literal
 
 from mamba_server.cache.ghosts import Ghost, GhostTree
 from mamba_server.cache.node import Node
+from mamba_server.cache.victims import Victims
 
 Policy = Literal["RecomputeCost", "LRU"]
 
 
 class Eviction:
-    """A lazily repaired heap of nodes; entries of nodes that changed or are locked are skipped."""
+    """The nodes that may go, in the order in which they would; those that are locked are passed over."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._checkpoints = Heap()
-        self._bare = Heap()
+        self._checkpoints = Victims()
+        self._bare = Victims()
         self._clock = 0.0
         self._ghosts: GhostTree | None = None
         self._pages_per_slab = 0
@@ -44,9 +43,11 @@ class Eviction:
         """What `node` is worth just now: the least goes first."""
         if self.policy == "LRU" or not node.slot:
             return node.used_at
-        # Of what the ghost tree has forgotten nothing is known but that it is old.
-        unknown = self._ghosts.unknown if self._ghosts is not None else 1.0
-        rate = node.ghost.rate if node.ghost is not None else unknown
+        if node.ghost is not None:
+            rate = node.ghost.rate
+        else:
+            # Of what the ghost tree has forgotten nothing is known but that it is old.
+            rate = self._ghosts.unknown if self._ghosts is not None else 1.0
         return self.worth(rate, node.depth - node.checkpoint_above(), node.own_pages())
 
     def worth(self, rate: float, tokens: int, pages: int) -> float:
@@ -71,15 +72,19 @@ class Eviction:
     def offer(self, node: Node) -> None:
         """`node` may be a victim (again)."""
         node.priority = self.weigh(node)
-        node.stamp += 1
-        (self._checkpoints if node.slot else self._bare).push(node)
+        (self._checkpoints if node.slot else self._bare).put(node)
+
+    def withdraw(self, node: Node) -> None:
+        """`node` is no victim until it is offered again."""
+        if node.victims is not None:
+            node.victims.remove(node)
 
     def bare(self) -> Node | None:
-        """The least recently used node without a checkpoint, out of the heap; None if there is none."""
+        """Take out the least recently used node without a checkpoint; None if there is none."""
         return self._bare.pop()
 
     def checkpoint(self) -> Node | None:
-        """The node with the least valuable checkpoint, out of the heap; None if there is none."""
+        """Take out the node with the least valuable checkpoint; None if there is none."""
         while (node := self._checkpoints.pop()) is not None:
             current = self.weigh(node)
             if current > node.priority:
@@ -92,29 +97,3 @@ class Eviction:
     def evicted(self, node: Node) -> None:
         """`node` is the victim: the checkpoint above it serves who comes back."""
         self.inherit(node.above(), node.ghost)
-
-
-class Heap:
-    """Nodes by priority. An entry is out of date once its node's stamp has changed or it left the tree."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, int, Node]] = []
-        self._order = itertools.count()
-        self._compact_at = 4096
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def push(self, node: Node) -> None:
-        heapq.heappush(self._entries, (node.priority, next(self._order), node.stamp, node))
-        if len(self._entries) > self._compact_at:
-            self._entries = [entry for entry in self._entries if entry[2] == entry[3].stamp]
-            heapq.heapify(self._entries)
-            self._compact_at = max(4096, 2 * len(self._entries))
-
-    def pop(self) -> Node | None:
-        while self._entries:
-            _, _, stamp, node = heapq.heappop(self._entries)
-            if stamp == node.stamp and node.parent is not None:
-                return node
-        return None

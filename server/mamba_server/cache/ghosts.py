@@ -6,8 +6,6 @@ from. One request uses one place, the deepest that it begins with. Called by the
 holds pages or slots.
 """
 
-import heapq
-import itertools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -63,7 +61,7 @@ class Ghost:
         self.at = 0
         """The bin of its age."""
         self.due = 0
-        """When it leaves that bin; entries of the clock that say otherwise are out of date."""
+        """When it leaves that bin; where the clock says otherwise it is out of date."""
         self.returns: ReturnTimes | None = None
         """The statistics of its class."""
         self.node: Node | None = None
@@ -117,8 +115,8 @@ class GhostTree:
         self.bytes = 0
         self._root = Ghost(None, b"", Place.BRANCH)
         self._recent: OrderedDict[int, Ghost] = OrderedDict()
-        self._clock: list[tuple[int, int, Ghost]] = []
-        self._order = itertools.count()
+        self._clock: dict[int, list[Ghost]] = {}
+        """Who leaves the bin of its age at which request."""
         rng = np.random.default_rng(0)
         self._weights = rng.integers(1, 1 << 63, page_size, np.uint64) * np.uint64(2) + np.uint64(1)
         everything = self._everything = ReturnTimes(None)
@@ -226,7 +224,7 @@ class GhostTree:
         ghost.at = at
         ghost.returns.entered(at)
         ghost.due = ghost.since + EDGES[at + 1]
-        heapq.heappush(self._clock, (ghost.due, next(self._order), ghost))
+        self._clock.setdefault(ghost.due, []).append(ghost)
 
     def _use(self, ghost: Ghost, *, to_its_end: bool) -> None:
         """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
@@ -240,9 +238,8 @@ class GhostTree:
 
     def _age(self) -> Iterator[Ghost]:
         """Every ghost that has grown out of its bin enters the next."""
-        while self._clock and self._clock[0][0] <= self.now:
-            due, _, ghost = heapq.heappop(self._clock)
-            if due != ghost.due or ghost.parent is None:
+        for ghost in self._clock.pop(self.now, ()):
+            if ghost.due != self.now or ghost.parent is None:
                 continue
             at = min(bisect_right(EDGES, self.now - ghost.since) - 1, BINS - 1)
             if at < BINS - 1:

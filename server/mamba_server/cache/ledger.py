@@ -4,19 +4,21 @@
 event, the engine when it is idle, in slices. `account` is what metrics and the admin call show.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.arena import SLICE, PageOwner
+from mamba_server.cache.arena import NO_PAGES, SLICE, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
-from mamba_server.cache.node import Node
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.state_cache import StateCache
 
-PAGES_AT_ONCE = 1 << 15
+Nodes = npt.NDArray[np.object_]
+"""A slice of the tree's nodes; an array, as a young list would be searched for garbage with all it holds."""
+PAGES_AT_ONCE = 1 << 14
 """Pages that a check counts before others may have their turn."""
 
 
@@ -66,54 +68,62 @@ def check(cache: StateCache) -> None:
 
 
 def audit(cache: StateCache) -> Iterator[None]:
-    """`check` in slices of milliseconds; to be dropped when anything changes between two of them."""
+    """`check` in slices of a millisecond; to be dropped when anything changes between two of them."""
     yield from cache.arena.check_slabs()
-    nodes: list[Node] = []
-    for node in cache.tree.walk():
-        nodes.append(node)
-        if not len(nodes) % SLICE:
-            yield
+    nodes: list[Nodes] = []
+    walk = cache.tree.walk()
+    while part := list(itertools.islice(walk, SLICE)):
+        nodes.append(np.array(part, np.object_))
+        yield
     yield from _check_slots(cache, nodes)
     if cache.arena.pages_per_slab:
         yield from _check_pages(cache, nodes)
     yield from _check_tree(cache, nodes)
 
 
-def _check_slots(cache: StateCache, nodes: list[Node]) -> Iterator[None]:
+def _check_slots(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
-    held: list[int] = []
-    for allocation in cache.allocations.values():
-        held.append(allocation.live)
-        held.extend(allocation.tracking_slots)
-    cached = [node.slot for node in nodes if node.slot]
-    of_sequences: list[int] = []
-    of_tree: list[int] = []
+    of_sequences, of_tree = np.zeros(arena.slabs, np.int32), np.zeros(arena.slabs, np.int32)
     for first in range(1, arena.slabs, SLICE):
         for slot, state in arena.slots_of(range(first, min(first + SLICE, arena.slabs))):
             if state is SlotState.CACHED:
-                of_tree.append(slot)
+                of_tree[slot] = 1
             elif state is not SlotState.FENCED:
-                of_sequences.append(slot)
+                of_sequences[slot] = 1
         yield
-    _same("W1 slots of sequences", sorted(held), of_sequences)
-    _same("W1 slots of the tree", sorted(cached), of_tree)
+    held = np.zeros(arena.slabs, np.int32)
+    for allocation in cache.allocations.values():
+        np.add.at(held, [allocation.live, *allocation.tracking_slots], 1)
+    _same("W1 slots of sequences", held, of_sequences)
+    held[:] = 0
+    for part in nodes:
+        np.add.at(held, [node.slot for node in part], 1)
+        yield
+    # Of a node without a checkpoint.
+    held[0] = 0
+    _same("W1 slots of the tree", held, of_tree)
 
 
-def _check_pages(cache: StateCache, nodes: list[Node]) -> Iterator[None]:
+def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     held = np.zeros(len(arena.page_owner), np.int32)
-    seen = 0
-    for node in nodes:
-        held[node.pages] += 1
-        seen += len(node.pages) + 16
-        if seen > PAGES_AT_ONCE:
-            seen = 0
-            yield
-    twice = sum(len(node.pages) for node in nodes) - int(held.sum())
+    pinned: list[Pages] = [NO_PAGES]
+    seen = since = 0
+    for part in nodes:
+        for node in part:
+            held[node.pages] += 1
+            seen += len(node.pages)
+            if node.kv_lock:
+                pinned.append(node.pages)
+            if seen - since > PAGES_AT_ONCE:
+                since = seen
+                yield
+        yield
+    twice = seen - int(held.sum())
     if twice:
         raise LedgerViolation(f"W1 pages of the tree: {twice} are held twice by one node")
     yield
-    _same_pages("W1 pages of the tree", held, arena.page_owner == PageOwner.TREE)
+    _same("W1 pages of the tree", held, arena.page_owner == PageOwner.TREE)
     yield
     held[:] = 0
     for allocation in cache.allocations.values():
@@ -124,14 +134,16 @@ def _check_pages(cache: StateCache, nodes: list[Node]) -> Iterator[None]:
         if len(np.setdiff1d(shared, locked)):
             raise LedgerViolation("W8: a sequence uses a page of the tree that it has not locked")
         yield
-    _same_pages("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
+    _same("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
     yield
     arena.check_pages()
+    yield
+    arena.check_pins(np.concatenate(pinned))
 
 
-def _check_tree(cache: StateCache, nodes: list[Node]) -> Iterator[None]:
+def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     tree = cache.tree
-    checkpoints = pages = locked_pages = locked_states = 0
+    number = checkpoints = pages = locked_pages = locked_states = 0
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
@@ -139,7 +151,7 @@ def _check_tree(cache: StateCache, nodes: list[Node]) -> Iterator[None]:
             kv_locks[id(node)] = kv_locks.get(id(node), 0) + 1
         if allocation.match_node is not None:
             state_locks[id(allocation.match_node)] = state_locks.get(id(allocation.match_node), 0) + 1
-    for number, node in enumerate(nodes, 1):
+    for number, node in enumerate(itertools.chain.from_iterable(nodes), 1):
         assert node.parent is not None
         if not number % SLICE:
             yield
@@ -155,21 +167,17 @@ def _check_tree(cache: StateCache, nodes: list[Node]) -> Iterator[None]:
         pages += len(node.pages)
         locked_pages += len(node.pages) if node.kv_lock else 0
         locked_states += bool(node.state_lock)
-    counted = (len(nodes), checkpoints, pages, locked_pages, locked_states)
+    counted = (number, checkpoints, pages, locked_pages, locked_states)
     kept = (tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states)
     if counted != kept:
         raise LedgerViolation(f"W5: tree counts {counted}, kept {kept}")
 
 
-def _same_pages(what: str, held: npt.NDArray[np.int32], account: npt.NDArray[np.bool_]) -> None:
+def _same(
+    what: str, held: npt.NDArray[np.int32], account: npt.NDArray[np.int32] | npt.NDArray[np.bool_]
+) -> None:
     odd = np.flatnonzero(held != account)
     if len(odd):
         raise LedgerViolation(
             f"{what}: held {held.sum()}, account {account.sum()}, differ at {odd[:5].tolist()}"
         )
-
-
-def _same(what: str, left: list[int], right: list[int]) -> None:
-    if left != right:
-        odd = sorted(set(left) ^ set(right)) or [x for x in set(left) if left.count(x) > 1]
-        raise LedgerViolation(f"{what}: held {len(left)}, account {len(right)}, differ at {odd[:5]}")

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from mamba_server.cache.ghosts import Ghost
+    from mamba_server.cache.victims import Victims
 
 Tokens = npt.NDArray[np.int32]
 Pages = npt.NDArray[np.int32]
@@ -27,10 +28,11 @@ class Node:
         "produced_step",
         "salt",
         "slot",
-        "stamp",
         "state_lock",
         "token_ids",
         "used_at",
+        "victim_at",
+        "victims",
     )
 
     def __init__(self, parent: Optional["Node"], token_ids: Tokens, pages: Pages, salt: str) -> None:
@@ -50,8 +52,10 @@ class Node:
         self.used_at = 0.0
         """The eviction clock when it was made or hit last."""
         self.priority = 0.0
-        self.stamp = 0
-        """Changes whenever an entry of the eviction heap for this node is out of date."""
+        self.victims: Victims | None = None
+        """Among which it is, if it may be evicted."""
+        self.victim_at = 0
+        """Its place there."""
         self.salt = salt
 
     def shared_pages(self, token_ids: Tokens) -> int:

@@ -3,9 +3,7 @@
 Called by the state cache alone. Which checkpoint goes first is the eviction policy's business.
 """
 
-import numpy as np
-
-from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, Grant, PageOwner, Pages
+from mamba_server.cache.arena import AllocationSite, Arena, Grant, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
@@ -41,18 +39,13 @@ class Reclaimer:
         room = self._room_without_pages(slots)
         if room >= 0:
             return not self.arena.pages_per_slab or pages <= room + self.tree.evictable_pages
-        emptied = self.arena.slabs_without(self._pinned_pages()) + self.tree.evictable_slots - slots
+        emptied = self.arena.emptiable_slabs + self.tree.evictable_slots - slots
         return emptied >= 0 and pages <= emptied * self.arena.pages_per_slab
 
     def _room_without_pages(self, slots: int) -> int:
         """Pages there would be with every evictable checkpoint gone and `slots` taken; < 0: too few slots."""
         spare = self.arena.free_slots + self.tree.evictable_slots - slots
         return spare if spare < 0 else self.arena.partial_pages + spare * self.arena.pages_per_slab
-
-    def _pinned_pages(self) -> Pages:
-        """Pages of the tree that a running sequence uses."""
-        locked = [node.pages for node in self.tree.walk() if node.kv_lock]
-        return np.concatenate(locked) if locked else NO_PAGES
 
     def make(self, slots: int, pages: int) -> None:
         """Evict until `slots` and `pages` fit, or nothing is left to evict."""

@@ -36,6 +36,7 @@ class ReturnTimes:
     __slots__ = (
         "_entered",
         "_forecast",
+        "_new",
         "_new_entered",
         "_new_returned",
         "_rates",
@@ -50,6 +51,8 @@ class ReturnTimes:
         self._returned: Floats = np.zeros(BINS)
         self._new_entered = [0] * BINS
         self._new_returned = [0] * BINS
+        self._new = 0
+        """The sum of `_new_entered`."""
         self._forecast: Floats = np.full(BINS, PRIOR)
         """What it foretold of the sightings that are not counted yet."""
         self._rates: list[float] = []
@@ -59,6 +62,7 @@ class ReturnTimes:
     def entered(self, at: int) -> None:
         """One reached bin `at` (0: it was made or used just now)."""
         self._new_entered[at] += 1
+        self._new += 1
 
     def returned(self, at: int) -> None:
         """One came back while in bin `at`."""
@@ -66,7 +70,7 @@ class ReturnTimes:
 
     def rate(self, at: int) -> float:
         """Most returns per request of keeping one that has just entered bin `at`."""
-        if not self._rates or sum(self._new_entered) > 64 + self._entered[0] / 4:
+        if not self._rates or self._new > 64 + self._entered[0] / 4:
             self._learn()
         return self._rates[at]
 
@@ -78,7 +82,7 @@ class ReturnTimes:
 
     def _learn(self) -> None:
         entered, returned = np.array(self._new_entered, np.float64), np.array(self._new_returned, np.float64)
-        self._new_entered, self._new_returned = [0] * BINS, [0] * BINS
+        self._new_entered, self._new_returned, self._new = [0] * BINS, [0] * BINS, 0
         if self.wider is not None:
             wider = self.wider.shares()
             self.score = (

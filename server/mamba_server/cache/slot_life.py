@@ -12,6 +12,9 @@ from mamba_server.cache.errors import LedgerViolation
 class SlotState(Enum):
     """What a slot is just now."""
 
+    # By identity: every move looks states up, and the hash of an Enum is Python code.
+    __hash__ = object.__hash__
+
     FREE = "free"
     LIVE = "live"
     """A running sequence updates it."""

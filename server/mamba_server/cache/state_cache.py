@@ -59,6 +59,7 @@ class StateCache:
         self.min_checkpoint_depth = min_checkpoint_depth
         self.counters = CacheCounters()
         self.reclaimer = Reclaimer(arena, tree, self.counters)
+        tree.on_pin = arena.pin
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_Retiring] = []
         ghosts = None

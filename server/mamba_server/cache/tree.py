@@ -59,6 +59,10 @@ class TreeEvent:
     depth: int
 
 
+def _nobody(pages: Pages, change: int) -> None:
+    """Where no arena asks for pins."""
+
+
 class RadixTree:
     """Prefixes of one fingerprint. `page_size` tokens per page."""
 
@@ -73,6 +77,8 @@ class RadixTree:
         self.locked_pages = 0
         self.locked_states = 0
         self.on_event: Callable[[TreeEvent], None] | None = None
+        self.on_pin: Callable[[Pages, int], None] = _nobody
+        """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
         self._first_pages: Counter[bytes] = Counter()
         """Under how many salts there are prompts that begin with a page."""
@@ -141,6 +147,7 @@ class RadixTree:
         while at is not None:
             if not at.kv_lock:
                 self.locked_pages += len(at.pages)
+                self.on_pin(at.pages, 1)
             at.kv_lock += 1
             at = at.parent
         if state:
@@ -158,6 +165,7 @@ class RadixTree:
             parent = at.parent
             if not at.kv_lock:
                 self.locked_pages -= len(at.pages)
+                self.on_pin(at.pages, -1)
                 if parent is not None:
                     self.eviction.offer(at)
                 elif not at.children:
@@ -271,7 +279,7 @@ class RadixTree:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
-        node.stamp += 1
+        self.eviction.withdraw(node)
         if node.ghost is not None:
             node.ghost.node = node.ghost.heir = None
             node.ghost = None
@@ -289,7 +297,7 @@ class RadixTree:
         key = self._key(node.token_ids)
         del parent.children[key]
         self._evicted.pop(id(node), None)
-        node.stamp += 1
+        self.eviction.withdraw(node)
         node.parent = None
         self.nodes -= 1
         self.pages -= len(node.pages)
@@ -321,12 +329,16 @@ class RadixTree:
 
     def walk(self) -> Iterator[Node]:
         """Every node but the roots."""
-        stack = list(self.roots.values())
-        while stack:
-            node = stack.pop()
+        below = [iter(self.roots.values())]
+        while below:
+            node = next(below[-1], None)
+            if node is None:
+                below.pop()
+                continue
             if node.parent is not None:
                 yield node
-            stack.extend(node.children.values())
+            if node.children:
+                below.append(iter(node.children.values()))
 
     @staticmethod
     def bare_below(node: Node) -> list[Node] | None:

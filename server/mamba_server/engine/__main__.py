@@ -11,6 +11,7 @@ import sys
 
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.cpu_threads import set_up_threads, threads_for
+from mamba_server.engine.garbage import never_search_old_objects
 from mamba_server.engine.process import EngineProcess, Port, Report, report_progress, say_fatal
 from mamba_server.host_cores import usable_cores
 from mamba_server.wire import Ready
@@ -64,6 +65,7 @@ def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
         use_threads(threads_for(engine.plan.weights_bytes, cores))
     shown = ready_plan(engine)
     process = EngineProcess(engine.core, Admin(engine.core, shown), port)
+    never_search_old_objects()
     try:
         process.run(
             Ready(

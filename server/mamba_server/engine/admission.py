@@ -62,6 +62,7 @@ class Admission:
     _started: int = 0
     _held: int = 0
     _matches: dict[tuple[str, int], Match] = field(default_factory=dict)
+    """What was found in this step for those who wait."""
     _forecast: MemoryForecast | None = None
 
     @property
@@ -73,6 +74,10 @@ class Admission:
         if self.waiting.release():
             self._unforeseen = None
         self._step, self._started, self._held, self._forecast = step, 0, 0, None
+        self._matches.clear()
+        self.leading = [
+            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
+        ]
         refused = self._memory() == self._refused or self._company() == self._unforeseen
         # Asked again only when memory has changed hands, or somebody has left.
         self._open = bool(len(self.waiting)) and not (self.running and refused)
@@ -92,12 +97,10 @@ class Admission:
         """
         # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
         while self._open and self._started < MOST_STARTED and self.cache.admitted < self.limits.max_running:
-            # An admission changes the tree: what was found before it no longer counts.
-            self._matches.clear()
             sequence = self.waiting.pick(self._resumable, before)
             if sequence is None:
                 return None
-            match = self._matches.get(sequence.key) or self._match(sequence)
+            match = self._match(sequence)
             if self._waits_for_another(sequence, match):
                 if self._held < MOST_HELD:
                     continue
@@ -135,8 +138,11 @@ class Admission:
     # --- prefixes ------------------------------------------------------------------------------------
 
     def _resumable(self, sequence: Sequence) -> int:
-        self._matches[sequence.key] = self._match(sequence)
-        return self._matches[sequence.key].resumable
+        match = self._matches.get(sequence.key)
+        # Admissions of this step took checkpoints from the tree, and gave it none.
+        if match is None or (match.node is not None and not match.node.slot):
+            match = self._matches[sequence.key] = self._match(sequence)
+        return match.resumable
 
     def _match(self, sequence: Sequence) -> Match:
         match = self.cache.match(sequence.known_token_ids(), sequence.salt, self._step)
@@ -160,9 +166,6 @@ class Admission:
         """Whether much of its prompt is being computed for somebody else, so that it had better wait."""
         if sequence.put_off or not self.cache.prefix_caching or self._needs_whole_prompt(sequence):
             return False
-        self.leading = [
-            each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
-        ]
         awaited = deepest(
             sequence, self.leading, self.cache.page_size, new_checkpoints=self.cache.leaves_checkpoints
         )

@@ -14,6 +14,7 @@ from mamba_server.cache import ledger
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import DeviceLost
+from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.stats import collect
 from mamba_server.wire import (
     AbortRequest,
@@ -31,6 +32,8 @@ from mamba_server.wire import (
 )
 
 STATS_SECONDS = 0.5
+MOST_MESSAGES = 32
+"""Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
 CHECK_SECONDS = 0.002
 """How long the recount goes on before it looks for messages."""
 
@@ -54,15 +57,16 @@ class Port:
         self._push.send(self._encode(message))
 
     def receive(self, timeout: float) -> list[ToEngine]:
-        """All that has come; waits up to `timeout` seconds for the first."""
+        """What has come, a few at most; waits up to `timeout` seconds for the first."""
         out: list[ToEngine] = []
         if timeout > 0 and not self._pull.poll(int(timeout * 1000)):
             return out
-        while True:
+        while len(out) < MOST_MESSAGES:
             try:
                 out.append(self._decode(self._pull.recv(zmq.NOBLOCK)))
             except zmq.Again:
-                return out
+                break
+        return out
 
     def close(self) -> None:
         self._pull.close()
@@ -120,6 +124,7 @@ class EngineProcess:
                 self._port.send(self._admin.answer(message))
 
     def _after_step(self) -> None:
+        search_new_objects()
         if self._core.idle and not self._checked:
             self._check()
         if self._clock() >= self._next_stats:

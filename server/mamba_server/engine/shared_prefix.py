@@ -7,8 +7,6 @@ pure. A sequence waits once at most, and only while the other one holds its plac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from mamba_server.cache.node import common_pages
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.sequence import Sequence
@@ -46,7 +44,8 @@ def common_depth(one: Sequence, other: Sequence, page_size: int) -> int:
     if one.salt != other.salt:
         return 0
     left, right = one.known_token_ids(), other.known_token_ids()
-    if not np.array_equal(left[:page_size], right[:page_size]):
+    # Most pairs part here, and every prompt that comes is compared with all that lead.
+    if left[:page_size].tobytes() != right[:page_size].tobytes():
         return 0
     return common_pages(left[:-1], right, page_size) * page_size
 
@@ -64,7 +63,10 @@ def deepest(
         if allocation is None:
             continue
         common = common_depth(sequence, leader, page_size)
-        depths = [depth for depth in coming_depths(allocation) if depth <= common]
+        coming = coming_depths(allocation) if common else []
+        if not coming:
+            continue
+        depths = [depth for depth in coming if depth <= common]
         if new_checkpoints and allocation.depth < common <= leader.target:
             depths.append(common)
         depth = max(depths, default=0)

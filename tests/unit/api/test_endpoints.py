@@ -243,6 +243,16 @@ async def test_more_than_may_wait_is_429_until_the_first_token_makes_room() -> N
     assert_left_nothing(api)
 
 
+async def test_large_requests_do_not_wait_for_each_other_s_answers() -> None:
+    api = Api()
+    both = [post(api, user="x" * 100_000) for _ in range(2)]
+    await told(api, 2)
+    for number, asked in enumerate(both):
+        api.engine.delta("a", of=number, finish_reason="length")
+        assert (await asked.done()).status == 200
+    assert_left_nothing(api)
+
+
 async def test_a_body_in_pieces_cut_inside_a_character_is_one_body() -> None:
     api = Api()
     raw = json.dumps({"prompt": "\u4e16\U0001f389", "max_tokens": 1}, ensure_ascii=False).encode()

@@ -1,6 +1,5 @@
 """The arena: roles of slabs, packing, all-or-nothing, fences."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 from mamba_server.cache.arena import AllocationSite, Arena, PageOwner
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.slot_life import SlotState
+from operations import operations
 
 ADMIT, EXTEND = AllocationSite.ADMIT, AllocationSite.EXTEND
 
@@ -134,15 +134,27 @@ def test_pages_of_a_pure_recurrent_model_take_no_memory() -> None:
     assert arena.fits(1, 10**9)
 
 
-def test_slabs_without_counts_what_would_be_empty() -> None:
+def test_a_slab_can_be_emptied_once_nobody_uses_its_pages() -> None:
     arena = Arena(5, 2)
     tree, own = arena.allocate(EXTEND, pages=4), arena.allocate(EXTEND, pages=1)
     assert tree is not None
     assert own is not None
+    assert arena.emptiable_slabs == 1
     arena.give_pages_to_tree(tree.pages)
-    assert arena.slabs_without(np.empty(0, np.int32)) == 3
-    assert arena.slabs_without(tree.pages[:1]) == 2
-    assert Arena(5, 0).slabs_without(np.empty(0, np.int32)) == 4
+    assert arena.emptiable_slabs == 3
+    arena.pin(tree.pages[:1], 1)
+    assert arena.emptiable_slabs == 2
+    arena.pin(tree.pages[:1], -1)
+    arena.free_pages_of(own.pages, 3, PageOwner.SEQUENCE)
+    assert arena.emptiable_slabs == 3
+    arena.advance(3)
+    assert arena.emptiable_slabs == 4
+    assert Arena(5, 0).emptiable_slabs == 4
+
+
+def test_what_can_be_emptied_is_known_without_looking_at_each_slab() -> None:
+    small, large = Arena(5, 2), Arena(5000, 2)
+    assert operations(lambda: large.emptiable_slabs) == operations(lambda: small.emptiable_slabs)
 
 
 def test_the_account_of_slabs_finds_a_page_that_nobody_counts() -> None:

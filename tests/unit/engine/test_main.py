@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from engine_trial import EngineTrial, TrialSetup
 from mamba_planner import DoesNotFit, UnusableInput
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine import __main__ as command
-from mamba_server.wire import Fatal, FromEngine
+from mamba_server.wire import Fatal, FromEngine, Shutdown
 
 Serve = Callable[..., int]
 
@@ -133,6 +137,33 @@ def test_the_threads_are_chosen_before_torch_could_look(port: Port, monkeypatch:
     assert command.main() == 3
     assert seen["OMP_NUM_THREADS"] == "5"
     assert seen["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_no_full_search_for_garbage_stops_a_serving_engine(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = EngineTrial(TrialSetup(), random.Random(0))
+    shape = SimpleNamespace(vocab_size=97, eos_token_ids=(0,))
+    plan = SimpleNamespace(weights_bytes=1, max_model_len=64, to_json=dict)
+    booted = SimpleNamespace(core=trial.core, plan=plan, model=shape, stream=trial.core._stream)
+    monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)
+    monkeypatch.setattr(command, "set_up_threads", lambda *_: False)
+    before, seen = gc.get_threshold(), []
+
+    def receive(_: float) -> list[Shutdown]:
+        seen.append((gc.get_threshold(), gc.get_freeze_count()))
+        return [Shutdown()]
+
+    monkeypatch.setattr(port, "receive", receive, raising=False)
+    try:
+        assert command.main() == 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+    ((threshold, frozen),) = seen
+    assert threshold[:2] == before[:2]
+    assert threshold[2] > 1_000_000
+    assert frozen > 0
 
 
 def test_missing_addresses_are_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,19 @@ def port(parent: Parent) -> Iterator[Port]:
     made.close()
 
 
+def test_a_burst_is_taken_in_a_few_at_a_time_and_in_order(parent: Parent, port: Port) -> None:
+    sent: list[ToEngine] = [AbortRequest(f"r{index}") for index in range(1000)]
+    for message in sent:
+        parent.send(message)
+    taken, most = [], 0
+    while len(taken) < len(sent):
+        some = port.receive(1.0)
+        most = max(most, len(some))
+        taken.extend(some)
+    assert taken == sent
+    assert most <= 64
+
+
 def receive(port: Port, count: int) -> list[ToEngine]:
     out: list[ToEngine] = []
     deadline = time.monotonic() + PATIENCE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 
@@ -102,6 +103,14 @@ def test_a_request_is_answered_token_by_token_to_its_end(overlap: bool) -> None:
     deltas = port.deltas()
     assert [token for delta in deltas for token in delta.token_ids] == oracle([5, 6, 7], 4)
     assert [delta.finish_reason for delta in deltas] == [None, None, None, "length"]
+
+
+def test_what_a_step_makes_is_searched_for_garbage_after_it() -> None:
+    before = gc.get_stats()[1]["collections"]
+    engine = trial()
+    serve(ScriptedPort([add("r", [5, 6, 7], 30)], *idle(40)), engine)
+    assert engine.core.step_number >= 30
+    assert gc.get_stats()[1]["collections"] - before >= engine.core.step_number
 
 
 def test_a_step_without_a_token_sends_no_empty_output() -> None:

@@ -2,11 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
 from mamba_server.engine.answer_lengths import WINDOW
 from mamba_server.engine.sequence import Phase, Sequence
+from operations import operations
 
 
 def trial(**changes: object) -> EngineTrial:
@@ -233,3 +235,30 @@ def test_a_checkpoint_that_the_admission_before_evicted_is_not_resumed() -> None
     group = sequences(engine)
     assert (group["r2"].cached_tokens, group["r3"].cached_tokens) == (32, 0)
     engine.close()
+
+
+def test_what_was_found_for_a_waiting_prompt_counts_until_it_is_evicted_or_the_step_is_over() -> None:
+    engine = EngineTrial(TrialSetup(slabs=24, pages_per_slab=4, rows=1, chunk=16), random.Random(0))
+    prompt = list(range(1, 30))
+    engine.add(prompt, 2)
+    while not engine.core.idle:
+        engine.step()
+    admission, cache = engine.core.scheduler.admission, engine.cache
+    engine.add([*prompt, 77, 78], 2)
+    (waiting,) = engine.core.scheduler.waiting
+
+    def found() -> int:
+        return admission._resumable(waiting)
+
+    admission.begin(engine.core.step_number + 1)
+    first = found()
+    assert first >= 28
+    assert 2 * operations(found) < operations(lambda: admission._match(waiting))
+    deepest = cache.match(waiting.known_token_ids(), "", engine.core.step_number + 1).node
+    assert deepest is not None
+    cache.reclaimer.evict(deepest)
+    assert found() < first
+    cache.tree.insert(waiting.known_token_ids()[:28].copy(), np.zeros(7, np.int32), 23, 1, "")
+    assert found() < first
+    admission.begin(engine.core.step_number + 2)
+    assert found() == 28
