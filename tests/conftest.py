@@ -1,9 +1,19 @@
-"""What every test needs: a main thread without a left-over event loop.
+"""What every test needs: a main thread without a left-over event loop, and no search for garbage in what is
+there before the first test: some million objects of libraries and thousands of tests.
 
 pytest-asyncio asks for "the current loop" around each test; without this line Python makes one to answer, and
 nobody closes it, which the last check of the session reports as an error.
 """
 
 import asyncio
+import gc
+
+import pytest
 
 asyncio.set_event_loop(None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,10 +33,18 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """All of them, at any depth; not the expressions, of which there are many more."""
+    for node in body:
+        yield node
+        for inside in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, inside, []))
+
+
 @cache
 def imports(path: Path) -> list[str]:
     names: list[str] = []
-    for node in ast.walk(parsed(path)):
+    for node in statements(parsed(path).body):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

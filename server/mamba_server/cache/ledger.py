@@ -126,13 +126,18 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     _same("W1 pages of the tree", held, arena.page_owner == PageOwner.TREE)
     yield
     held[:] = 0
+    locked = np.zeros(len(held), bool)
     for allocation in cache.allocations.values():
         pages = allocation.pages
         np.add.at(held, pages[arena.page_owner[pages] == PageOwner.SEQUENCE], 1)
         shared = pages[arena.page_owner[pages] == PageOwner.TREE]
-        locked = np.concatenate([n.pages for n in allocation.node.path()]) if allocation.node else shared[:0]
-        if len(np.setdiff1d(shared, locked)):
+        path = [node.pages for node in allocation.node.path()] if allocation.node else []
+        for shared_pages in path:
+            locked[shared_pages] = True
+        if not locked[shared].all():
             raise LedgerViolation("W8: a sequence uses a page of the tree that it has not locked")
+        for shared_pages in path:
+            locked[shared_pages] = False
         yield
     _same("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
     yield
