@@ -116,6 +116,11 @@ def test_biases_are_bounded_in_size_and_number() -> None:
     assert refusal(text, logit_bias={str(n): 0 for n in range(MAX_LOGIT_BIAS + 1)}).startswith("logit_bias:")
 
 
+def test_a_table_is_counted_before_anybody_looks_at_its_entries() -> None:
+    too_many = {str(n): "wrong" for n in range(MAX_LOGIT_BIAS + 1)}
+    assert refusal(text, logit_bias=too_many).startswith("logit_bias:")
+
+
 CASES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("options of a stream that is none", chat, {"stream_options": {}},
      "stream_options: only allowed together with"),
