@@ -84,7 +84,7 @@ def test_while_decoding_the_last_complete_checkpoint_is_never_lost_to_the_next_o
         elif not overlap:
             bench.commit(held, tokens[:depth], step)
         previous = step
-    two_slots = held.reserved >= 2 or name == "ExtraBufferLazy"
+    two_slots = overlap or name == "ExtraBufferLazy"
     after_first = kept[kept.index(next(each for each in kept if each)) :]
     if two_slots:
         # While the next is being written the last one is still there.
