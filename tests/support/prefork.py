@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -27,6 +28,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import IO, Any, NoReturn
 
+PR_SET_PDEATHSIG = 1
 MODULES = (
     "mamba_cli.commands.gateway",
     "mamba_cli.commands.operate",
@@ -91,6 +93,7 @@ class ForkServer:
     """The client's side: one server for each process of pytest, brought up when it is first needed."""
 
     def __init__(self) -> None:
+        self.server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._owner = 0
         self._one = threading.Lock()
@@ -148,6 +151,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
+        self.server = server
         atexit.register(self._end, server, self._socket, os.getpid())
 
     @staticmethod
@@ -239,6 +243,9 @@ def _kill(running: dict[int, int]) -> None:
 
 def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
     """In the child: be what was asked for. Raises SystemExit as a program of its own does."""
+    if sys.platform == "linux":
+        # Whoever kills pytest with all its processes kills the server before it can end its children.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if request["session"]:
         os.setsid()
     for target, each in enumerate(files, 1):

@@ -7,10 +7,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
-from eventually import PATIENCE
-from prefork import FORK_SERVER, ForkedProcess
+from eventually import PATIENCE, wait_until
+from prefork import FORK_SERVER, ForkedProcess, ForkServer
 
 
 def run(code: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -52,8 +53,8 @@ def test_a_module_runs_as_the_main_one() -> None:
     )
 
 
-def sleeping() -> ForkedProcess:
-    process = FORK_SERVER.start("-c", "import time; print('up', flush=True); time.sleep(999)", env=os.environ)
+def sleeping(server: ForkServer = FORK_SERVER) -> ForkedProcess:
+    process = server.start("-c", "import time; print('up', flush=True); time.sleep(999)", env=os.environ)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     return process
@@ -84,3 +85,16 @@ def test_threads_may_start_them_at_once() -> None:
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(lambda n: run("import sys; print(sys.argv[1])", str(n)).stdout, range(16)))
     assert done == [f"{n}\n" for n in range(16)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux")
+def test_no_child_outlives_the_server_however_it_ends() -> None:
+    server = ForkServer()
+    process = sleeping(server)
+    child = psutil.Process(process.pid)
+    assert server.server is not None
+    server.server.kill()
+    server.server.wait(PATIENCE)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    process.close()
