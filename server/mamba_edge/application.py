@@ -70,17 +70,14 @@ def error_answers(**descriptions: str) -> Responses:
     }
 
 
-def wrong_fields(error: RequestValidationError) -> InvalidRequest:
-    """What a client is told of fields that are wrong."""
-    # Ours are models of bodies, whose fields are named as the client wrote them.
-    return invalid([{**one, "loc": tuple(one["loc"])[1:]} for one in error.errors()])
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientGone):
         return _NoAnswer()
     if isinstance(error, RequestValidationError):
-        return error_response(wrong_fields(error))
+        # Its frames have all that was parsed, and one has the error: a cycle that only a search would free.
+        error.__traceback__ = None
+        # Ours are models of bodies, whose fields are named as the client wrote them.
+        return error_response(invalid([{**one, "loc": tuple(one["loc"])[1:]} for one in error.errors()]))
     if isinstance(error, RecursionError):
         return error_response(InvalidRequest("the body is nested too deeply", code="invalid_json"))
     return error_response(as_api_error(error, f"{request.scope['method']} {request.scope['path']}: "))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection, Request
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai_fields import NOT_SUPPORTED
-from mamba_edge.application import Guard, wrong_fields
+from mamba_edge.application import Guard
 from mamba_edge.request_body import BODY_SECONDS, read_body
 from mamba_server.api.errors import UnsupportedMediaType
 from mamba_server.api.json_fields import JsonFields
@@ -92,14 +91,7 @@ def limited_route(
                 request.scope["body_bytes"] = len(body)
                 fields = await reader.read(body)
                 unknown.tell(fields)
-                try:
-                    return await handler(JsonRequest(request, body, fields))
-                except RequestValidationError as error:
-                    refusal = wrong_fields(error)
-                    error.__traceback__ = None  # its frames have what was parsed, and one has the error
-                # What was parsed is gone by now: nobody searches it for garbage.
-                del fields
-                raise refusal
+                return await handler(JsonRequest(request, body, fields))
 
             return handle
 
