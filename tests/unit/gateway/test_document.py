@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.explanation import DecisionLog
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
@@ -30,6 +31,8 @@ REFUSAL = {"error": {"message": "no", "type": "invalid_request_error", "param": 
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
 ]  # fmt: skip
+PATIENCE = 300
+"""Seconds for the document: it is made when it is first asked for, on a machine that may be busy."""
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
@@ -37,6 +40,7 @@ OPERATIONS = [
     ("/v1/models/{name}", "GET"),
     ("/readyz", "GET"),
     ("/health", "GET"),
+    ("/v1/routing/decisions", "GET"),
     ("/livez", "GET"),
     ("/metrics", "GET"),
     ("/version", "GET"),
@@ -71,7 +75,7 @@ def application() -> Any:
                 admission, metrics, None, max_body_bytes=100_000,
                 body_timeout=5.0, comment_interval=0.0,
             )  # fmt: skip
-            made.append(make_app(LocalRoutes(pool, admission, metrics), proxy, None))
+            made.append(make_app(LocalRoutes(pool, admission, metrics, DecisionLog()), proxy, None))
         await made[0](scope, receive, send)
 
     return app
@@ -82,7 +86,7 @@ APP = application()
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_answers_stay_within_the_document(path: str, method: str) -> None:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", APP, timeout=PATIENCE)
 
     @settings(
         max_examples=30 if method == "POST" else 5,
@@ -100,7 +104,7 @@ def test_answers_stay_within_the_document(path: str, method: str) -> None:
 
 
 def document() -> dict[str, Any]:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", APP, timeout=PATIENCE)
     raw: dict[str, Any] = schema.raw_schema
     return raw
 
