@@ -187,7 +187,11 @@ def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -
             }
             for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
         }
-        own = {"logprob": finite(entry.logprob), "decoded_token": tokenizer.piece(entry.token_id).text}
+        own = {
+            "logprob": finite(entry.logprob),
+            "rank": entry.rank,
+            "decoded_token": tokenizer.piece(entry.token_id).text,
+        }
         answer.append({str(key): value for key, value in ({entry.token_id: own} | ranked).items()})
     return answer
 

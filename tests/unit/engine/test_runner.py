@@ -298,7 +298,9 @@ def test_a_prompt_in_several_pieces_has_a_logprob_for_every_token_but_the_first(
     assert (len(scores), scores[0]) == (75, None)
     for place, each in enumerate(scores[1:], 1):
         assert each is not None
-        check(each, prompt[place], logits_after(prompt[place - 1], place - 1), top)
+        logits = logits_after(prompt[place - 1], place - 1)
+        check(each, prompt[place], logits, top)
+        assert each.rank == 1 + int((logits > logits[prompt[place]]).sum())
     assert told["other"].tokens == greedy([9, 8], 12)
     assert told["other"].prompt_logprobs is None
 
