@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
+from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
 
@@ -125,7 +126,9 @@ class Life(Group):
     """Least severe message that is logged."""
 
 
-class EngineSettings(Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
+class EngineSettings(
+    Model, Server, BrowserOrigins, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life
+):
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

@@ -112,6 +112,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
+    if spec.gateway.cors_origins:
+        settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
 
 

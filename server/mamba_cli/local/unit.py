@@ -144,6 +144,7 @@ def local_settings(
 def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
     """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
     limits = deployment.spec.gateway.limits
+    origins = [word for one in deployment.spec.gateway.cors_origins for word in ("--cors-origin", one)]
     options = {
         "--backend": backend,
         "--host": host,
@@ -156,4 +157,4 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
         "--max-body-bytes": str(limits.max_body_size.bytes),
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
-    return ["gateway", *(word for option in options.items() for word in option)]
+    return ["gateway", *(word for option in options.items() for word in option), *origins]
