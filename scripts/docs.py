@@ -99,7 +99,11 @@ def _children() -> list[str]:
         ("Deployment, headless Service, ConfigMap", children.engine, "the engines and their settings"),
         ("Deployment, Service", children.gateway, f"the gateway: `{names.url('X', 'NAMESPACE')}`"),
         ("ServiceAccount", children.service_account, "of engines and gateway"),
-        ("Secret", children.admin_secret, "token of the engines' admin port"),
+        (
+            "Secret",
+            children.admin_secret("UID"),
+            "token of the engines' admin port; `UID`: the first 8 characters of the object's uid",
+        ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
     ]
     return [
