@@ -67,7 +67,8 @@ class Scheduler(Group):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
-    """Most sequences running at once, even if memory holds more; default: as many as it holds."""
+    """Most sequences running at once, even if memory holds more; default: as many as it holds, up to 1024 on
+    a GPU and 32 on a CPU."""
     step_time: float | None = Field(None, ge=0)
     """Seconds of a step while answers are being written: prompts are computed in pieces that fill the rest;
     0 = no such limit; default: 0.2 on a CPU, 0.05 on a GPU, no limit if chunked_prefill_tokens is set."""

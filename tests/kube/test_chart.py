@@ -151,11 +151,12 @@ ALLOWED = [
     (verb, resource)
     for verb in ("get", "list", "watch", "create", "patch", "delete")
     for resource in (
-        "deployments.apps", "services", "configmaps", "serviceaccounts", "secrets",
+        "deployments.apps", "services", "configmaps", "serviceaccounts",
         "poddisruptionbudgets.policy",
         "networkpolicies.networking.k8s.io", "persistentvolumeclaims",
     )
 ] + [
+    ("create", "secrets"),
     ("watch", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io/status"),
     ("create", "events"), ("get", "events"), ("patch", "events"),
@@ -164,6 +165,8 @@ ALLOWED = [
     ("list", "nodes"),
 ]  # fmt: skip
 REFUSED = [
+    ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"),
+    ("delete", "secrets"),
     ("create", "pods"), ("create", "pods/exec"), ("delete", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io"), ("delete", "pods"), ("patch", "pods"),
     ("create", "clusterroles.rbac.authorization.k8s.io"), ("delete", "nodes"), ("patch", "nodes"),

@@ -86,6 +86,14 @@ class Prompts:
                 code="no_chat_template",
             )
         messages = template_messages(request)
+        tools = request.offered_tools
+        if tools and not (template.takes_tools and template.tool_calls):
+            lacks = "teaches calls of a form that is not read here" if template.takes_tools else "takes none"
+            raise InvalidRequest(
+                f"tools: this model's chat template {lacks}; leave tools out, or send 'tool_choice': 'none'",
+                param="tools",
+                code="tools_not_supported",
+            )
         whole = request.truncate_prompt_tokens is None
 
         def render(_: GivenUp) -> Prompt:
@@ -93,6 +101,7 @@ class Prompts:
                 tokenizer,
                 messages,
                 variables=request.chat_template_kwargs,
+                tools=tools or None,
                 generation_prompt=request.add_generation_prompt is not False,
                 continue_final=bool(request.continue_final_message),
                 check=lambda text: self._check_chars(len(text), "messages") if whole else None,

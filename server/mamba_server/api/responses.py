@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
 
+ChatFinish = FinishReason | Literal["tool_calls"]
 PromptLogprobs = list[dict[str, Any] | None]
 Ids = list[int] | UnsetType
 
@@ -57,17 +58,33 @@ class ChatLogprobsBody(msgspec.Struct):
     content: list[dict[str, Any]]
 
 
+class FunctionBody(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct):
+    id: str
+    function: FunctionBody
+    type: str = "function"
+
+
+class ToolCallDeltaBody(ToolCallBody, kw_only=True):
+    index: int
+
+
 class MessageBody(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct):
     index: int
     message: MessageBody
     logprobs: ChatLogprobsBody | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
     token_ids: Ids = UNSET
 
 
@@ -85,13 +102,14 @@ class ChatBody(msgspec.Struct):
 class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoiceBody(msgspec.Struct):
     index: int
     delta: DeltaBody
     logprobs: ChatLogprobsBody | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
     token_ids: Ids = UNSET
 
 

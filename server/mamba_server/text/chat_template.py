@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mamba_server.text.errors import BadTemplate, TemplateRefused
 from mamba_server.text.tokenizer import Tokenizer, read_json
+from mamba_server.text.tool_calls import format_of
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -79,9 +80,13 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether the template shows tools to the model."""
         except jinja2.TemplateError as error:
             raise BadTemplate(f"the chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
+        self.tool_calls = format_of(source)
+        """How the model writes calls; None = in no way that is known here."""
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -117,6 +122,7 @@ class ChatTemplate:
         *,
         generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt as text. Raises TemplateRefused with the template's own words."""
         extra = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
@@ -125,7 +131,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **{key: value for key, value in extra.items() if key not in self._special_tokens},
                 messages=messages,
-                tools=None,
+                tools=tools,
                 add_generation_prompt=generation_prompt,
             )
         except _Raised as error:
@@ -139,6 +145,7 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         variables: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
         generation_prompt: bool = True,
         continue_final: bool = False,
         check: Callable[[str], None] = lambda _: None,
@@ -150,7 +157,7 @@ class ChatTemplate:
         before it is encoded.
         """
         answered = generation_prompt and not continue_final
-        text = self.render(messages, variables=variables, generation_prompt=answered)
+        text = self.render(messages, variables=variables, tools=tools, generation_prompt=answered)
         if continue_final:
             text = _up_to_the_end_of(messages[-1]["content"], text)
         check(text)
@@ -159,7 +166,7 @@ class ChatTemplate:
         if not answered:
             return ChatPrompt(token_ids, 0)
         try:
-            closed = self.render(messages, generation_prompt=False, variables=variables)
+            closed = self.render(messages, generation_prompt=False, variables=variables, tools=tools)
         except TemplateRefused:
             return ChatPrompt(token_ids, 0)
         if not text.startswith(closed) or len(closed) == len(text):
