@@ -25,6 +25,7 @@ from mamba_server.engine.garbage import never_search_old_objects, search_new_obj
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_arrays import build
 from mamba_server.wire import AddRequest, SamplingParams
 
@@ -60,7 +61,8 @@ def engine(
     )
     runner = InstantRunner(cache.batch)
     core = EngineCore(
-        Scheduler(cache, Limits(8192, CHUNK, running, length)), InlineStream(), runner,
+        Scheduler(cache, Limits(8192, CHUNK, running, length), StartBudget(time.thread_time)),
+        InlineStream(), runner,
         overlap=True, eos_token_ids=frozenset({0}), max_waiting=1 << 20,
     )  # fmt: skip
     return core, runner
@@ -157,7 +159,7 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
     while last[-1] is not ended:
         slices.append(timed(lambda: last.append(next(recount, ended))))
     return {
-        f"{resident:,} pages: step of 8 starts": filling,
+        f"{resident:,} pages: step of many starts": filling,
         f"{resident:,} pages: step, 20,000 tokens": busy,
         f"{resident:,} pages: recount slice": slices,
         f"{resident:,} pages: what can be emptied": [timed(lambda: core.cache.arena.emptiable_slabs)],

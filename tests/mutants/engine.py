@@ -94,7 +94,8 @@ MUTANTS = (
     ),
     Mutant(
         "who takes its last step no longer counts among the running", ENGINE + "admission.py",
-        "and self.cache.admitted < self.limits.max_running:", "and self.running < self.limits.max_running:",
+        "and self.cache.admitted < self.limits.max_running and",
+        "and self.running < self.limits.max_running and",
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
@@ -143,6 +144,14 @@ MUTANTS = (
         "no more run than the plan assumed", ENGINE + "boot.py",
         "settings.max_running_requests or MOST_RUNNING[device.type]", "made.max_running_requests",
         ("tests/unit/engine/test_boot.py",),
+    ),
+    Mutant(
+        "starts take the time they take", ENGINE + "admission.py",
+        "(self.budget is None or self.budget.allows())", "True", ("tests/unit/engine/test_start_budget.py",),
+    ),
+    Mutant(
+        "one slow start is expected of all", ENGINE + "start_budget.py",
+        "median(self._recent)", "max(self._recent)", ("tests/unit/engine/test_start_budget.py",),
     ),
     Mutant(
         "a step takes the whole budget beside a stream", ENGINE + "step_pace.py",

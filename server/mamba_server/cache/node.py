@@ -79,25 +79,26 @@ class Node:
             node = node.parent
         return node
 
-    def checkpoint_above(self) -> int:
-        """Depth of the nearest shallower checkpoint; 0 if there is none."""
-        node = self.above()
-        return node.depth if node is not None else 0
+    def stake(self) -> tuple[int, int]:
+        """What goes with its checkpoint: tokens from the nearest shallower one, and pages no other one needs.
 
-    def own_pages(self) -> int:
-        """Pages that go with its checkpoint: no other one needs them."""
-        if self.children:
-            return 0
-        count, node = len(self.pages), self.parent
-        while node is not None and node.parent is not None and not node.slot and len(node.children) == 1:
-            count += len(node.pages)
+        In one walk: each request has tens of checkpoints weighed anew.
+        """
+        alone = not self.children
+        pages, node = len(self.pages) if alone else 0, self.parent
+        while node is not None and not node.slot:
+            alone = alone and len(node.children) == 1
+            if alone:
+                pages += len(node.pages)
             node = node.parent
-        return count
+        return self.depth - (node.depth if node is not None else 0), pages
 
 
 def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
     """How many whole pages the two token runs share from their start."""
     size = min(len(left), len(right))
+    if not size:
+        return 0
     differs = left[:size] != right[:size]
-    same = int(differs.argmax()) if differs.any() else size
-    return same // page_size
+    first = int(differs.argmax())
+    return (first if differs[first] else size) // page_size

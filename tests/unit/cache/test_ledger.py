@@ -87,6 +87,10 @@ def miscount_the_pins(bench: CacheBench, _: SequenceAllocation, node: Node) -> N
     bench.arena.pin(node.pages, 1)
 
 
+def miscount_the_kept_slabs(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
+    bench.arena._kept_slabs -= 1
+
+
 def leak_a_slab(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.arena._free_slabs.pop()
 
@@ -108,6 +112,7 @@ def free_a_slot_that_is_held(bench: CacheBench, allocation: SequenceAllocation, 
         (use_a_page_without_a_lock, "W8"), (account_a_tree_page_to_a_sequence, "W1 pages of the tree"),
         (shift_a_depth, "P1"), (leave_a_lock, "W4"), (drop_a_lock, "W4"), (miscount_the_tree, "W5"),
         (miscount_the_slots, "W5"), (miscount_the_pages, "W5"), (miscount_the_pins, "W5"),
+        (miscount_the_kept_slabs, "W5"),
         (leak_a_slab, "W5"), (list_a_free_slab_twice, "W5"), (free_a_slot_that_is_held, "W5"),
     ],
 )  # fmt: skip
