@@ -158,11 +158,17 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
     last: list[object] = [None]
     while last[-1] is not ended:
         slices.append(timed(lambda: last.append(next(recount, ended))))
+    emptied = [timed(lambda: core.cache.arena.emptiable_slabs)]
+    flushed, swept = [timed(core.cache.flush)], []
+    while core.cache.reclaimer.sweeping:
+        swept.append(timed(core.cache.reclaimer.sweep))
     return {
         f"{resident:,} pages: step of many starts": filling,
         f"{resident:,} pages: step, 20,000 tokens": busy,
         f"{resident:,} pages: recount slice": slices,
-        f"{resident:,} pages: what can be emptied": [timed(lambda: core.cache.arena.emptiable_slabs)],
+        f"{resident:,} pages: what can be emptied": emptied,
+        f"{resident:,} pages: flush": flushed,
+        f"{resident:,} pages: sweep a little": swept,
     }
 
 

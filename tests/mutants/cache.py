@@ -193,6 +193,21 @@ MUTANTS = (
         "                pass\n", ("tests/unit/engine/test_core.py",),
     ),
     Mutant(
+        "what was flushed is resumed until it is swept", CACHE + "tree.py",
+        "if not child.slot or child.epoch != self.epoch:", "if not child.slot:",
+        ("tests/unit/cache/test_flush.py",),
+    ),
+    Mutant(
+        "what comes after a flush is swept with the rest", CACHE + "reclaimer.py",
+        "if node.parent is None or node.epoch == epoch:", "if node.parent is None or node.state_lock:",
+        ("tests/unit/cache/test_flush.py",),
+    ),
+    Mutant(
+        "what was flushed is the last to go", CACHE + "reclaimer.py",
+        "            if self.sweeping:\n                self.sweep()\n                continue\n", "",
+        ("tests/unit/cache/test_flush.py",),
+    ),
+    Mutant(
         "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",
         "            node.ghost.node = node.ghost.heir = None\n", "            pass\n", (UNIT,),
     ),

@@ -38,8 +38,19 @@ MUTANTS = (
         "elif self._failures >= FAILURES_IN_A_ROW:", "elif False:", ("tests/unit/engine/test_core.py",),
     ),
     Mutant(
-        "a recount is never cut short", ENGINE + "process.py",
-        "if self._clock() - began > CHECK_SECONDS:", "if False:", ("tests/unit/engine/test_process.py",),
+        "a recount is never cut short", ENGINE + "upkeep.py",
+        "        for _ in self._audit:\n            if self._clock() - began > UPKEEP_SECONDS:\n",
+        "        for _ in self._audit:\n            if False:\n", ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
+        "all that was flushed is swept in one go", ENGINE + "upkeep.py",
+        "            reclaimer.sweep()\n            if self._clock() - began > UPKEEP_SECONDS:\n",
+        "            reclaimer.sweep()\n            if False:\n", ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
+        "books that were not recounted pass for it", ENGINE + "process.py",
+        "        if not idle or not self._upkeep.due:\n", "        if True:\n",
+        ("tests/unit/engine/test_process.py",),
     ),
     Mutant(
         "a lost device ends nothing", ENGINE + "process.py",

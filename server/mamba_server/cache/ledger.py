@@ -68,7 +68,7 @@ def check(cache: StateCache) -> None:
 
 
 def audit(cache: StateCache) -> Iterator[None]:
-    """`check` in slices of a millisecond; to be dropped when anything changes between two of them."""
+    """`check` in slices of a few milliseconds at most; void when anything changes between two of them."""
     yield from cache.arena.check_slabs()
     nodes: list[Nodes] = []
     walk = cache.tree.walk()
@@ -148,7 +148,7 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
 
 def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     tree = cache.tree
-    number = checkpoints = pages = locked_pages = locked_states = 0
+    number = checkpoints = pages = locked_pages = locked_states = forgotten = 0
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
@@ -169,11 +169,14 @@ def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
         if not 0 <= node.state_lock <= node.kv_lock:
             raise LedgerViolation(f"W4: state lock above page lock at depth {node.depth}")
         checkpoints += bool(node.slot)
+        forgotten += bool(node.slot) and node.epoch != tree.epoch
         pages += len(node.pages)
         locked_pages += len(node.pages) if node.kv_lock else 0
         locked_states += bool(node.state_lock)
-    counted = (number, checkpoints, pages, locked_pages, locked_states)
-    kept = (tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states)
+    counted = (number, checkpoints, pages, locked_pages, locked_states, forgotten)
+    kept = (
+        tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states, tree.forgotten
+    )  # fmt: skip
     if counted != kept:
         raise LedgerViolation(f"W5: tree counts {counted}, kept {kept}")
 

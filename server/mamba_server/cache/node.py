@@ -20,6 +20,7 @@ class Node:
     __slots__ = (
         "children",
         "depth",
+        "epoch",
         "ghost",
         "kv_lock",
         "pages",
@@ -45,6 +46,8 @@ class Node:
         self.slot = 0
         self.produced_step = 0
         """The step that wrote the checkpoint: only later ones can match it (O7)."""
+        self.epoch = 0
+        """Flushes before it came: nothing is resumed of what came before the last one."""
         self.kv_lock = 0
         self.state_lock = 0
         self.ghost: Ghost | None = None

@@ -365,7 +365,7 @@ def test_a_row_that_is_no_number_ends_its_request_alone_and_with_the_reason(
         return bench.run()
 
     clean = served(-1)
-    bench.core.cache.reclaimer.flush()
+    bench.core.cache.flush()
     # The rows that are looked at: after the prompt's last token and after every output but the last.
     looked_at = {name: [PROMPTS[name][-1], *told.tokens[:-1]] for name, told in clean.items()}
     spoils = next(
