@@ -55,6 +55,8 @@ _KEPT = (PageOwner.SEQUENCE, PageOwner.FENCED)
 _FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
 SLICE = 512
 """Slabs or nodes that a check looks at before others may have their turn."""
+PAGES_AT_ONCE = 1 << 16
+"""Pages that numpy counts for a check before others may have their turn."""
 NO_PAGES: Pages = np.empty(0, np.int32)
 
 
@@ -344,18 +346,30 @@ class Arena:
         if states != self.slots_by_state:
             raise LedgerViolation(f"W5: slots by state are {states}, counted {self.slots_by_state}")
 
-    def check_pages(self) -> None:
-        """The counts of pages are those of their owners. Raises LedgerViolation."""
-        owners = np.bincount(self.page_owner, minlength=5).tolist()
-        if owners[1:] != self.pages_by_owner[1:]:
-            raise LedgerViolation(f"W5: pages by owner are {owners}, counted {self.pages_by_owner}")
+    def check_pages(self) -> Iterator[None]:
+        """The counts of pages are those of their owners. As `check_slabs`."""
+        owners = np.zeros(5, np.int64)
+        for first in range(0, len(self.page_owner), PAGES_AT_ONCE):
+            owners += np.bincount(self.page_owner[first : first + PAGES_AT_ONCE], minlength=5)
+            yield
+        if owners[1:].tolist() != self.pages_by_owner[1:]:
+            raise LedgerViolation(f"W5: pages by owner are {owners.tolist()}, counted {self.pages_by_owner}")
 
-    def check_pins(self, pinned: Pages) -> None:
-        """Slabs are kept by pages of sequences and by those in use of the tree. Raises LedgerViolation."""
-        own = np.flatnonzero((self.page_owner == PageOwner.SEQUENCE) | (self.page_owner == PageOwner.FENCED))
-        kept = np.bincount(np.concatenate([own, pinned]) // self.pages_per_slab, minlength=self.slabs)
-        odd = np.flatnonzero(kept != self._kept)
-        if len(odd):
+    def check_pins(self, pinned: list[Pages]) -> Iterator[None]:
+        """Slabs are kept by pages of sequences and by those in use of the tree. As `check_slabs`."""
+        kept = np.zeros(self.slabs, np.int64)
+        of_slabs = self.page_owner.reshape(self.slabs, -1)
+        portion = max(1, PAGES_AT_ONCE // self.pages_per_slab)
+        for first in range(0, self.slabs, portion):
+            part = of_slabs[first : first + portion]
+            kept[first : first + portion] = np.isin(part, _KEPT).sum(axis=1)
+            yield
+        for number in range(0, len(pinned), SLICE):
+            pages = np.concatenate(pinned[number : number + SLICE])
+            kept += np.bincount(pages // self.pages_per_slab, minlength=self.slabs)
+            yield
+        if kept.tolist() != self._kept:
+            odd = np.flatnonzero(kept != self._kept)
             raise LedgerViolation(f"W5: slabs {odd[:5].tolist()} are kept {kept[odd[:5]].tolist()} times")
         if self._kept_slabs != np.count_nonzero(kept):
             raise LedgerViolation(

@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.arena import NO_PAGES, SLICE, PageOwner, Pages
+from mamba_server.cache.arena import SLICE, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.state_cache import StateCache
 
 Nodes = npt.NDArray[np.object_]
 """A slice of the tree's nodes; an array, as a young list would be searched for garbage with all it holds."""
-PAGES_AT_ONCE = 1 << 14
-"""Pages that a check counts before others may have their turn."""
+PAGES_OF_NODES = 1 << 12
+"""Pages, a few from each node, that a check counts before others may have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _check_slots(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
 def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     held = np.zeros(len(arena.page_owner), np.int32)
-    pinned: list[Pages] = [NO_PAGES]
+    pinned: list[Pages] = []
     seen = since = 0
     for part in nodes:
         for node in part:
@@ -115,7 +115,7 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
             seen += len(node.pages)
             if node.kv_lock:
                 pinned.append(node.pages)
-            if seen - since > PAGES_AT_ONCE:
+            if seen - since > PAGES_OF_NODES:
                 since = seen
                 yield
         yield
@@ -141,9 +141,8 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
         yield
     _same("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
     yield
-    arena.check_pages()
-    yield
-    arena.check_pins(np.concatenate(pinned))
+    yield from arena.check_pages()
+    yield from arena.check_pins(pinned)
 
 
 def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
