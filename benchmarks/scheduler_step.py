@@ -48,9 +48,18 @@ class InstantRunner:
 
 
 def engine(
-    slabs: int, pages_per_slab: int, running: int, length: int, strategy: str = "ExtraBuffer"
+    slabs: int,
+    pages_per_slab: int,
+    running: int,
+    length: int,
+    strategy: str = "ExtraBuffer",
+    *,
+    bounded: bool = True,
 ) -> tuple[EngineCore, InstantRunner]:
-    """A core over that arena, for `running` sequences of `length` tokens; any number may wait."""
+    """A core over that arena, for `running` sequences of `length` tokens; any number may wait.
+
+    `bounded`: starts have a time.
+    """
     cache = StateCache(
         Arena(slabs, pages_per_slab),
         RadixTree(PAGE, Eviction("RecomputeCost")),
@@ -60,8 +69,9 @@ def engine(
         cap=4,
     )
     runner = InstantRunner(cache.batch)
+    budget = StartBudget(time.thread_time) if bounded else None
     core = EngineCore(
-        Scheduler(cache, Limits(8192, CHUNK, running, length), StartBudget(time.thread_time)),
+        Scheduler(cache, Limits(8192, CHUNK, running, length), budget),
         InlineStream(), runner,
         overlap=True, eos_token_ids=frozenset({0}), max_waiting=1 << 20,
     )  # fmt: skip
@@ -71,7 +81,7 @@ def engine(
 def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
     """Milliseconds per decode step, medians over a few hundred steps with `running` sequences."""
     slabs = 4 * running + running * (PROMPT + OUTPUT) // PAGE // 100 + 50
-    core, runner = engine(slabs, 100, running, 8192, strategy)
+    core, runner = engine(slabs, 100, running, 8192, strategy, bounded=False)
     rng = np.random.default_rng(0)
     for index in range(running):
         prompt = rng.integers(1, 1000, PROMPT).tolist()

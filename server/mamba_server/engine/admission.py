@@ -168,9 +168,11 @@ class Admission:
 
     def _put_off_arrived(self) -> None:
         """Who came since the last step is compared before the prefills of others pass what they share."""
+        if not self.leading:
+            self._arrived.clear()
         while self._arrived and self._held < MOST_HELD:
             sequence = self._arrived.popleft()
-            if sequence.phase is Phase.WAITING and sequence.leader is None and self.leading:
+            if sequence.phase is Phase.WAITING and sequence.leader is None:
                 self._waits_for_another(sequence)
 
     def _waits_for_another(self, sequence: Sequence, match: Match | None = None) -> bool:

@@ -9,8 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-START_SECONDS = 0.0025
-"""Of a step, for starts together: a fraction of the shortest step that a user could notice."""
+START_SECONDS = 0.0015
+"""Of a step, for its starts together, however short steps are."""
+START_SHARE = 0.02
+"""Of the time between two steps, where that is more: nobody notices it beside what the device takes."""
+MOST_SECONDS = 0.004
+"""Also of long steps, or after a pause."""
 RECENT = 7
 """Starts that are looked back at."""
 
@@ -18,17 +22,19 @@ RECENT = 7
 class StartBudget:
     """`clock` tells seconds. Pure but for that."""
 
-    def __init__(self, clock: Callable[[], float], seconds: float = START_SECONDS) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._seconds = seconds
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._began = 0.0
+        self._seconds = START_SECONDS
+        self._began = clock()
         self._asked = 0.0
         self._started = 0
 
     def begin(self) -> None:
         """The starts of a new step come next."""
-        self._began = self._clock()
+        now = self._clock()
+        self._seconds = min(max(START_SECONDS, START_SHARE * (now - self._began)), MOST_SECONDS)
+        self._began = now
         self._started = 0
 
     def allows(self) -> bool:
