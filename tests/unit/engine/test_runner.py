@@ -6,6 +6,7 @@ can be worked out beside the engine, token by token.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -367,7 +368,7 @@ def test_a_row_that_is_no_number_ends_its_request_alone_and_with_the_reason(
         return bench.run()
 
     clean = served(-1)
-    bench.core.cache.reclaimer.flush()
+    bench.core.cache.flush()
     # The rows that are looked at: after the prompt's last token and after every output but the last.
     looked_at = {name: [PROMPTS[name][-1], *told.tokens[:-1]] for name, told in clean.items()}
     spoils = next(
@@ -456,3 +457,29 @@ def test_what_a_step_runs_on_is_what_was_there_when_it_was_launched() -> None:
     bench.core.cache.batch.depth[row] = 99
     bench.core.cache.batch.live[row] = 99
     assert work()().tokens.tolist() == greedy([5, 6, 7], 1)
+
+
+# --- what is left ------------------------------------------------------------------------------------------
+
+
+def test_requests_that_ask_for_log_probabilities_leave_neither_objects_nor_cycles() -> None:
+    bench = Bench(overlap=True)
+
+    def serve(requests: int) -> None:
+        for number in range(requests):
+            prompt = [3 + (number % 7 + place) % 20 for place in range(9)]
+            bench.add(f"{requests}/{number}", prompt, 2, logprobs=3, prompt_logprobs=3)
+            if number % 4 == 3:
+                assert all(told.prompt_logprobs and told.logprobs for told in bench.run().values())
+        bench.core.drain_step_times()
+
+    serve(20)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        serve(100)
+        assert gc.collect() == 0
+        assert len(gc.get_objects()) - before < 20
+    finally:
+        gc.enable()
