@@ -78,7 +78,7 @@ class Admission:
             self._unforeseen = None
         self._step, self._started, self._held, self._forecast = step, 0, 0, None
         if self.budget is not None:
-            self.budget.begin()
+            self.budget.begin(answering=bool(self.decoding))
         self._matches.clear()
         self.leading = [
             each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)

@@ -11,10 +11,10 @@ from statistics import median
 
 START_SECONDS = 0.0015
 """Of a step, for its starts together, however short steps are."""
-START_SHARE = 0.02
-"""Of the time between two steps, where that is more: nobody notices it beside what the device takes."""
-MOST_SECONDS = 0.004
-"""Also of long steps, or after a pause."""
+START_SHARE = 0.25
+"""Of the time between two steps, where that is more: what the starts of a burst cost its answers at most."""
+MOST_SECONDS = 0.0035
+"""Also of long steps, after a pause, or where nobody is being answered yet."""
 RECENT = 7
 """Starts that are looked back at."""
 
@@ -30,10 +30,12 @@ class StartBudget:
         self._asked = 0.0
         self._started = 0
 
-    def begin(self) -> None:
-        """The starts of a new step come next."""
+    def begin(self, *, answering: bool) -> None:
+        """The starts of a new step come next. `answering`: there is somebody whose next token they hold up."""
         now = self._clock()
-        self._seconds = min(max(START_SECONDS, START_SHARE * (now - self._began)), MOST_SECONDS)
+        self._seconds = MOST_SECONDS
+        if answering:
+            self._seconds = min(max(START_SECONDS, START_SHARE * (now - self._began)), MOST_SECONDS)
         self._began = now
         self._started = 0
 

@@ -13,10 +13,10 @@ class Work:
         self.costs, self.rest, self.now, self.made = costs, rest, 50.0, 0
         self.budget = StartBudget(lambda: self.now)
 
-    def step(self, wanting: int = 8) -> tuple[int, float]:
+    def step(self, wanting: int = 8, *, answering: bool = True) -> tuple[int, float]:
         """How many of `wanting` start in one step, and how long they take."""
         self.now += self.rest
-        self.budget.begin()
+        self.budget.begin(answering=answering)
         began, count = self.now, 0
         while count < wanting and self.budget.allows():
             self.now += self.costs[self.made % len(self.costs)]
@@ -33,13 +33,19 @@ def test_as_many_start_as_have_the_time(cost: float, count: int) -> None:
     assert max(taken for _, taken in steps) <= START_SECONDS + 1e-9
 
 
-@pytest.mark.parametrize(("rest", "count"), [(0.01, 2), (0.1, 3), (0.15, 4), (3.0, 6)])
+@pytest.mark.parametrize(("rest", "count"), [(0.002, 2), (0.008, 3), (0.01, 4), (3.0, 5)])
 def test_longer_steps_start_more_up_to_a_limit(rest: float, count: int) -> None:
     work = Work(0.00062, rest=rest)
     work.step(0)
     started, taken = work.step()
     assert started == count
     assert taken <= MOST_SECONDS
+
+
+def test_more_start_while_nobody_is_being_answered() -> None:
+    work = Work(0.00062)
+    work.step(answering=False)
+    assert [work.step(answering=False)[0], work.step()[0]] == [5, 2]
 
 
 def test_one_starts_in_each_step_however_long_it_takes() -> None:
@@ -50,10 +56,11 @@ def test_one_starts_in_each_step_however_long_it_takes() -> None:
 def test_one_slow_start_does_not_slow_down_those_after_it() -> None:
     work = Work(*[0.00029] * 10, 0.02, *[0.00029] * 1000)
     counts = [work.step()[0] for _ in range(30)]
-    assert counts[3:] == [5] * 27
+    # The step after it has more time, as it took longer; then all is as before.
+    assert counts[3:] == [8] + [5] * 26
 
 
-@pytest.mark.parametrize(("cost", "most"), [(0.0, 8), (0.00052, 2), (0.004, 1)])
+@pytest.mark.parametrize(("cost", "most"), [(0.0, 8), (0.00052, 6), (0.004, 1)])
 def test_ten_thousand_salts_start_a_few_a_step_and_all_of_them(cost: float, most: int) -> None:
     now = 0.0
 
