@@ -24,7 +24,7 @@ from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import Responses, error_answers, make_application, publish
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
-from mamba_gateway.local_routes import GatewayReadiness, LocalRoutes
+from mamba_gateway.local_routes import DecisionList, GatewayReadiness, LocalRoutes
 
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
@@ -32,6 +32,7 @@ COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 _TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
 _UNAUTHORIZED = error_answers(e401="No or a wrong API key")
+_BAD_QUERY = error_answers(e400="A parameter is wrong")
 _NO_MODEL = error_answers(e404="No such model")
 _RELAY_ERRORS = error_answers(
     e400="The request is wrong; `param` names the field",
@@ -100,7 +101,7 @@ def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:
     ):
         app.add_api_route(
             path, relayed, methods=["POST"], operation_id=operation, summary=summary, response_model=model,
-            description="Relayed to the least loaded engine, byte for byte.",
+            description="Relayed byte for byte to the engine that is expected to answer first.",
             dependencies=[Security(guard)], responses=_RELAY_ERRORS,
             response_description="The answer, or with `stream` events whose data are chunks, then [DONE]",
         )  # fmt: skip
@@ -115,6 +116,11 @@ def _add_local(app: FastAPI, routes: LocalRoutes, guard: KeyGuard) -> None:
     app.add_api_route(
         "/v1/models/{name:path}", routes.model, operation_id="model", summary="One model",
         response_model=ModelCard, dependencies=keyed, responses=_UNAUTHORIZED | _NO_MODEL,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/routing/decisions", routes.decisions, operation_id="decisions",
+        summary="Why engines were chosen", response_model=DecisionList, dependencies=keyed,
+        responses=_UNAUTHORIZED | _BAD_QUERY,
     )  # fmt: skip
     for path, operation, summary in (
         ("/readyz", "readyz", "Whether requests are welcome"),

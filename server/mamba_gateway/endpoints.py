@@ -5,9 +5,17 @@ Holds no connection and never decides where a request goes.
 """
 
 import asyncio
+import functools
+import hashlib
+import itertools
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from mamba_gateway.admission import Clock
+from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.prompt_queue import PromptQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,12 @@ class Report:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    speed: EngineSpeed | None = None
+    """None = it has measured nothing yet, or does not say."""
+    prompt_tokens_waiting: float | None = None
+    """Prompt tokens it has yet to compute; None = it does not say."""
+    room: float | None = None
+    """Tokens of the longest prompt that it has memory for now; None = it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,18 @@ class Endpoint:
     """Requests of this gateway that it has now."""
     in_flight_at_report: int
     """The same when `running` and `waiting` were read: those numbers contain them already."""
+    speed: EngineSpeed | None = None
+    queued_tokens: float | None = None
+    """Prompt tokens it has yet to compute, ours as we know them; None = it does not say."""
+    room: float | None = None
+    """Tokens of the longest prompt that it has memory for, as last reported; None = it does not say."""
+    service_seconds: float = 1.0
+    """How long a request of ours stays with it, lately."""
+
+    @property
+    def key(self) -> int:
+        """A number that stands for its name, the same in every gateway."""
+        return _key(self.name)
 
     @property
     def load(self) -> int:
@@ -62,7 +88,14 @@ class Endpoint:
         return others + self.in_flight
 
 
+@functools.lru_cache(4096)
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+
+
 UNKNOWN = Report(ready=False, reason="not probed yet")
+SERVICE_SHARE = 0.1
+"""A request moves the mean time of an endpoint's requests by so much of the difference."""
 
 
 @dataclass(slots=True)
@@ -72,17 +105,25 @@ class _Record:
     in_flight: int = 0
     in_flight_at_report: int = 0
     suspect: str = ""
+    queue: PromptQueue = field(default_factory=PromptQueue)
+    begun: dict[int, float] = field(default_factory=dict)
+    """When each of our requests was sent to it."""
+    service_seconds: float = 1.0
+    frozen: Endpoint | None = None
+    """As it is now; None = it has changed since it was last asked for."""
 
 
 class Pool:
     """Mutable register behind the snapshots; used from one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         self.synced = False
         """A source has given its targets, and each of them was looked at, at least once."""
         self._targets_known = False
         self._records: dict[str, _Record] = {}
         self._changed = asyncio.Event()
+        self._clock = clock
+        self._tickets = itertools.count(1)
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
         """Make these the known targets. Returns the URLs added and those removed."""
@@ -92,7 +133,7 @@ class Pool:
             del self._records[url]
         for url, target in current.items():
             if url in self._records:
-                self._records[url].target = target
+                self._records[url].target, self._records[url].frozen = target, None
             else:
                 self._records[url] = _Record(target)
         self._targets_known = True
@@ -107,23 +148,40 @@ class Pool:
             report = replace(report, models=record.report.models)
         record.report, record.suspect = report, ""
         record.in_flight_at_report = record.in_flight
+        record.queue.report(report.prompt_tokens_waiting, self._clock())
+        record.frozen = None
         self._notify()
 
     def suspect(self, url: str, reason: str) -> None:
         """A request could not reach it: not chosen again before a probe finds it well."""
         if record := self._records.get(url):
-            record.suspect = reason
+            record.suspect, record.frozen = reason, None
 
-    def begin(self, url: str) -> None:
-        """One of our requests goes to it."""
+    def begin(self, url: str, tokens: float = 0.0) -> int:
+        """One of our requests goes to it, with so many prompt tokens to compute. Returns its ticket."""
+        ticket = next(self._tickets)
         if record := self._records.get(url):
+            now = self._clock()
             record.in_flight += 1
+            record.begun[ticket] = now
+            record.queue.send(ticket, tokens, now)
+            record.frozen = None
+        return ticket
 
-    def end(self, url: str) -> None:
-        """One of our requests is through with it."""
+    def answered(self, url: str, ticket: int) -> None:
+        """The first byte of its answer is here: its prompt is computed."""
         if record := self._records.get(url):
-            # An address that was removed and came back in between starts again at zero.
-            record.in_flight = max(0, record.in_flight - 1)
+            record.queue.answer(ticket)
+            record.frozen = None
+
+    def end(self, url: str, ticket: int) -> None:
+        """One of our requests is through with it."""
+        # An address that was removed and came back in between starts again at zero.
+        if (record := self._records.get(url)) and (begun := record.begun.pop(ticket, None)) is not None:
+            record.in_flight -= 1
+            record.queue.answer(ticket)
+            record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
+            record.frozen = None
 
     def snapshot(self) -> tuple[Endpoint, ...]:
         """All known endpoints, frozen."""
@@ -154,6 +212,12 @@ class Pool:
 
 
 def _freeze(record: _Record) -> Endpoint:
+    if record.frozen is None:
+        record.frozen = _made(record)
+    return record.frozen
+
+
+def _made(record: _Record) -> Endpoint:
     target, report = record.target, record.report
     names = None
     if report.models is not None:
@@ -169,4 +233,8 @@ def _freeze(record: _Record) -> Endpoint:
         kv_usage=report.kv_usage,
         in_flight=record.in_flight,
         in_flight_at_report=record.in_flight_at_report,
+        speed=report.speed,
+        queued_tokens=None if report.prompt_tokens_waiting is None else record.queue.tokens,
+        room=report.room,
+        service_seconds=record.service_seconds,
     )

@@ -23,9 +23,11 @@ HOP_BY_HOP = frozenset(
 """RFC 9110 section 7.6.1: they speak of one connection, not of the message."""
 
 # Made anew for the connection to the engine, or set by the gateway itself.
-_OWN_REQUEST = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"traceparent"))
+_OWN_REQUEST = frozenset(
+    (b"host", b"content-length", b"expect", b"x-request-id", b"traceparent", b"x-mambaserve-explain")
+)
 # Set by the server that answers.
-_OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id"))
+_OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
 """A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
 not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""

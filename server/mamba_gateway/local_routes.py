@@ -4,8 +4,10 @@ Handlers over the pool and the admission; `app` says under which path each is, a
 """
 
 from importlib.metadata import version
+from typing import Annotated, Any
 
-from pydantic import Field
+from fastapi import Query
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from mamba_api.openai_responses import Readiness
@@ -13,6 +15,7 @@ from mamba_edge.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_gateway.admission import Admission
 from mamba_gateway.endpoints import Pool
+from mamba_gateway.explanation import KEPT, DecisionLog
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.routing import no_such_model
 from mamba_telemetry.registry import expose
@@ -27,11 +30,22 @@ class GatewayReadiness(Readiness):
     """Why each of the others may not, by name."""
 
 
+class DecisionList(BaseModel):
+    """Body of `/v1/routing/decisions`."""
+
+    object: str = "list"
+    data: list[dict[str, Any]] = Field(default_factory=list)
+    """Newest first: engine, reason, and what was considered, in seconds."""
+
+
 class LocalRoutes:
     """Handlers of one gateway."""
 
-    def __init__(self, pool: Pool, admission: Admission, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, pool: Pool, admission: Admission, metrics: GatewayMetrics, decisions: DecisionLog
+    ) -> None:
         self._pool, self._admission, self._metrics = pool, admission, metrics
+        self._decisions = decisions
 
     async def models(self) -> Response:
         """Those of all engines, ready or not, one entry for each name."""
@@ -43,6 +57,11 @@ class LocalRoutes:
             if entry["id"] == name:
                 return JsonResponse(entry)
         raise ModelNotFound(no_such_model(name), param="model")
+
+    async def decisions(self, limit: Annotated[int, Query(ge=1, le=KEPT)] = 32) -> Response:
+        """The last `limit` choices of an engine, newest first, each with what was weighed for it."""
+        shown = [record.whole() for record in self._decisions.last(limit)]
+        return JsonResponse({"object": "list", "data": shown})
 
     async def livez(self) -> dict[str, str]:
         """200 while this process's event loop turns."""

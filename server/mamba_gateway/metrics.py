@@ -13,6 +13,8 @@ from mamba_gateway.endpoints import Endpoint
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+_DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+
 
 class _EndpointCollector(Collector):
     # Read at scrape time: endpoints come and go, and stale label sets must go with them.
@@ -68,6 +70,15 @@ class GatewayMetrics:
             "Answers that an engine broke off after the first byte.",
             registry=registry,
         )
+        self.decisions = Counter(
+            f"{prefix}_decisions", "Engines chosen, by reason.", ["reason"], registry=registry
+        )
+        self.decision_seconds = Histogram(
+            f"{prefix}_decision_seconds",
+            "Time to choose an engine.",
+            buckets=_DECISION_SECONDS,
+            registry=registry,
+        )
         self.in_flight = Gauge(f"{prefix}_in_flight", "Requests being relayed.", registry=registry)
         self.queued = Gauge(f"{prefix}_queued", "Requests waiting for a place.", registry=registry)
         self.held = Gauge(
@@ -98,6 +109,11 @@ class GatewayMetrics:
         """`model` if an endpoint reports it; clients cannot make label values."""
         known = any(model in (endpoint.models or ()) for endpoint in self._snapshot())
         return str(model) if known else "unknown"
+
+    def decided(self, reason: str, seconds: float) -> None:
+        """An engine was chosen."""
+        self.decisions.labels(reason).inc()
+        self.decision_seconds.observe(seconds)
 
     def render(self) -> bytes:
         """The exposition text."""

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.headers import bearer
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -21,6 +22,9 @@ log = structlog.get_logger("mambaserve.gateway")
 RUNNING = ("mambaserve_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("mambaserve_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 KV_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+PROMPT_TOKENS_WAITING, PROMPT_ROOM = "mambaserve_prompt_tokens_waiting", "mambaserve_prompt_room_tokens"
+TOKENS_PER_SECOND = "mambaserve_prefill_tokens_per_second"
+ATTENTION_RATIO, DECODE_SECONDS = "mambaserve_prefill_attention_ratio", "mambaserve_decode_step_seconds"
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding foreign bytes can raise."""
 MODELS_EVERY = 30
@@ -57,6 +61,18 @@ def read_gauges(text: str) -> dict[str, float]:
 def first_value(gauges: dict[str, float], names: Iterable[str]) -> float:
     """The value under the first of the names that is there, else 0."""
     return next((gauges[name] for name in names if name in gauges), 0.0)
+
+
+def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
+    """How fast the engine measured itself to be; None before it did, or where it does not say."""
+    tokens_per_second = gauges.get(TOKENS_PER_SECOND, 0.0)
+    if tokens_per_second <= 0:
+        return None
+    return EngineSpeed(
+        tokens_per_second,
+        max(0.0, gauges.get(ATTENTION_RATIO, 0.0)),
+        max(0.0, gauges.get(DECODE_SECONDS, 0.0)),
+    )
 
 
 def reason_of(body: bytes) -> tuple[str, bool]:
@@ -132,6 +148,9 @@ class Prober:
             running=int(first_value(gauges, RUNNING)),
             waiting=int(first_value(gauges, WAITING)),
             kv_usage=first_value(gauges, KV_USAGE),
+            speed=speed_of(gauges),
+            prompt_tokens_waiting=gauges.get(PROMPT_TOKENS_WAITING),
+            room=gauges.get(PROMPT_ROOM),
         )
 
     async def _gauges(self, url: str) -> dict[str, float]:

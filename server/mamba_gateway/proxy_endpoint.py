@@ -22,6 +22,7 @@ from mamba_edge.sending import while_connected
 from mamba_gateway.admission import DRAINING, Admission
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
+from mamba_gateway.explanation import REQUEST_HEADER
 from mamba_gateway.headers import to_engine
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay, ResponseTruncated
@@ -141,6 +142,8 @@ class ProxyEndpoint:
             body=body,
             model=fields.model,
             body_share=scope.get("body_share"),
+            request_id=scope["request_id"],
+            explain=find_header(scope["headers"], REQUEST_HEADER) == b"1",
         )
         return request, fields
 

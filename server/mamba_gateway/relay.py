@@ -6,8 +6,6 @@ Called by the proxy endpoint under a permit; cancelling it closes the connection
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
-from random import Random
 
 import aiohttp
 import structlog
@@ -18,9 +16,12 @@ from mamba_gateway.client_response import ERROR_EVENT_SECONDS
 from mamba_gateway.endpoints import Endpoint, Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
+from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import to_client
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, no_such_model
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.router import Router
+from mamba_gateway.routing import NoCandidate, no_such_model
 from mamba_gateway.upstream import (
     ConnectionLost,
     IdleTimeout,
@@ -48,14 +49,14 @@ class Relay:
         session: aiohttp.ClientSession,
         pool: Pool,
         metrics: GatewayMetrics,
-        rng: Random,
+        router: Router,
         *,
         hold_timeout: float,
         max_attempts: int,
         request_timeout: float,
         wake: Callable[[], None],
     ) -> None:
-        self._session, self._pool, self._metrics, self._rng = session, pool, metrics, rng
+        self._session, self._pool, self._metrics, self._router = session, pool, metrics, router
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
         self._request_timeout, self._wake = request_timeout, wake
         self.cancelling = False
@@ -75,17 +76,21 @@ class Relay:
             raise self._timed_out() from None
 
     async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: asyncio.Timeout) -> None:
-        routing = RoutingRequest(request.model)
+        prompt: PromptPrefix | None = None
+        died: tuple[str, ...] = ()
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             last = number == self._max_attempts
-            endpoint = await self._endpoint(routing, deadline)
-            self._pool.begin(endpoint.url)
+            record = await self._decision(request, prompt, died, deadline)
+            endpoint = record.decision.endpoint
+            ticket = self._router.sent(record, prompt)
             try:
                 async with attempt(self._session, endpoint.url, request) as (response, first):
                     if response.status not in RETRIED_STATUSES or last:
+                        self._pool.answered(endpoint.url, ticket)
                         request.let_body_go()
-                        await self._forward(response, first, send, endpoint, lifetime)
+                        added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
+                        await self._forward(response, first, send, endpoint, lifetime, added)
                         return
                 reason, detail = "refused", f"it answered {response.status}"
             except Unreachable as error:
@@ -94,30 +99,37 @@ class Relay:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
             except ConnectionLost as error:
                 reason, detail = "died", str(error)
-                if last or routing.tried:
+                if last or died:
                     # A request that takes engines down with it must not go round the whole pool.
                     raise UpstreamLost("the engine closed the connection before it answered") from error
-                routing = replace(routing, tried=(endpoint.url,))
+                died = (endpoint.url,)
             except IdleTimeout as error:
                 raise UpstreamIdleTimeout("the engine sent nothing for too long") from error
             finally:
-                self._pool.end(endpoint.url)
+                self._pool.end(endpoint.url, ticket)
             self._pool.suspect(endpoint.url, detail)
             self._metrics.retries.labels(reason).inc()
             log.warning(
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
 
-    async def _endpoint(self, routing: RoutingRequest, deadline: float) -> Endpoint:
+    async def _decision(
+        self, request: UpstreamRequest, prompt: PromptPrefix | None, died: tuple[str, ...], deadline: float
+    ) -> DecisionRecord:
         # Choose, or wait until an endpoint is ready: a rollout or a wake-up from zero takes a moment.
-        found = choose(self._pool.snapshot(), routing, self._rng)
-        if isinstance(found, Endpoint):
+        def decide() -> DecisionRecord | NoCandidate:
+            return self._router.decide(
+                request.model, prompt, body_bytes=len(request.body), tried=died, request_id=request.request_id
+            )
+
+        found = decide()
+        if isinstance(found, DecisionRecord):
             return found
         with self._metrics.held.track_inprogress():
-            while not isinstance(found, Endpoint):
+            while not isinstance(found, DecisionRecord):
                 self._wake()
                 if found is NoCandidate.MODEL_UNKNOWN:
-                    raise ModelNotFound(no_such_model(routing.model), param="model")
+                    raise ModelNotFound(no_such_model(request.model), param="model")
                 if found is NoCandidate.ALL_TRIED:
                     raise UpstreamLost("the engine closed the connection before it answered")
                 try:
@@ -125,7 +137,7 @@ class Relay:
                         await self._pool.changed()
                 except TimeoutError:
                     raise NoEndpoint(_explained(found, self._pool.reasons()), retry_after=2) from None
-                found = choose(self._pool.snapshot(), routing, self._rng)
+                found = decide()
         return found
 
     async def _forward(
@@ -135,8 +147,9 @@ class Relay:
         send: Send,
         endpoint: Endpoint,
         lifetime: asyncio.Timeout,
+        added: tuple[tuple[bytes, bytes], ...],
     ) -> None:
-        headers = to_client(response.raw_headers)
+        headers = [*to_client(response.raw_headers), *added]
         events = response.content_type == "text/event-stream" and "Content-Encoding" not in response.headers
         aligner = EventAligner() if events else None
         if events:  # a declared length would leave no room for an error event

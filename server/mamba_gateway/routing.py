@@ -1,18 +1,17 @@
-"""Routing: filter -> score -> pick over one frozen snapshot. Pure; the relay calls `choose` once per attempt.
+"""Routing: filter -> score -> pick over one frozen snapshot. Pure; the router calls `choose`."""
 
-A further scorer (resumable prefixes) is one more entry of the weighted list.
-"""
-
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
+from typing import Literal
 
 from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights, costs
 
-Scorer = Callable[[Sequence[Endpoint]], Mapping[str, float]]
-"""From endpoints that passed the filters to one score in [0, 1] for each URL, 1 the best."""
+TIE = 1e-9
+"""Seconds within which two costs are the same."""
+Reason = Literal["only", "prefix", "home", "load"]
 
 
 class NoCandidate(Enum):
@@ -25,12 +24,17 @@ class NoCandidate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingRequest:
-    """What routing reads of a request."""
+class Decision:
+    """Where a request goes, and all that was weighed for it."""
 
-    model: str | None
-    tried: tuple[str, ...] = ()
-    """URLs that failed for this request."""
+    endpoint: Endpoint
+    cost: Cost
+    """Of the chosen one."""
+    costs: tuple[Cost, ...]
+    """Of all that passed the filters."""
+    reason: Reason
+    """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
+    beginning go there; load: the one that gets to it first."""
 
 
 def no_such_model(name: str | None) -> str:
@@ -58,28 +62,15 @@ def untried(endpoints: Iterable[Endpoint], tried: Iterable[str]) -> tuple[Endpoi
     return tuple(endpoint for endpoint in endpoints if endpoint.url not in excluded)
 
 
-def least_loaded(endpoints: Sequence[Endpoint]) -> Mapping[str, float]:
-    """Scorer: 1 for the least loaded, 0 for the most loaded, linear between; all 1 when equally loaded."""
-    loads = {endpoint.url: endpoint.load for endpoint in endpoints}
-    low, high = min(loads.values(), default=0), max(loads.values(), default=0)
-    span = high - low
-    return {url: (high - load) / span if span else 1.0 for url, load in loads.items()}
-
-
-def random_best(endpoints: Sequence[Endpoint], scores: Mapping[str, float], rng: Random) -> Endpoint:
-    """Picker: any of those with the highest score, evenly. Raises ValueError without endpoints."""
-    best = max(scores[endpoint.url] for endpoint in endpoints)
-    ties = [endpoint for endpoint in endpoints if math.isclose(scores[endpoint.url], best, abs_tol=1e-9)]
-    return rng.choice(ties)
-
-
-WeightedScorers = Sequence[tuple[float, Scorer]]
-BY_LOAD: WeightedScorers = ((1.0, least_loaded),)
+def cheapest(made: Sequence[Cost], rng: Random) -> Cost:
+    """Picker: any of those with the lowest cost, evenly. Raises ValueError without any."""
+    best = min(cost.total for cost in made)
+    return rng.choice([cost for cost in made if cost.total <= best + TIE])
 
 
 def choose(
-    snapshot: Iterable[Endpoint], request: RoutingRequest, rng: Random, scorers: WeightedScorers = BY_LOAD
-) -> Endpoint | NoCandidate:
+    snapshot: Iterable[Endpoint], request: RoutingRequest, rng: Random, weights: Weights = EVEN
+) -> Decision | NoCandidate:
     """The endpoint for this request, or why there is none."""
     known = tuple(snapshot)
     if not known:
@@ -90,8 +81,29 @@ def choose(
         return NoCandidate.NONE_READY
     if not (candidates := untried(ready, request.tried)):
         return NoCandidate.ALL_TRIED
-    total = dict.fromkeys((endpoint.url for endpoint in candidates), 0.0)
-    for weight, scorer in scorers:
-        for url, score in scorer(candidates).items():
-            total[url] += weight * score
-    return random_best(candidates, total, rng)
+    made = costs(candidates, request, weights, rng)
+    chosen = cheapest(made, rng)
+    return Decision(chosen.endpoint, chosen, made, _reason(chosen, made))
+
+
+def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
+    """Why each endpoint that was not weighed was not: by name."""
+    reasons: dict[str, str] = {}
+    for endpoint in snapshot:
+        if not serving((endpoint,), request.model):
+            reasons[endpoint.name] = "serves another model"
+        elif endpoint.draining:
+            reasons[endpoint.name] = "draining"
+        elif not endpoint.ready:
+            reasons[endpoint.name] = "not ready"
+        elif endpoint.url in request.tried:
+            reasons[endpoint.name] = "tried before"
+    return reasons
+
+
+def _reason(chosen: Cost, made: Sequence[Cost]) -> Reason:
+    if len(made) == 1:
+        return "only"
+    if chosen.resumable:
+        return "prefix"
+    return "home" if any(cost.apart for cost in made) and not chosen.apart else "load"

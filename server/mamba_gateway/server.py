@@ -28,6 +28,8 @@ from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.probe import Prober
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay import Relay
+from mamba_gateway.router import Router
+from mamba_gateway.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.upstream import make_session
 
@@ -69,8 +71,10 @@ async def serve(
         )  # fmt: skip
         try:
             async with _endpoint_source(settings, prober, rng) as wake:
+                weights = Weights(settings.prefix_weight, settings.load_weight)
+                router = Router(pool, metrics, rng, weights=weights)
                 relay = Relay(
-                    session, pool, metrics, rng,
+                    session, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
                     request_timeout=settings.request_timeout, wake=wake,
                 )  # fmt: skip
@@ -81,7 +85,7 @@ async def serve(
                 )  # fmt: skip
                 bodies = BodyBudget(max(settings.max_held_body_bytes, settings.max_body_bytes))
                 metrics.buffered.set_function(lambda: bodies.held)
-                app = make_app(LocalRoutes(pool, admission, metrics), proxy, keys, bodies)
+                app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
                 return await _serve_until_drained(
                     app,
                     bound,

@@ -3,24 +3,18 @@
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
-import os
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mamba_api.v1alpha1 import Limits, Rollout
+from mamba_api.v1alpha1 import Limits, Rollout, Routing
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
 
-_LIMITS, _ROLLOUT = Limits(), Rollout()
+_LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
-REFUSED_VARIABLES = {
-    "MAMBASERVE_PREFIX_WEIGHT": "engines are chosen by load alone in this version",
-    "MAMBASERVE_LOAD_WEIGHT": "engines are chosen by load alone in this version",
-}
-"""Variables that would be settings if anything acted on them; without a word they would seem to."""
 
 
 class GatewaySettings(HttpLimits, BaseSettings):
@@ -67,6 +61,10 @@ class GatewaySettings(HttpLimits, BaseSettings):
     comment_interval: float = Field(15.0, ge=0)
     """A stream that has waited so long for its first byte gets an SSE comment, again and again, so that no
     balancer cuts it; from then on an error is an event of the stream. 0 = never."""
+    prefix_weight: float = Field(_ROUTING.prefix_weight, ge=0, le=100)
+    """Weight of the time to compute what an engine cannot resume; 0 = whatever it has."""
+    load_weight: float = Field(_ROUTING.load_weight, ge=0, le=100)
+    """Weight of the time until an engine gets to a request; 0 = however busy it is."""
     max_attempts: int = Field(3, ge=1, le=10)
     """Most engines tried for one request, all before its first byte."""
     probe_interval: float = Field(1.0, gt=0)
@@ -104,13 +102,6 @@ class GatewaySettings(HttpLimits, BaseSettings):
         if value is not None:
             raise ValueError("the shared prefix index is not part of this version")
         return value
-
-    @model_validator(mode="after")
-    def _nothing_without_effect(self) -> Self:
-        for name, reason in REFUSED_VARIABLES.items():
-            if name in os.environ:
-                raise ValueError(f"{name}: {reason}; unset it")
-        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -40,6 +40,9 @@ class UpstreamRequest:
     model: str | None = None
     body_share: BodyShare | None = field(default=None, repr=False)
     """The body's share of what the gateway may hold."""
+    request_id: str = ""
+    explain: bool = False
+    """The client wants to know why this engine was chosen."""
 
     def let_body_go(self) -> None:
         """An engine has begun to answer: no other attempt needs the body."""

@@ -19,19 +19,39 @@ MUTANTS = (
         (UNIT + "test_routing.py",),
     ),
     Mutant(
-        "the most loaded endpoint scores best", GATEWAY + "routing.py",
-        "(high - load) / span", "(load - low) / span",
+        "the dearest endpoint is chosen", GATEWAY + "routing.py",
+        "best = min(cost.total for cost in made)", "best = max(cost.total for cost in made)",
         (UNIT + "test_routing.py",),
     ),
     Mutant(
+        "a prompt that an engine can resume costs as much as elsewhere", GATEWAY + "scoring.py",
+        "speed.seconds(known, request.prompt_tokens)", "speed.seconds(0, request.prompt_tokens)",
+        (UNIT + "test_scoring.py",),
+    ),
+    Mutant(
+        "prompts that wait before a request cost nothing", GATEWAY + "scoring.py",
+        "queue = jitter * endpoint.queued_tokens / speed.tokens_per_second", "queue = 0.0",
+        (UNIT + "test_scoring.py",),
+    ),
+    Mutant(
+        "each gateway has a home of its own for a new prefix", GATEWAY + "endpoints.py",
+        "hashlib.blake2b(name.encode", "hashlib.blake2b((name + str(id(_key))).encode",
+        (UNIT + "test_scoring.py",),
+    ),
+    Mutant(
+        "what was sent since the last report is forgotten", GATEWAY + "prompt_queue.py",
+        "return ours + max(", "return max(",
+        (UNIT + "test_prompt_queue.py",),
+    ),
+    Mutant(
         "a request that kills engines goes round the whole pool", GATEWAY + "relay.py",
-        "if last or routing.tried:", "if last:",
+        "if last or died:", "if last:",
         (UNIT + "test_relay.py", "tests/integration/gateway/test_failures.py"),
     ),
     Mutant(
         "an endpoint keeps a request that failed there", GATEWAY + "relay.py",
-        "            finally:\n                self._pool.end(endpoint.url)",
-        "            else:\n                self._pool.end(endpoint.url)",
+        "            finally:\n                self._pool.end(endpoint.url, ticket)",
+        "            else:\n                self._pool.end(endpoint.url, ticket)",
         RELAY,
     ),
     Mutant(

@@ -7,17 +7,30 @@ from hypothesis import strategies as st
 
 from mamba_gateway.admission import retry_after
 from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.events import DONE, EventAligner
 from mamba_gateway.probe import read_gauges
-from mamba_gateway.routing import NoCandidate, RoutingRequest, choose, least_loaded
+from mamba_gateway.prompt_prefix import DEPTHS, PromptPrefix
+from mamba_gateway.routing import NoCandidate, choose
+from mamba_gateway.scoring import JITTER, RoutingRequest, Weights
 
 budget = settings(max_examples=150)
 counts = st.integers(0, 50)
 
 
+SAYS = st.fixed_dictionaries(
+    {
+        "speed": st.none() | st.builds(EngineSpeed, st.floats(1, 1e6), st.floats(0, 1e-2), st.floats(0, 10)),
+        "queued_tokens": st.none() | st.floats(0, 1e7),
+        "room": st.none() | st.floats(0, 1e7),
+        "service_seconds": st.floats(0, 1e4),
+    }
+)
+
+
 @st.composite
-def endpoints(draw: st.DrawFn) -> tuple[Endpoint, ...]:
+def endpoints(draw: st.DrawFn, telling: bool = False) -> tuple[Endpoint, ...]:
     return tuple(
         Endpoint(
             url=f"http://{number}",
@@ -30,6 +43,7 @@ def endpoints(draw: st.DrawFn) -> tuple[Endpoint, ...]:
             kv_usage=0.0,
             in_flight=draw(counts),
             in_flight_at_report=draw(counts),
+            **(draw(SAYS) if telling else {}),
         )
         for number in range(draw(st.integers(0, 8)))
     )
@@ -57,24 +71,50 @@ def test_the_choice_is_always_one_that_fits_and_none_that_fits_is_less_loaded(en
     if isinstance(chosen, NoCandidate):
         assert fits == []
     else:
-        assert chosen in fits
-        assert chosen.load == min(end.load for end in fits)
+        assert chosen.endpoint in fits
+        assert chosen.endpoint.load <= (1 + JITTER) * min(end.load for end in fits)
+
+
+full_asks = st.builds(
+    RoutingRequest,
+    st.sampled_from([None, "m", "z"]),
+    st.just(()),
+    st.integers(0, 1_000_000),
+    st.dictionaries(st.integers(0, 8).map(str), st.integers(0, 2_000_000)),
+    st.dictionaries(st.integers(0, 8).map(str), st.integers(0, 2_000_000)),
+    st.none() | st.integers(0, 2**64 - 1),
+)
+
+
+@budget
+@given(endpoints(telling=True), full_asks, st.floats(0, 100), st.floats(0, 100), st.integers())
+def test_whatever_engines_say_one_that_fits_is_chosen_and_none_is_cheaper(
+    ends, ask, prefix, load, seed
+) -> None:
+    decision = choose(ends, ask, Random(seed), Weights(prefix, load))
+    if isinstance(decision, NoCandidate):
+        return
+    assert decision.endpoint.ready
+    assert not decision.endpoint.draining
+    assert all(cost.total >= 0 for cost in decision.costs)
+    assert decision.cost.total <= min(cost.total for cost in decision.costs) + 1e-6
+
+
+@budget
+@given(st.lists(st.integers(0, 60_000), max_size=3000), st.integers(0, 3000), st.text(max_size=3))
+def test_prompts_have_those_digests_in_common_up_to_which_they_are_the_same(ids, parting, salt) -> None:
+    other = [*ids[:parting], *(token + 1 for token in ids[parting:])]
+    one, two = PromptPrefix.of(ids, salt), PromptPrefix.of(other, salt)
+    common = min(len(ids), parting)
+    shared = [depth for (depth, a), (_, b) in zip(one.digests, two.digests, strict=True) if a == b]
+    assert shared == [depth for depth in DEPTHS if depth <= common]
+    assert not {d for _, d in one.digests} & {d for _, d in PromptPrefix.of(ids, salt + "x").digests}
 
 
 @budget
 @given(endpoints(), asks, st.integers())
 def test_the_same_snapshot_and_seed_give_the_same_choice(ends, ask, seed) -> None:
     assert choose(ends, ask, Random(seed)) == choose(ends, ask, Random(seed))
-
-
-@budget
-@given(endpoints())
-def test_scores_stay_between_zero_and_one_and_fall_with_load(ends) -> None:
-    scores = least_loaded(ends)
-    assert all(0 <= score <= 1 for score in scores.values())
-    ordered = sorted(ends, key=lambda end: end.load)
-    rates = [scores[end.url] for end in ordered]
-    assert rates == sorted(rates, reverse=True)
 
 
 pieces = st.lists(

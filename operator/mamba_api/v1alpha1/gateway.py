@@ -8,19 +8,16 @@ from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef, refused
 
-BY_LOAD_ALONE = "its gateways choose the least loaded engine and weigh nothing; remove the field"
-
 
 class Routing(ApiModel):
-    """Weights of the scorers an engine is chosen by. This version goes by load alone and refuses them."""
+    """How an engine is chosen: by the expected seconds until the first token. Each weight scales a part of
+    them."""
 
-    prefix_weight: Annotated[float, Field(ge=0, le=100)] | None = None
-    """Weight of tokens that need not be recomputed, because the engine has a checkpoint of the prompt's
-    prefix."""
-    load_weight: Annotated[float, Field(ge=0, le=100)] | None = None
-    """Weight of the engine's load above the mean."""
-
-    rules = (refused("prefixWeight", BY_LOAD_ALONE), refused("loadWeight", BY_LOAD_ALONE))
+    prefix_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Weight of the time to compute what the engine cannot resume from a checkpoint; 0 = whatever it has."""
+    load_weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Weight of the time until the engine gets to it: prompts before it, memory, running answers; 0 = however
+    busy it is."""
 
 
 class Auth(ApiModel):
@@ -70,8 +67,8 @@ class Gateway(ApiModel):
     """Container image of the gateway."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Gateway pods."""
-    routing: Routing | None = None
-    """How an engine is chosen; absent = the least loaded one."""
+    routing: Routing = Routing()
+    """How an engine is chosen."""
     auth: Auth | None = None
     """Authentication of clients; absent = anyone who reaches the Service may call it."""
     limits: Limits = Limits()

@@ -102,7 +102,7 @@ def _probes() -> dict[str, Any]:
 
 def _environment(context: Context) -> list[dict[str, Any]]:
     spec = context.deployment.spec
-    limits = spec.gateway.limits
+    limits, routing = spec.gateway.limits, spec.gateway.routing
     settings = {
         "MAX_IN_FLIGHT": str(limits.max_in_flight),
         "MAX_QUEUE": str(limits.max_queued),
@@ -111,6 +111,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "REQUEST_TIMEOUT": number(limits.request_timeout.seconds),
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
+        "PREFIX_WEIGHT": number(routing.prefix_weight),
+        "LOAD_WEIGHT": number(routing.load_weight),
     }
     return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
 

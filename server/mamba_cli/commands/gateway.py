@@ -68,6 +68,7 @@ PANELS = {
         "max_connections",
     ),
     "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
+    "Routing": ("prefix_weight", "load_weight"),
     "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout", "comment_interval"),
     "Process": ("drain_timeout", "log_level"),
 }

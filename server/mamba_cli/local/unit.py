@@ -143,7 +143,7 @@ def local_settings(
 
 def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
     """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
-    limits = deployment.spec.gateway.limits
+    limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
     options = {
         "--backend": backend,
         "--host": host,
@@ -154,6 +154,8 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
         "--hold-timeout": f"{limits.queue_timeout.seconds:g}",
         "--request-timeout": f"{limits.request_timeout.seconds:g}",
         "--max-body-bytes": str(limits.max_body_size.bytes),
+        "--prefix-weight": f"{routing.prefix_weight!r}",
+        "--load-weight": f"{routing.load_weight!r}",
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
     return ["gateway", *(word for option in options.items() for word in option)]

@@ -19,6 +19,7 @@ from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.planner import plan_engine
+from mamba_planner.prefill_work import attention_ratio
 from mamba_planner.strategy import reservation
 from mamba_planner.workspace import CHUNK
 from mamba_server.cache.arena import AllocationSite, Arena
@@ -115,6 +116,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         eos_token_ids=frozenset(config.eos_token_ids),
         seed=settings.seed,
         pace=_pace(settings, limits, device),
+        attention_ratio=attention_ratio(config),
     )
     return Engine(core, made, config, directory, stream)
 

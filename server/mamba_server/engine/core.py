@@ -17,6 +17,7 @@ from mamba_planner.strategy import reservation
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.engine.errors import ends_the_device
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
+from mamba_server.engine.prefill_speed import PrefillSpeed
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
@@ -80,7 +81,8 @@ FAILURES_IN_A_ROW = 3
 class EngineCore:
     """One engine. `overlap`: plan step n+1 while step n runs (lookahead 1, else 0: never more, O6).
 
-    `pace`: keeps steps near a time; None = as large as the limits allow.
+    `pace`: keeps steps near a time; None = as large as the limits allow. `attention_ratio`: of the model, for
+    the speed of its prompts.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class EngineCore:
         seed: int = 0,
         max_waiting: int = 4096,
         pace: StepPace | None = None,
+        attention_ratio: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
@@ -102,6 +105,7 @@ class EngineCore:
         self.step_number = 0
         self.sequences: dict[str, list[Sequence]] = {}
         self.times = StepTimes()
+        self.speed = PrefillSpeed(attention_ratio)
         self.finished: Counter[str] = Counter()
         self.generated_tokens = 0
         self.failed_steps = 0
@@ -238,9 +242,10 @@ class EngineCore:
             return
         ran = self._clock()
         self._failures = 0
+        # Under overlap it was launched while the step before it ran.
+        seconds = ran - max(launched.started, self._ran)
+        self.speed.observe(schedule, seconds)
         if self._pace is not None:
-            # Under overlap it was launched while the step before it ran.
-            seconds = ran - max(launched.started, self._ran)
             self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
         self._ran = ran
         if result.finite is not None and not result.finite.all():

@@ -50,6 +50,11 @@ def collect(core: EngineCore) -> EngineStats:
         - min(1.0, (account.slots_free + cache.tree.evictable_slots + _evictable_slabs(core)) / total),
         "state_usage": (account.slots_live + account.slots_tracking) / total,
         "kv_usage": _kv_usage(account),
+        "prompt_tokens_waiting": _prompt_tokens_waiting(core),
+        "prompt_room_tokens": scheduler.admission.prompt_room(),
+        "prefill_tokens_per_second": core.speed.tokens_per_second,
+        "prefill_attention_ratio": core.speed.ratio,
+        "decode_step_seconds": core.speed.decode_seconds,
     }
     gauges.update({f"slabs{{owner={owner}}}": count for owner, count in slots.items()})
     gauges.update(
@@ -58,6 +63,16 @@ def collect(core: EngineCore) -> EngineStats:
     gauges.update({f"pages{{owner={owner}}}": count for owner, count in pages.items()})
     times = core.drain_step_times()
     return EngineStats(counters, gauges, times.seconds, times.batch_sizes)
+
+
+def _prompt_tokens_waiting(core: EngineCore) -> float:
+    """Prompt tokens that are to be computed. How much of a waiting prompt can be resumed is not looked up: so
+    much as of those before it."""
+    scheduler, made = core.scheduler, core.scheduler.counters
+    cached = min(1.0, made.cached_tokens / made.prompt_tokens) if made.prompt_tokens else 0.0
+    waiting = sum(each.known for each in scheduler.waiting)
+    begun = sum(each.known - each.allocation.depth for each in scheduler.prefilling if each.allocation)
+    return waiting * (1 - cached) + begun
 
 
 def _evictable_slabs(core: EngineCore) -> float:

@@ -25,7 +25,6 @@ from mamba_api.v1alpha1 import (
     Redis,
     Resources,
     Rollout,
-    Routing,
     Scaling,
     Spec,
 )
@@ -154,7 +153,6 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
     Engine: some({}, tensorParallel=SMALL),
     Resources: some({}, gpus=COUNT),
-    Routing: some({}, prefixWeight=st.floats(0, 100), loadWeight=st.floats(0, 100)),
     PrefixIndex: some({}, redis=some({"url": st.just("redis://r:6379")})),
     Model: some(
         {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},

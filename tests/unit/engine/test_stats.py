@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -43,7 +44,8 @@ def test_counters_never_fall_and_gauges_are_counts_or_shares(strategy: str) -> N
         assert all(stats.counters[name] >= value for name, value in before.items())
         before = stats.counters
         for name, value in stats.gauges.items():
-            assert 0 <= value <= (1 if name.endswith("_usage") else 10_000), name
+            shares = name.endswith(("_usage", "_ratio"))
+            assert 0 <= value <= (1 if shares else math.inf if "second" in name else 10_000), name
     assert before["preemptions_total"] > 0
     assert before["cached_tokens_total"] > 0
 
@@ -173,3 +175,33 @@ def test_the_api_process_understands_every_key_and_can_explain_it() -> None:
         parsed = parse_key(key)
         assert parsed is not None, key
         assert parsed[0] in HELP or parsed[0] in OF_REQUESTS, key
+
+
+def test_prompt_tokens_to_come_are_those_of_who_waits_and_the_rest_of_who_has_begun() -> None:
+    engine = trial(rows=1, overlap=False, step_tokens=8, chunk=8)
+    engine.add(list(range(1, 31)), 3)
+    engine.add(list(range(50, 70)), 3)
+    assert collect(engine.core).gauges["prompt_tokens_waiting"] == 50
+    engine.step()
+    assert collect(engine.core).gauges["prompt_tokens_waiting"] == 50 - 8
+    engine.close()
+    assert collect(engine.core).gauges["prompt_tokens_waiting"] == 0
+
+
+@pytest.mark.parametrize("per_slab", [0, 2])
+def test_there_is_room_for_a_prompt_until_all_rows_or_all_memory_are_taken(per_slab: int) -> None:
+    engine = trial(rows=2, slabs=10, overlap=False, pages_per_slab=per_slab, strategy="NoBuffer")
+    whole = collect(engine.core).gauges["prompt_room_tokens"]
+    if per_slab:
+        # Nine slabs but for the one of its state.
+        assert whole == 8 * 2 * engine.setup.page_size
+    engine.add([1, 2, 3], 5)
+    engine.step()
+    left = collect(engine.core).gauges["prompt_room_tokens"]
+    assert (0 < left < whole) if per_slab else left == whole
+    engine.add([7, 8, 9], 5)
+    engine.step()
+    assert collect(engine.core).gauges["prompt_room_tokens"] == 0
+    engine.close()
+    # What is only cached makes way.
+    assert collect(engine.core).gauges["prompt_room_tokens"] == whole

@@ -118,7 +118,6 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "disaggregation": {"disaggregation": {}},
     "ttftTarget": {"scaling": {"ttftTarget": "1s"}},
     "prefixIndex": {"prefixIndex": {"redis": {"url": "redis://r"}}},
-    "prefixWeight": {"gateway": {"routing": {"prefixWeight": 1.0}}},
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay
+from mamba_gateway.router import Router
 from mamba_gateway.upstream import UpstreamRequest, make_session
 from virtual_loop import loop_factories
 
@@ -55,7 +56,8 @@ class RelayHarness:
         self.wakes = 0
         self.sent: list[dict[str, Any]] = []
         options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
-        self.relay = Relay(session, self.pool, self.metrics, Random(3), wake=self._wake, **options)
+        self.router = Router(self.pool, self.metrics, Random(3))
+        self.relay = Relay(session, self.pool, self.metrics, self.router, wake=self._wake, **options)
 
     def _wake(self) -> None:
         self.wakes += 1

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.router import Router
 
 
 async def relayed(_scope: Any, _receive: Any, send: Any) -> None:
@@ -28,7 +31,8 @@ class Local:
         self.pool = Pool()
         self.admission = Admission(4, 4, 1.0, time.monotonic)
         self.metrics = GatewayMetrics(self.pool.snapshot)
-        routes = LocalRoutes(self.pool, self.admission, self.metrics)
+        self.router = Router(self.pool, self.metrics, Random(1))
+        routes = LocalRoutes(self.pool, self.admission, self.metrics, self.router.log)
         self.app = make_app(routes, relayed, KeyFile(keys, "--api-key-file") if keys else None)
 
     async def ask(self, method: str, path: str, **more: Any) -> Asked:
@@ -130,7 +134,7 @@ async def test_with_keys_models_need_one_and_probes_do_not(tmp_path: Path) -> No
     (tmp_path / "keys").write_text("key-1\n")
     local = Local(tmp_path / "keys")
     local.engines(a=Report(ready=True, models=({"id": "m"},)))
-    for path in ("/v1/models", "/v1/models/m", "/v1/models/other"):
+    for path in ("/v1/models", "/v1/models/m", "/v1/models/other", "/v1/routing/decisions"):
         asked = await local.ask("GET", path)
         assert (asked.status, asked.error["code"]) == (401, "invalid_api_key")
     for path in ("/livez", "/health", "/readyz", "/metrics", "/version", "/openapi.json", "/docs"):
@@ -177,3 +181,29 @@ async def test_what_is_not_http_is_none_of_the_identifier_s_business(local: Loca
 
     await local.app({"type": "websocket", "path": "/v1/completions", "headers": []}, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def test_the_last_decisions_are_told_newest_first_with_all_that_was_weighed(local: Local) -> None:
+    local.engines(
+        a=Report(ready=True, models=({"id": "m"},), running=9),
+        b=Report(ready=True, models=({"id": "m"},)),
+        c=Report(ready=True, draining=True),
+    )
+    assert (await local.ask("GET", "/v1/routing/decisions")).json == {"object": "list", "data": []}
+    prompt = PromptPrefix.of(range(1000))
+    for number in range(3):
+        local.router.decide("m", prompt if number == 2 else None, body_bytes=400, request_id=f"r{number}")
+
+    shown = (await local.ask("GET", "/v1/routing/decisions", query="limit=2")).json["data"]
+
+    assert [one["requestId"] for one in shown] == ["r2", "r1"]
+    newest, older = shown
+    assert (newest["tokenized"], newest["promptTokens"]) == (True, 1000)
+    assert (older["tokenized"], older["promptTokens"]) == (False, 100)
+    assert older["engine"] == "b"
+    assert [one["engine"] for one in older["considered"]] == ["b", "a"]
+    assert older["considered"][1]["queue"] > older["considered"][0].get("queue", 0)
+    assert older["dropped"] == {"c": "draining"}
+    for wrong in ("0", "257", "many"):
+        refused = await local.ask("GET", "/v1/routing/decisions", query=f"limit={wrong}")
+        assert (refused.status, refused.error["param"]) == (400, "limit")

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.explanation import DecisionLog
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
@@ -37,6 +38,7 @@ OPERATIONS = [
     ("/v1/models/{name}", "GET"),
     ("/readyz", "GET"),
     ("/health", "GET"),
+    ("/v1/routing/decisions", "GET"),
     ("/livez", "GET"),
     ("/metrics", "GET"),
     ("/version", "GET"),
@@ -71,7 +73,7 @@ def application() -> Any:
                 admission, metrics, None, max_body_bytes=100_000,
                 body_timeout=5.0, comment_interval=0.0,
             )  # fmt: skip
-            made.append(make_app(LocalRoutes(pool, admission, metrics), proxy, None))
+            made.append(make_app(LocalRoutes(pool, admission, metrics, DecisionLog()), proxy, None))
         await made[0](scope, receive, send)
 
     return app

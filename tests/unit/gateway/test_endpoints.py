@@ -1,10 +1,12 @@
 """The pool keeps what is known of each engine, and tells who waits."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.engine_speed import EngineSpeed
 
 A, B = Target("http://a", "a"), Target("http://b", "b")
 WELL = Report(ready=True, models=({"id": "m"},), running=2)
@@ -52,15 +54,17 @@ def test_a_new_target_is_not_ready_before_its_first_report() -> None:
 def test_reports_and_ends_of_removed_targets_change_nothing() -> None:
     pool = Pool()
     pool.set_targets([A])
-    pool.begin(A.url)
+    gone = pool.begin(A.url)
     pool.set_targets([])
     pool.report(A.url, WELL)
-    pool.end(A.url)
+    pool.answered(A.url, gone)
+    pool.end(A.url, gone)
     pool.suspect(A.url, "x")
     assert pool.snapshot() == ()
     pool.set_targets([A])
-    pool.end(A.url)
-    assert pool.snapshot()[0].in_flight == 0
+    pool.begin(A.url)
+    pool.end(A.url, gone)
+    assert pool.snapshot()[0].in_flight == 1
 
 
 def test_a_suspect_is_not_chosen_before_the_next_good_report() -> None:
@@ -95,15 +99,13 @@ def test_models_are_remembered_while_an_engine_is_away() -> None:
 def test_what_was_ours_at_the_report_is_not_counted_twice() -> None:
     pool = Pool()
     pool.set_targets([A])
-    pool.begin(A.url)
-    pool.begin(A.url)
+    tickets = [pool.begin(A.url), pool.begin(A.url)]
     pool.report(A.url, WELL)
     assert pool.snapshot()[0].load == 2
-    pool.begin(A.url)
+    tickets.append(pool.begin(A.url))
     assert pool.snapshot()[0].load == 3
-    pool.end(A.url)
-    pool.end(A.url)
-    pool.end(A.url)
+    for ticket in (*tickets, *tickets):
+        pool.end(A.url, ticket)
     assert pool.snapshot()[0].load == 0
 
 
@@ -117,3 +119,44 @@ async def test_every_waiter_wakes_at_a_change() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await pool.changed()
+
+
+def test_what_an_engine_says_of_itself_is_in_the_next_snapshot_and_so_is_what_was_sent_since() -> None:
+    now = [100.0]
+    pool = Pool(clock=lambda: now[0])
+    pool.set_targets([A])
+    pool.report(A.url, WELL)
+    assert pool.snapshot()[0].queued_tokens is None
+    speed = EngineSpeed(5000.0, 1e-5, 0.02)
+    pool.report(A.url, replace(WELL, speed=speed, prompt_tokens_waiting=700.0, room=4096.0))
+    seen = pool.snapshot()[0]
+    assert (seen.speed, seen.queued_tokens, seen.room) == (speed, 700, 4096)
+    ticket = pool.begin(A.url, 300.0)
+    assert pool.snapshot()[0].queued_tokens == 1000
+    pool.answered(A.url, ticket)
+    assert pool.snapshot()[0].queued_tokens == 700
+    assert pool.snapshot()[0].in_flight == 1
+
+
+def test_the_time_of_requests_is_learned_from_those_that_ended() -> None:
+    now = [0.0]
+    pool = Pool(clock=lambda: now[0])
+    pool.set_targets([A])
+    for _ in range(60):
+        ticket = pool.begin(A.url)
+        now[0] += 8.0
+        pool.end(A.url, ticket)
+    assert pool.snapshot()[0].service_seconds == pytest.approx(8, rel=0.02)
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    pool = Pool()
+    pool.set_targets([A])
+    pool.report(A.url, WELL)
+    before = pool.snapshot()
+    pool.begin(A.url)
+    pool.suspect(A.url, "x")
+    assert (before[0].in_flight, before[0].ready) == (0, True)
+    assert (pool.snapshot()[0].in_flight, pool.snapshot()[0].ready) == (1, False)
+    pool.set_targets([replace(A, draining=True)])
+    assert pool.snapshot()[0].draining

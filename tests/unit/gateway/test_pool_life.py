@@ -62,18 +62,18 @@ class PoolLife(RuleBasedStateMachine):
             self.suspects.add(url)
 
     @rule(target=requests, url=st.sampled_from(URLS))
-    def begin(self, url: str) -> tuple[str, int, bool]:
-        self.pool.begin(url)
+    def begin(self, url: str) -> tuple[str, int, int, bool]:
+        ticket = self.pool.begin(url)
         known = url in self.targets
         if known:
             self.ours[url] = self.ours.get(url, 0) + 1
-        return url, self.life.get(url, 0), known
+        return url, ticket, self.life.get(url, 0), known
 
     @rule(request=consumes(requests))
-    def end(self, request: tuple[str, int, bool]) -> None:
-        url, life, known = request
+    def end(self, request: tuple[str, int, int, bool]) -> None:
+        url, ticket, life, known = request
+        self.pool.end(url, ticket)
         if (life, known) == (self.life.get(url, 0), True):
-            self.pool.end(url)
             self.ours[url] -= 1
 
     @invariant()

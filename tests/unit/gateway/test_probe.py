@@ -2,7 +2,8 @@
 
 import pytest
 
-from mamba_gateway.probe import KV_USAGE, RUNNING, WAITING, first_value, read_gauges, reason_of
+from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.probe import KV_USAGE, RUNNING, WAITING, first_value, read_gauges, reason_of, speed_of
 
 TEXT = """
 # HELP mambaserve_requests_running Running.
@@ -64,3 +65,14 @@ def test_gauges_that_are_no_numbers_are_left_out_of_the_sum() -> None:
 def test_a_name_of_ours_wins_over_that_of_another_engine_even_at_zero() -> None:
     gauges = read_gauges("vllm:num_requests_running 9\nmambaserve_requests_running 0\n")
     assert first_value(gauges, RUNNING) == 0
+
+
+def test_an_engine_that_has_measured_nothing_or_says_nothing_has_no_speed() -> None:
+    told = (
+        'mambaserve_prefill_tokens_per_second{model="m"} 5000\n'
+        'mambaserve_prefill_attention_ratio{model="m"} 1e-05\n'
+        'mambaserve_decode_step_seconds{model="m"} 0.02\n'
+    )
+    assert speed_of(read_gauges(told)) == EngineSpeed(5000, 1e-5, 0.02)
+    assert speed_of(read_gauges(told.replace("5000", "0"))) is None
+    assert speed_of(read_gauges("vllm:num_requests_running 3")) is None

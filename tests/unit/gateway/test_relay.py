@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ from mamba_gateway.upstream import LARGE_BODY, UpstreamRequest
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]
+ASKED = UpstreamRequest("/v1/completions", "", [], b"{}", "m")
 
 
 async def refusing_port() -> str:
@@ -313,3 +315,40 @@ async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, 
         headers = to_engine([(b"x-user", value)], "id-1", "trace")
         await made.run(UpstreamRequest("/v1/completions", "", headers, b"{}"))
         assert b"x-user: " + value + b"\r\n" in engine.requests[0][0]
+
+
+async def test_who_asks_is_told_why_this_engine_was_chosen_and_nobody_else_is(harness: Harnesses) -> None:
+    async with RawEngine(says(OK)) as near, RawEngine(says(OK)) as far:
+        made = harness()
+        made.engines(near.url, far.url)
+        await made.run(replace(ASKED, explain=True, request_id="r-1"))
+        told = json.loads(made.headers[b"x-mambaserve-explain"])
+        assert (told["engine"], told["reason"]) == (near.url.removeprefix("http://"), "load")
+        assert [one["engine"] for one in told["considered"]][1] == far.url.removeprefix("http://")
+        assert next(iter(made.router.log.last())).request_id == "r-1"
+        made.sent.clear()
+        await made.run()
+        assert b"x-mambaserve-explain" not in made.headers
+
+
+async def test_a_prompt_is_before_the_next_ones_until_its_answer_begins(harness: Harnesses) -> None:
+    async with RawEngine(says(OK)) as engine:
+        made = harness()
+        made.engines(engine.url, prompt_tokens_waiting=0.0)
+        queued: list[float] = []
+
+        async def noting(message: Any) -> None:
+            queued.append(made.pool.snapshot()[0].queued_tokens)
+            await made.send(message)
+
+        begin = made.pool.begin
+
+        def began(url: str, tokens: float = 0.0) -> int:
+            ticket = begin(url, tokens)
+            queued.append(made.pool.snapshot()[0].queued_tokens)
+            return ticket
+
+        made.pool.begin = began
+        await made.relay.run(replace(ASKED, body=b"x" * 400), noting)
+        assert queued[0] == 100
+        assert set(queued[1:]) == {0}

@@ -4,16 +4,8 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.routing import (
-    NoCandidate,
-    RoutingRequest,
-    available,
-    choose,
-    least_loaded,
-    random_best,
-    serving,
-    untried,
-)
+from mamba_gateway.routing import NoCandidate, available, cheapest, choose, dropped, serving, untried
+from mamba_gateway.scoring import Cost, RoutingRequest
 
 ASK = RoutingRequest("m")
 
@@ -46,26 +38,17 @@ def test_load_counts_ours_exactly_and_others_as_reported(endpoint) -> None:
     assert endpoint("a", running=0, in_flight_at_report=3, in_flight=3).load == 3
 
 
-def test_scores_run_from_one_for_the_least_to_zero_for_the_most_loaded(endpoint) -> None:
-    scored = least_loaded([endpoint("a", running=1), endpoint("b", running=3), endpoint("c", in_flight=5)])
-    assert scored == {"http://a": 1.0, "http://b": 0.5, "http://c": 0.0}
-
-
-def test_equal_loads_score_alike(endpoint) -> None:
-    assert set(least_loaded([endpoint("a", running=2), endpoint("b", in_flight=2)]).values()) == {1.0}
-
-
 def test_a_tie_is_broken_evenly_and_repeatably(endpoint) -> None:
-    ends = [endpoint(str(n)) for n in range(4)]
-    scores = {end.url: 1.0 for end in ends}
-    picks = [random_best(ends, scores, rng).name for rng in [Random(1)] for _ in range(400)]
-    assert picks == [random_best(ends, scores, rng).name for rng in [Random(1)] for _ in range(400)]
+    made = [Cost(endpoint(str(n)), 0, 0.5, 0.25, 0.0, 0.0) for n in range(4)]
+    dear = Cost(endpoint("dear"), 0, 0.5, 0.2500001, 0.0, 0.0)
+    picks = [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
+    assert picks == [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
     assert all(70 < picks.count(str(n)) < 130 for n in range(4))
 
 
 def test_a_picker_without_endpoints_refuses() -> None:
     with pytest.raises(ValueError, match="empty"):
-        random_best([], {}, Random(0))
+        cheapest([], Random(0))
 
 
 def test_the_least_loaded_of_those_that_fit_is_chosen(endpoint) -> None:
@@ -76,8 +59,28 @@ def test_the_least_loaded_of_those_that_fit_is_chosen(endpoint) -> None:
         endpoint("right", running=2),
         endpoint("ours", in_flight=3),
     ]
-    chosen = choose(ends, ASK, Random(0))
-    assert chosen is ends[3]
+    decision = choose(ends, ASK, Random(0))
+    assert decision.endpoint is ends[3]
+    assert decision.reason == "load"
+    assert [cost.endpoint for cost in decision.costs] == [ends[0], ends[3], ends[4]]
+
+
+def test_who_was_left_out_is_told_with_the_reason(endpoint) -> None:
+    ends = [
+        endpoint("leaving", draining=True),
+        endpoint("loading", ready=False),
+        endpoint("other", models=frozenset({"z"})),
+        endpoint("tried"),
+        endpoint("right"),
+    ]
+    ask = RoutingRequest("m", tried=("http://tried",))
+    assert choose(ends, ask, Random(0)).reason == "only"
+    assert dropped(ends, ask) == {
+        "leaving": "draining",
+        "loading": "not ready",
+        "other": "serves another model",
+        "tried": "tried before",
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,14 +107,3 @@ def test_all_tried_is_told_apart_from_none_ready(endpoint) -> None:
     assert (
         choose([endpoint("a")], RoutingRequest("m", tried=("http://a",)), Random(0)) is NoCandidate.ALL_TRIED
     )
-
-
-def test_weights_let_one_scorer_outdo_another(endpoint) -> None:
-    ends = [endpoint("idle"), endpoint("warm", running=4)]
-
-    def warmth(endpoints):
-        return {end.url: float(end.name == "warm") for end in endpoints}
-
-    by_warmth = choose(ends, ASK, Random(0), ((1.0, least_loaded), (2.0, warmth)))
-    by_load = choose(ends, ASK, Random(0), ((2.0, least_loaded), (1.0, warmth)))
-    assert (by_warmth, by_load) == (ends[1], ends[0])

@@ -120,9 +120,11 @@ def test_the_gateway_here_has_the_limits_of_the_spec() -> None:
         "maxInFlight": 3, "maxQueued": 4, "queueTimeout": "5s", "requestTimeout": "6m", "maxBodySize": "7Mi",
     }  # fmt: skip
     argv = gateway_argv(
-        deployment(gateway={"limits": limits}), backend="http://127.0.0.1:5", host="127.0.0.1", port=9
-    )
+        deployment(gateway={"limits": limits, "routing": {"prefixWeight": 0.1234567, "loadWeight": 0}}),
+        backend="http://127.0.0.1:5", host="127.0.0.1", port=9,
+    )  # fmt: skip
     settings = GatewaySettings(**parsed(tuple(argv)))
+    assert (settings.prefix_weight, settings.load_weight) == (0.1234567, 0)
     assert (settings.max_in_flight, settings.max_queue) == (3, 4)
     assert (settings.queue_timeout, settings.hold_timeout, settings.request_timeout) == (5, 5, 360)
     assert settings.max_body_bytes == 7 << 20

@@ -71,8 +71,13 @@ def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None
         )
     )
     drain = data.draw(DURATIONS | st.just("0s"))
+    weights = {"prefixWeight": data.draw(st.floats(0, 100)), "loadWeight": data.draw(st.floats(0, 100))}
 
-    engine, made = processes(gateway={"limits": limits}, rollout={"drainTimeout": drain})
+    engine, made = processes(
+        gateway={"limits": limits, "routing": weights}, rollout={"drainTimeout": drain}
+    )  # fmt: skip
+
+    assert [made.prefix_weight, made.load_weight] == list(weights.values())
 
     assert made.queue_timeout == made.hold_timeout == Duration(limits["queueTimeout"]).seconds
     assert made.request_timeout == Duration(limits["requestTimeout"]).seconds

@@ -1,0 +1,93 @@
+"""The router: puts together what is known of a prompt and of the engines, and remembers what it decided.
+
+The relay asks it once per attempt and tells it where the request went. No I/O and no waiting: a decision
+takes well below a millisecond.
+"""
+
+import time
+from collections.abc import Mapping
+from random import Random
+
+from mamba_gateway.admission import Clock
+from mamba_gateway.endpoints import Pool
+from mamba_gateway.explanation import DecisionLog, DecisionRecord
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prefix_index import NoIndex, PrefixIndex
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.recent_prefixes import RecentPrefixes
+from mamba_gateway.routing import NoCandidate, choose
+from mamba_gateway.scoring import EVEN, RoutingRequest, Weights
+
+MOMENTS = 5.0
+"""Seconds for which what was sent counts as under way, also beside an index that will soon know better."""
+WITHOUT_INDEX = 600.0
+"""The same where there is no index, or it is not up to date."""
+BYTES_PER_TOKEN = 4
+"""Of a body that nobody tokenized."""
+
+
+class Router:
+    """Of one gateway."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        metrics: GatewayMetrics,
+        rng: Random,
+        *,
+        weights: Weights = EVEN,
+        index: PrefixIndex | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._pool, self._metrics, self._rng, self._weights = pool, metrics, rng, weights
+        self._index: PrefixIndex = index or NoIndex()
+        self._recent = RecentPrefixes(clock)
+        self.log = DecisionLog()
+
+    def decide(
+        self,
+        model: str | None,
+        prompt: PromptPrefix | None,
+        *,
+        body_bytes: int = 0,
+        tried: tuple[str, ...] = (),
+        request_id: str = "",
+    ) -> DecisionRecord | NoCandidate:
+        """Where the request goes, or why nowhere. Without `prompt` its length is guessed and load decides."""
+        begin = time.perf_counter()
+        snapshot = self._pool.snapshot()
+        if prompt is None:
+            request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN)
+        else:
+            coming = self._recent.resumable(prompt, MOMENTS)
+            request = RoutingRequest(
+                model, tried, prompt.tokens, self._resumable(prompt), coming, prompt.home
+            )
+        found = choose(snapshot, request, self._rng, self._weights)
+        if isinstance(found, NoCandidate):
+            return found
+        record = DecisionRecord(
+            request_id, time.time(), snapshot, request, found, self._index.state, prompt is not None
+        )
+        self.log.add(record)
+        self._metrics.decided(found.reason, time.perf_counter() - begin)
+        return record
+
+    def sent(self, record: DecisionRecord, prompt: PromptPrefix | None) -> int:
+        """The request goes to the chosen engine; its ticket there."""
+        endpoint, request = record.decision.endpoint, record.request
+        if prompt is not None:
+            self._recent.note(prompt, endpoint.name)
+        known = record.decision.cost.resumable
+        tokens = float(request.prompt_tokens - known)
+        if endpoint.speed is not None:
+            tokens = endpoint.speed.work(known, request.prompt_tokens)
+        return self._pool.begin(endpoint.url, tokens)
+
+    def _resumable(self, prompt: PromptPrefix) -> Mapping[str, int]:
+        following = self._index.state == "following"
+        known = dict(self._index.resumable(prompt.token_ids, prompt.salt))
+        lifetime = MOMENTS if following else WITHOUT_INDEX
+        for engine, depth in self._recent.resumable(prompt, lifetime).items():
+            known[engine] = max(depth, known.get(engine, 0))
+        return known

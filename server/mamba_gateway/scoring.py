@@ -1,0 +1,140 @@
+"""What a request would cost at each engine, in expected seconds until its first token. Pure.
+
+One currency for all that speaks for or against an engine: the prompt tokens it has to compute, those before
+them, the wait for memory, the answers it is writing. An engine that reports nothing of its own is judged by
+the number of its requests.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.engine_speed import NOMINAL, EngineSpeed
+from mamba_gateway.prompt_prefix import HOME_TOKENS
+
+SECONDS_PER_REQUEST = 1.0
+"""What a request counts for at an engine that does not say how many tokens it has to compute."""
+DECODE_SECONDS = 0.001
+"""Of a running sequence in each step, where no step was measured."""
+ASSUMED_SHARE = 0.5
+"""Of a prompt that no engine knows, what others are assumed to share with it."""
+JITTER = 0.1
+"""The part of the load that others make is old news: gateways read it higher by up to so much, each by a
+number of its own for each engine, so that they do not all send to the same one."""
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the two sides count for; 0 = not at all."""
+
+    prefix: float = 1.0
+    """Of the time to compute the prompt."""
+    load: float = 1.0
+    """Of the time until the engine begins with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRequest:
+    """What routing reads of a request."""
+
+    model: str | None
+    tried: tuple[str, ...] = ()
+    """URLs that failed for this request."""
+    prompt_tokens: int = 0
+    """Length of its prompt; estimated where nobody tokenized it."""
+    resumable: Mapping[str, int] = field(default_factory=dict)
+    """By name of the endpoint: tokens of the prompt that need not be computed there."""
+    coming: Mapping[str, int] = field(default_factory=dict)
+    """The same of those that got that much of it moments ago, and may be computing it still."""
+    home: int | None = None
+    """What prompts with the same beginning have in common; None = not known."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """Of one request at one endpoint: seconds, weighted, by what they come from."""
+
+    endpoint: Endpoint
+    resumable: int
+    compute: float
+    """To compute what cannot be resumed."""
+    queue: float
+    """To compute the prompts before it."""
+    memory: float
+    """Until there is memory for it."""
+    decode: float
+    """For the answers that are being written."""
+    apart: float = 0.0
+    """To compute again what another engine is computing for others, or what others will share with this
+    prompt, who go to the home of its beginning: work done twice, that delays somebody."""
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.queue + self.memory + self.decode + self.apart
+
+
+EVEN = Weights()
+
+
+def costs(
+    endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weights, rng: Random
+) -> tuple[Cost, ...]:
+    """One for each endpoint, in their order."""
+    usual = _usual_speed(endpoints)
+    made = tuple(
+        _cost(endpoint, request, weights, usual, 1 + JITTER * rng.random()) for endpoint in endpoints
+    )
+    if coming := max((request.coming.get(endpoint.name, 0) for endpoint in endpoints), default=0):
+        for cost in made:
+            if cost.resumable < coming:
+                speed = cost.endpoint.speed or usual
+                cost.apart = weights.prefix * speed.seconds(cost.resumable, coming)
+    elif request.home is not None and max(cost.resumable for cost in made) < HOME_TOKENS:
+        home = home_of(endpoints, request.home)
+        shared = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens))
+        for cost in made:
+            if cost.endpoint is not home:
+                cost.apart = weights.prefix * (cost.endpoint.speed or usual).seconds(0, shared)
+    return made
+
+
+def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
+    """Where prompts of this beginning go while no engine has it: the same for all who see these endpoints,
+    and for most keys the same when one of the endpoints leaves (rendezvous hashing)."""
+    return max(endpoints, key=lambda endpoint: (_mixed(key ^ endpoint.key), endpoint.name))
+
+
+def _mixed(value: int) -> int:
+    # splitmix64's finaliser: each bit of the value moves half of the result's.
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _usual_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
+    """The median of those that measured themselves, for those that did not yet."""
+    known = sorted((e.speed for e in endpoints if e.speed is not None), key=lambda s: s.tokens_per_second)
+    return known[len(known) // 2] if known else NOMINAL
+
+
+def _cost(
+    endpoint: Endpoint, request: RoutingRequest, weights: Weights, usual: EngineSpeed, jitter: float
+) -> Cost:
+    speed = endpoint.speed or usual
+    # The last token is always computed: it gives the first of the answer.
+    known = max(0, min(request.resumable.get(endpoint.name, 0), request.prompt_tokens - 1))
+    compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
+    if endpoint.queued_tokens is None:
+        others = endpoint.load - endpoint.in_flight
+        queue = SECONDS_PER_REQUEST * (endpoint.in_flight + jitter * others)
+        return Cost(endpoint, known, compute, weights.load * queue, 0.0, 0.0)
+    queue = jitter * endpoint.queued_tokens / speed.tokens_per_second
+    each = speed.decode_seconds / max(1, endpoint.running) or DECODE_SECONDS
+    decode = each * endpoint.load
+    memory = 0.0
+    if endpoint.room is not None and request.prompt_tokens + endpoint.queued_tokens > endpoint.room:
+        # One sequence has to end for each that waits, and they end one after the other.
+        memory = (1 + endpoint.waiting) * endpoint.service_seconds / max(1, endpoint.running)
+    return Cost(endpoint, known, compute, weights.load * queue, weights.load * memory, weights.load * decode)

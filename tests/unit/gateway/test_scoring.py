@@ -1,0 +1,182 @@
+"""Scoring: all that speaks for or against an engine, in expected seconds until the first token."""
+
+import subprocess
+import sys
+from collections import Counter
+from random import Random
+
+import pytest
+
+from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.routing import choose
+from mamba_gateway.scoring import ASSUMED_SHARE, JITTER, RoutingRequest, Weights, costs, home_of
+
+EVEN = Weights()
+FAST, SLOW = EngineSpeed(10_000.0), EngineSpeed(1000.0)
+
+
+@pytest.fixture
+def engine(endpoint):
+    """An engine that reports of itself: idle, with room, at 10,000 tokens a second."""
+
+    def make(name, **changes):
+        return endpoint(name, **{"speed": FAST, "queued_tokens": 0.0, "room": 1e6, **changes})
+
+    return make
+
+
+def ask(tokens, resumable=None, home=None, coming=None):
+    return RoutingRequest("m", (), tokens, resumable or {}, coming or {}, home)
+
+
+def chosen(ends, request, weights=EVEN, seed=0):
+    return choose(ends, request, Random(seed), weights).endpoint.name
+
+
+def test_an_engine_that_can_resume_more_is_worth_a_queue_up_to_what_that_saves(engine) -> None:
+    # 6,000 tokens resumed are 0.6 s; so long may the prompts before it take there, and no longer.
+    request = ask(8000, {"warm": 6000})
+    for queued, expected in ((5000, "warm"), (6600, "cold")):
+        ends = [engine("cold"), engine("warm", queued_tokens=float(queued))]
+        assert chosen(ends, request) == expected
+
+
+def test_what_is_matched_but_cannot_be_resumed_counts_for_nothing(engine) -> None:
+    made = costs([engine("a"), engine("b")], ask(8000, {"gone": 8000}), EVEN, Random(0))
+    assert [cost.compute for cost in made] == [0.8, 0.8]
+
+
+def test_the_quadratic_part_makes_the_end_of_a_long_prompt_dearer_than_its_beginning(engine) -> None:
+    end = engine("a", speed=EngineSpeed(10_000.0, attention_ratio=1e-4))
+    (whole,) = costs([end], ask(100_000), EVEN, Random(0))
+    (last,) = costs([end], ask(100_000, {"a": 90_000}), EVEN, Random(0))
+    (first,) = costs([end], ask(10_000), EVEN, Random(0))
+    assert first.compute == pytest.approx(1.5)
+    assert last.compute == pytest.approx(10.5)
+    assert whole.compute == pytest.approx(60.0)
+
+
+def test_a_prompt_goes_to_the_faster_of_two_engines_until_its_queue_makes_up_for_it(engine) -> None:
+    assert chosen([engine("slow", speed=SLOW), engine("fast")], ask(1000)) == "fast"
+    assert chosen([engine("slow", speed=SLOW), engine("fast", queued_tokens=12_000.0)], ask(1000)) == "slow"
+
+
+def test_an_engine_that_has_not_measured_itself_counts_as_its_neighbours_do(engine) -> None:
+    made = costs([engine("a"), engine("new", speed=None), engine("b")], ask(5000), EVEN, Random(0))
+    assert [cost.compute for cost in made] == [0.5, 0.5, 0.5]
+
+
+def test_a_full_engine_costs_the_wait_for_memory(engine) -> None:
+    full = engine("full", room=500.0, running=4, waiting=2, service_seconds=8.0)
+    (cost,) = costs([full], ask(1000), EVEN, Random(0))
+    assert cost.memory == pytest.approx(3 * 8 / 4)
+    assert costs([full], ask(400), EVEN, Random(0))[0].memory == 0
+    # The prompt that it could resume does not make up for that.
+    assert chosen([full, engine("free")], ask(1000, {"full": 900})) == "free"
+
+
+def test_prompts_on_their_way_take_of_the_room_that_was_reported(engine) -> None:
+    (cost,) = costs([engine("a", room=1000.0, queued_tokens=600.0)], ask(500), EVEN, Random(0))
+    assert cost.memory > 0
+
+
+def test_of_engines_alike_the_one_that_writes_fewer_answers_is_chosen(engine) -> None:
+    busy = engine("busy", running=30, speed=EngineSpeed(10_000.0, 0.0, 0.03))
+    assert chosen([busy, engine("calm", running=2, speed=busy.speed)], ask(1000)) == "calm"
+    assert chosen([busy, engine("calm", running=2)], ask(8000, {"busy": 6000})) == "busy"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "load", "expected"), [(1, 1, "idle"), (3, 1, "warm"), (1, 0.2, "warm"), (0, 1, "idle")]
+)
+def test_a_weight_decides_between_the_engine_that_knows_the_prompt_and_the_idle_one(
+    prefix, load, expected, engine
+) -> None:
+    ends = [engine("idle"), engine("warm", queued_tokens=9000.0)]
+    assert chosen(ends, ask(8000, {"warm": 6000}), Weights(prefix, load)) == expected
+
+
+def test_a_weight_of_nothing_switches_its_side_off(engine) -> None:
+    ends = [engine("a", queued_tokens=1e6, running=50, room=0.0), engine("b")]
+    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(1, 0), Random(0))
+    assert (a.queue, a.memory, a.decode) == (0, 0, 0)
+    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(0, 1), Random(0))
+    assert a.compute == b.compute == 0
+
+
+def test_engines_that_say_nothing_of_themselves_are_chosen_by_load(endpoint) -> None:
+    ends = [endpoint("a", running=9), endpoint("b", running=4, waiting=1), endpoint("c", in_flight=7)]
+    assert chosen(ends, ask(8000)) == "b"
+    # And what one is known to be able to resume still counts.
+    assert chosen(ends, ask(8000, {"c": 7000})) == "c"
+
+
+# --- a prefix that nobody has yet ---------------------------------------------------------------------
+
+
+def test_prompts_of_a_new_beginning_go_to_one_engine_whichever_gateway_they_come_through(engine) -> None:
+    ends = [engine(f"e{n}") for n in range(8)]
+    for home in range(40):
+        key = Random(home).getrandbits(64)
+        picks = {
+            chosen(order, ask(4000, home=key), seed=seed) for seed, order in enumerate((ends, ends[::-1]))
+        }
+        assert picks == {home_of(ends, key).name}
+        assert choose(ends, ask(4000, home=key), Random(0)).reason == "home"
+
+
+def test_homes_are_spread_and_stay_when_another_engine_leaves(engine) -> None:
+    ends = [engine(f"e{n}") for n in range(8)]
+    keys = [Random(n).getrandbits(64) for n in range(800)]
+    before = [home_of(ends, key).name for key in keys]
+    assert all(60 < count < 140 for count in Counter(before).values())
+    after = [home_of(ends[1:], key).name for key in keys]
+    assert all(new == old for new, old in zip(after, before, strict=True) if old != "e0")
+
+
+def test_a_home_is_the_same_in_every_process(engine) -> None:
+    script = (
+        "from types import SimpleNamespace as N; from mamba_gateway.endpoints import _key;"
+        "from mamba_gateway.scoring import home_of;"
+        "ends = [N(name=f'e{n}', key=_key(f'e{n}')) for n in range(8)];"
+        "print([home_of(ends, k * 7919).name for k in range(9)])"
+    )
+    path = ":".join(sys.path)
+    said = subprocess.check_output([sys.executable, "-c", script], text=True, env={"PYTHONPATH": path})
+    here = [home_of([engine(f"e{n}") for n in range(8)], k * 7919).name for k in range(9)]
+    assert said.strip() == str(here)
+
+
+def test_load_forbids_a_home_once_the_wait_costs_more_than_to_compute_the_prefix_again(engine) -> None:
+    ends = [engine(f"e{n}") for n in range(4)]
+    home = home_of(ends, 77).name
+    shared = ASSUMED_SHARE * 4000
+    for factor, stays in ((0.8, True), (1.2, False)):
+        loaded = [engine(e.name, queued_tokens=factor * shared if e.name == home else 0.0) for e in ends]
+        assert (chosen(loaded, ask(4000, home=77)) == home) is stays
+
+
+def test_where_somebody_can_resume_the_prompt_it_has_no_home(engine) -> None:
+    ends = [engine(f"e{n}") for n in range(4)]
+    warm = next(end.name for end in ends if end is not home_of(ends, 77))
+    decision = choose(ends, ask(4000, {warm: 2048}, home=77), Random(0))
+    assert (decision.endpoint.name, decision.reason) == (warm, "prefix")
+    assert all(cost.apart == 0 for cost in decision.costs)
+
+
+def test_gateways_that_see_the_same_loads_do_not_all_send_to_the_same_engine(engine) -> None:
+    ends = [engine(f"e{n}", queued_tokens=10_000.0 + 50 * n) for n in range(8)]
+    picks = Counter(chosen(ends, ask(100), seed=seed) for seed in range(400))
+    assert len(picks) == 8
+    assert max(picks.values()) < 200
+    # But what differs by more than the jitter is never taken for the same.
+    ends.append(engine("idler", queued_tokens=10_000.0 / (1 + 1.5 * JITTER)))
+    assert {chosen(ends, ask(100), seed=seed) for seed in range(50)} == {"idler"}
+
+
+def test_what_an_engine_is_computing_for_others_is_not_begun_elsewhere_only_to_wait_less(engine) -> None:
+    # It has just got the 6,000 tokens that this prompt shares, and computes them for 0.6 s.
+    coming = {"first": 6000}
+    for queued, expected in ((6000, "first"), (10_000, "first"), (14_000, "other")):
+        ends = [engine("other"), engine("first", queued_tokens=float(queued))]
+        assert chosen(ends, ask(6100, dict(coming), coming=coming)) == expected
