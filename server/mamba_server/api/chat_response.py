@@ -17,8 +17,8 @@ from mamba_server.api.responses import (
     MessageBody,
     UsageBody,
 )
-from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
+from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

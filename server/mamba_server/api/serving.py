@@ -14,22 +14,11 @@ from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.text.chat_template import ChatTemplate
-from mamba_server.text.encoder_pool import EncoderPool
-from mamba_server.text.generation_defaults import GenerationDefaults
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.encoder_pool import EncoderPool
+from mamba_text.prompt import TextSide
 
 MOST_SEQUENCES = 1024
 """Of one HTTP request: prompts times choices."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """What the model directory says about text."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    defaults: GenerationDefaults
 
 
 @dataclass(slots=True)
