@@ -1,7 +1,7 @@
-"""Token ids of texts that begin as earlier ones did: conversations grow at their end, so little of one is new.
+"""Token ids of texts that begin as earlier ones did: conversations grow at their end, little of one is new.
 
 A special token in the text ends what stands before it for the tokenizer, so the text is cut before each, and
-pieces that were encoded before are not encoded again. Used by gateways, which see every turn of a conversation.
+pieces that were encoded before are not encoded again. Used by gateways: they see all turns of a conversation.
 """
 
 import re

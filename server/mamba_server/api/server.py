@@ -178,6 +178,7 @@ class Server:
             directory = await in_daemon_thread(lambda: source.resolve(settings.model, engine.loading))
             engine.loading("tokenizer", 0, 1)
             self._serving.text = await in_daemon_thread(lambda: TextSide.load(directory))
+            self._serving.text_files = directory
         except (ModelError, TextError) as error:
             failure = ServeError(str(error))
             failure.exit_code = error.exit_code

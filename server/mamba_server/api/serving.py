@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
 from mamba_planner.engine_settings import EngineSettings
@@ -31,6 +32,8 @@ class Serving:
     metrics: RequestMetrics
     drain: Drain
     text: TextSide | None = None
+    text_files: Path | None = None
+    """The model directory that `text` was loaded from."""
     on_strategy: Callable[[str], None] = lambda _: None
     """Told when the strategy was changed while serving."""
     encoders: EncoderPool = field(default_factory=EncoderPool)
