@@ -18,10 +18,10 @@ from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
 from mamba_gateway.scoring import EVEN, RoutingRequest, Weights
 
-MOMENTS = 5.0
-"""Seconds for which what was sent counts as under way, also beside an index that will soon know better."""
-WITHOUT_INDEX = 600.0
-"""The same where there is no index, or it is not up to date."""
+SEEN_SECONDS = 600.0
+"""For so long an engine is taken to know a prompt that it was sent."""
+BESIDE_INDEX_SECONDS = 60.0
+"""And to be able to resume it, where an index that follows the engines would say if it cannot."""
 BYTES_PER_TOKEN = 4
 """Of a body that nobody tokenized."""
 
@@ -59,10 +59,8 @@ class Router:
         if prompt is None:
             request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN)
         else:
-            coming = self._recent.resumable(prompt, MOMENTS)
-            request = RoutingRequest(
-                model, tried, prompt.tokens, self._resumable(prompt), coming, prompt.home
-            )
+            seen = self._recent.resumable(prompt, SEEN_SECONDS)
+            request = RoutingRequest(model, tried, prompt.tokens, self._resumable(prompt), seen, prompt.home)
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found
@@ -85,9 +83,8 @@ class Router:
         return self._pool.begin(endpoint.url, tokens)
 
     def _resumable(self, prompt: PromptPrefix) -> Mapping[str, int]:
-        following = self._index.state == "following"
         known = dict(self._index.resumable(prompt.token_ids, prompt.salt))
-        lifetime = MOMENTS if following else WITHOUT_INDEX
-        for engine, depth in self._recent.resumable(prompt, lifetime).items():
+        trusted = BESIDE_INDEX_SECONDS if self._index.state == "following" else SEEN_SECONDS
+        for engine, depth in self._recent.resumable(prompt, trusted).items():
             known[engine] = max(depth, known.get(engine, 0))
         return known
