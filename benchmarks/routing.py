@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"- CPU time of a choice among 64: {1e6 * taken['p50']:.0f} µs, p99 {1e6 * taken['p99']:.0f} µs",
     ]
     found = {"rows": rows, "decision_seconds": taken, "gateways": asked.gateways, "engines": asked.engines}
-    write("routing", found, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
+    write(f"routing-{workload.name}", found, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
 
 
 if __name__ == "__main__":
