@@ -1,11 +1,13 @@
 """Reads the prompt of a request that waits to be routed: the token ids that the engine will make of it.
 
 Beside the event loop, within a bound of size and time: a request whose prompt is not known in time is routed
-by load. What is wrong with a request is left to the engine to say.
+by load. Without a tokenizer its text has to do: what shares text goes together. What is wrong with a request
+is left to the engine to say.
 """
 
 import asyncio
 
+import msgspec
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -27,6 +29,12 @@ MOST_SECONDS = 0.25
 """A request waits no longer than this for its prompt."""
 
 
+class _Texts(msgspec.Struct, frozen=True):
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    cache_salt: str | None = None
+
+
 class PromptReader:
     """Of one gateway."""
 
@@ -43,10 +51,10 @@ class PromptReader:
 
     async def _read(self, request: UpstreamRequest) -> tuple[PromptPrefix | None, str]:
         text = self._texts.of(request.model)
-        if text is None:
-            return None, "no_tokenizer"
         if len(request.body) > MOST_BODY_BYTES:
             return None, "too_large"
+        if text is None:
+            return text_of(request.path, request.body), "no_tokenizer"
         if self._pending >= MOST_PENDING:
             return None, "busy"
         path, body = request.path, request.body
@@ -84,3 +92,16 @@ def prompt_of(
     if cut is not None:
         token_ids = token_ids[-cut:]
     return PromptPrefix.of(token_ids, salt or "") if token_ids else None
+
+
+def text_of(path: str, body: bytes) -> PromptPrefix | None:
+    """The messages or prompts of a body as they were written; None for what no engine will take.
+
+    A further turn of a conversation begins with the bytes of the one before.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=_Texts)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    text = bytes(fields.messages if path == CHAT else fields.prompt)
+    return PromptPrefix.of_text(text, fields.cache_salt or "") if text else None

@@ -13,7 +13,7 @@ from mamba_gateway.endpoints import Pool
 from mamba_gateway.explanation import DecisionLog, DecisionRecord
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prefix_index import NoIndex, PrefixIndex
-from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
 from mamba_gateway.scoring import EVEN, RoutingRequest, Weights
@@ -22,8 +22,6 @@ SEEN_SECONDS = 600.0
 """For so long an engine is taken to know a prompt that it was sent."""
 BESIDE_INDEX_SECONDS = 60.0
 """And to be able to resume it, where an index that follows the engines would say if it cannot."""
-BYTES_PER_TOKEN = 4
-"""Of a body that nobody tokenized."""
 
 
 class Router:
@@ -65,8 +63,9 @@ class Router:
         if isinstance(found, NoCandidate):
             return found
         record = DecisionRecord(
-            request_id, time.time(), snapshot, request, found, self._index.state, prompt is not None
-        )
+            request_id, time.time(), snapshot, request, found, self._index.state,
+            exact=prompt is not None and prompt.exact,
+        )  # fmt: skip
         self.log.add(record)
         self._metrics.decided(found.reason, time.perf_counter() - begin)
         return record
@@ -83,7 +82,7 @@ class Router:
         return self._pool.begin(endpoint.url, tokens)
 
     def _resumable(self, prompt: PromptPrefix) -> Mapping[str, int]:
-        known = dict(self._index.resumable(prompt.token_ids, prompt.salt))
+        known = dict(self._index.resumable(prompt.token_ids, prompt.salt)) if prompt.exact else {}
         trusted = BESIDE_INDEX_SECONDS if self._index.state == "following" else SEEN_SECONDS
         for engine, depth in self._recent.resumable(prompt, trusted).items():
             known[engine] = max(depth, known.get(engine, 0))

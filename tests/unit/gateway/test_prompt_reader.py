@@ -11,7 +11,14 @@ from eventually import until
 from mamba_gateway import prompt_reader
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.prompt_reader import MOST_BODY_BYTES, MOST_PENDING, MOST_SECONDS, PromptReader, prompt_of
+from mamba_gateway.prompt_reader import (
+    MOST_BODY_BYTES,
+    MOST_PENDING,
+    MOST_SECONDS,
+    PromptReader,
+    prompt_of,
+    text_of,
+)
 from mamba_gateway.text_sides import ModelText
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_text.segment_cache import SegmentCache
@@ -116,7 +123,9 @@ class Reading:
 async def test_each_outcome_is_counted() -> None:
     reading = Reading()
     assert await reading.read() is not None
-    assert await reading.read(model="another") is None
+    other = await reading.read(model="another")
+    assert other is not None
+    assert not other.exact
     assert await reading.read("x" * MOST_BODY_BYTES) is None
     assert await reading.reader.read(UpstreamRequest(CHAT, "", [], b"{}", "m")) is None
     assert reading.outcomes() == {"read": 1, "no_tokenizer": 1, "too_large": 1, "unusable": 1}
@@ -139,3 +148,26 @@ async def test_nobody_waits_for_a_prompt_longer_than_the_bound_and_few_at_a_time
     assert await asyncio.gather(*waiting) == [None] * MOST_PENDING
     assert loop.time() - begin == pytest.approx(MOST_SECONDS)
     assert reading.outcomes() == {"busy": 1, "late": MOST_PENDING}
+
+
+def chat(*contents: str, **more: Any) -> bytes:
+    messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": c} for n, c in enumerate(contents)]
+    return json.dumps({"model": "m", **more, "messages": messages}).encode()
+
+
+def test_without_a_tokenizer_a_further_turn_has_the_text_of_the_one_before_and_others_have_not() -> None:
+    first = text_of(CHAT, chat("long question " * 200, temperature=0.1))
+    second = text_of(CHAT, chat("long question " * 200, "an answer", "and now?"))
+    other = text_of(CHAT, chat("another question " * 200))
+    salted = text_of(CHAT, chat("long question " * 200, cache_salt="alice"))
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert salted is not None
+    assert first.digests == second.digests[: len(first.digests)]
+    assert len(first.digests) > 5
+    for stranger in (other, salted):
+        assert not {d for _, d in first.digests} & {d for _, d in stranger.digests}
+    assert text_of(TEXT, b'{"prompt": [1, 2, 3]}') is not None
+    for nothing in (b"{", b"[]", b'{"messages": [', b"{}", b"\xff"):
+        assert text_of(CHAT, nothing) is None

@@ -147,3 +147,17 @@ def test_the_header_is_one_bounded_line_however_many_engines_there_are(engines, 
         assert len(told["considered"]) + told["notShown"] == 32
         assert told["considered"][0]["seconds"] <= told["considered"][1]["seconds"]
         assert set(told["dropped"].values()) == {"not ready"}
+
+
+def test_what_shares_text_goes_together_and_no_index_is_asked_for_it() -> None:
+    index = Known(e5=64)
+    gateway = Gateway(index=index)
+    text = b"the same long beginning " * 100
+    picks = []
+    for tail in (b"", b" and more"):
+        prompt = PromptPrefix.of_text(text + tail)
+        record = gateway.router.decide("m", prompt)
+        gateway.pool.end(record.decision.endpoint.url, gateway.router.sent(record, prompt))
+        picks.append((record.decision.endpoint.name, record.decision.reason, record.exact))
+    assert picks == [(picks[0][0], "home", False), (picks[0][0], "prefix", False)]
+    assert index.salts == []

@@ -106,7 +106,7 @@ def test_a_weight_of_nothing_switches_its_side_off(engine) -> None:
 
 
 def test_engines_that_say_nothing_of_themselves_are_chosen_by_load(endpoint) -> None:
-    ends = [endpoint("a", running=9), endpoint("b", running=4, waiting=1), endpoint("c", in_flight=7)]
+    ends = [endpoint("a", running=9), endpoint("b", running=4, waiting=1), endpoint("c", in_flight=6)]
     assert chosen(ends, ask(8000)) == "b"
     # And what one is known to be able to resume still counts.
     assert chosen(ends, ask(8000, {"c": 7000})) == "c"
