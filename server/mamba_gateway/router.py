@@ -58,7 +58,8 @@ class Router:
             request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN)
         else:
             seen = self._recent.resumable(prompt, SEEN_SECONDS)
-            request = RoutingRequest(model, tried, prompt.tokens, self._resumable(prompt), seen, prompt.home)
+            known = self._resumable(prompt, seen)
+            request = RoutingRequest(model, tried, prompt.tokens, known, seen, prompt.home)
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found
@@ -81,9 +82,10 @@ class Router:
             tokens = endpoint.speed.work(known, request.prompt_tokens)
         return self._pool.begin(endpoint.url, tokens)
 
-    def _resumable(self, prompt: PromptPrefix) -> Mapping[str, int]:
+    def _resumable(self, prompt: PromptPrefix, seen: Mapping[str, int]) -> Mapping[str, int]:
         known = dict(self._index.resumable(prompt.token_ids, prompt.salt)) if prompt.exact else {}
-        trusted = BESIDE_INDEX_SECONDS if self._index.state == "following" else SEEN_SECONDS
-        for engine, depth in self._recent.resumable(prompt, trusted).items():
+        if self._index.state == "following":
+            seen = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS)
+        for engine, depth in seen.items():
             known[engine] = max(depth, known.get(engine, 0))
         return known
