@@ -25,6 +25,7 @@ from mamba_server.engine.garbage import never_search_old_objects, search_new_obj
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_arrays import build
 from mamba_server.wire import AddRequest, SamplingParams
 
@@ -47,9 +48,18 @@ class InstantRunner:
 
 
 def engine(
-    slabs: int, pages_per_slab: int, running: int, length: int, strategy: str = "ExtraBuffer"
+    slabs: int,
+    pages_per_slab: int,
+    running: int,
+    length: int,
+    strategy: str = "ExtraBuffer",
+    *,
+    bounded: bool = True,
 ) -> tuple[EngineCore, InstantRunner]:
-    """A core over that arena, for `running` sequences of `length` tokens; any number may wait."""
+    """A core over that arena, for `running` sequences of `length` tokens; any number may wait.
+
+    `bounded`: starts have a time.
+    """
     cache = StateCache(
         Arena(slabs, pages_per_slab),
         RadixTree(PAGE, Eviction("RecomputeCost")),
@@ -59,8 +69,10 @@ def engine(
         cap=4,
     )
     runner = InstantRunner(cache.batch)
+    budget = StartBudget(time.thread_time) if bounded else None
     core = EngineCore(
-        Scheduler(cache, Limits(8192, CHUNK, running, length)), InlineStream(), runner,
+        Scheduler(cache, Limits(8192, CHUNK, running, length), budget),
+        InlineStream(), runner,
         overlap=True, eos_token_ids=frozenset({0}), max_waiting=1 << 20,
     )  # fmt: skip
     return core, runner
@@ -69,7 +81,7 @@ def engine(
 def measure(running: int, strategy: str = "ExtraBuffer") -> dict[str, float]:
     """Milliseconds per decode step, medians over a few hundred steps with `running` sequences."""
     slabs = 4 * running + running * (PROMPT + OUTPUT) // PAGE // 100 + 50
-    core, runner = engine(slabs, 100, running, 8192, strategy)
+    core, runner = engine(slabs, 100, running, 8192, strategy, bounded=False)
     rng = np.random.default_rng(0)
     for index in range(running):
         prompt = rng.integers(1, 1000, PROMPT).tolist()
@@ -156,11 +168,17 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
     last: list[object] = [None]
     while last[-1] is not ended:
         slices.append(timed(lambda: last.append(next(recount, ended))))
+    emptied = [timed(lambda: core.cache.arena.emptiable_slabs)]
+    flushed, swept = [timed(core.cache.flush)], []
+    while core.cache.reclaimer.sweeping:
+        swept.append(timed(core.cache.reclaimer.sweep))
     return {
-        f"{resident:,} pages: step of 8 starts": filling,
+        f"{resident:,} pages: step of many starts": filling,
         f"{resident:,} pages: step, 20,000 tokens": busy,
         f"{resident:,} pages: recount slice": slices,
-        f"{resident:,} pages: what can be emptied": [timed(lambda: core.cache.arena.emptiable_slabs)],
+        f"{resident:,} pages: what can be emptied": emptied,
+        f"{resident:,} pages: flush": flushed,
+        f"{resident:,} pages: sweep a little": swept,
     }
 
 

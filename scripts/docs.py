@@ -1,8 +1,8 @@
 """Writes the generated pages of the documentation and checks that every relative link leads somewhere.
 
 `make docs` runs it; `--check` writes nothing and fails on drift, for tests. Pages: the MambaDeployment
-reference from the pydantic models, the table of what each field does, the chart's table of values from the
-comments of `values.yaml`, and the list of pages in `docs/index.md`.
+reference from the pydantic models, the table of what each field does, the reference of the command line, the
+chart's table of values from the comments of `values.yaml`, and the list of pages in `docs/index.md`.
 """
 
 import argparse
@@ -19,11 +19,13 @@ import yaml
 from mamba_api import names
 from mamba_api.conditions import REASONS, REASONS_OF, ConditionType, Reason
 from mamba_api.schema import COLUMNS, custom_resource_definition
+from mamba_cli.reference_page import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = Path("docs/index.md")
 REFERENCE = Path("docs/reference/mambadeployment.md")
 EFFECTS = Path("docs/reference/field-effects.md")
+COMMANDS = Path("docs/reference/command-line.md")
 EFFECTS_DATA = Path("tests/data/field_effects.yaml")
 CHART_README = Path("charts/mambaserve/README.md")
 BEGIN, END = "<!-- begin: written by `make docs` -->", "<!-- end -->"
@@ -97,7 +99,11 @@ def _children() -> list[str]:
         ("Deployment, headless Service, ConfigMap", children.engine, "the engines and their settings"),
         ("Deployment, Service", children.gateway, f"the gateway: `{names.url('X', 'NAMESPACE')}`"),
         ("ServiceAccount", children.service_account, "of engines and gateway"),
-        ("Secret", children.admin_secret, "token of the engines' admin port"),
+        (
+            "Secret",
+            children.admin_secret("UID"),
+            "token of the engines' admin port; `UID`: the first 8 characters of the object's uid",
+        ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
     ]
     return [
@@ -316,6 +322,7 @@ def main() -> int:
     for path, make in (
         (REFERENCE, reference),
         (EFFECTS, effects),
+        (COMMANDS, reference_page),
         (CHART_README, chart_readme),
         (INDEX, index),
     ):

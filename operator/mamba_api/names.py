@@ -95,10 +95,10 @@ class Children:
         """ServiceAccount of engines and gateway."""
         return self.owner
 
-    @property
-    def admin_secret(self) -> str:
-        """Secret with the token of the engines' admin port."""
-        return f"{self.owner}-admin"
+    def admin_secret(self, uid: str) -> str:
+        """Secret with the token of the engines' admin port. By the owner's `uid`: the operator cannot look
+        whose a Secret is, so the name must be nobody else's, nor of an earlier owner of the same name."""
+        return f"{self.owner}-admin-{uid[:8]}"
 
     @property
     def model_cache(self) -> str:

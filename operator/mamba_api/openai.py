@@ -190,11 +190,11 @@ class ChatCompletionRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Alternatives per token; needs `logprobs`."""
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    """Only together with `tool_choice` `none`: calls are not read out of answers."""
+    """Functions that the model may call; only for models whose chat template takes tools."""
     tool_choice: str | dict[str, Any] | None = None
-    """`none`, or `auto` without `tools`."""
+    """`auto`: the model decides; `none`: it is shown no tools. Nothing can force a call."""
     parallel_tool_calls: bool | None = None
-    """Ignored; accepted because clients send it."""
+    """`false`: of several calls in an answer only the first is returned."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
     add_generation_prompt: bool | None = None
@@ -208,18 +208,20 @@ class ChatCompletionRequest(GenerationRequest):
     @classmethod
     def _not_forced(cls, value: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
         if value not in (None, "auto", "none"):
-            raise ValueError("only 'auto' and 'none' are supported")
+            raise ValueError("only 'auto' and 'none' are supported: nothing here can force a call")
         return value
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them; none where the model shall not call any."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatCompletionRequest":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: only allowed together with 'logprobs': true")
-        if self.tools and self.tool_choice != "none":
-            raise ValueError(
-                "tools: calls are not read out of answers in this version; leave tools out, or send "
-                "'tool_choice': 'none'"
-            )
         if self.max_tokens == 0:
             raise ValueError("max_tokens: must be at least 1")
         if self.continue_final_message and self.add_generation_prompt:

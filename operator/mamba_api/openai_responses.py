@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 Finish = Literal["stop", "length", "abort", "error"]
+ChatFinish = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class _Answer(BaseModel):
@@ -115,15 +116,44 @@ class ChatLogprobs(_Answer):
     """Never set."""
 
 
+class CalledFunction(_Answer):
+    """A function that the model calls."""
+
+    name: str
+    """Its name."""
+    arguments: str
+    """JSON of its arguments, as the model wrote them: check them before use."""
+
+
+class AnsweredToolCall(_Answer):
+    """One call of a tool."""
+
+    id: str
+    """What the `tool` message with the result names."""
+    type: Literal["function"]
+    """`function`."""
+    function: CalledFunction
+    """The call."""
+
+
+class ToolCallDelta(AnsweredToolCall):
+    """One call in a chunk, always whole."""
+
+    index: int
+    """Its place among the calls of the choice."""
+
+
 class AnswerMessage(_Answer):
     """The assistant's message."""
 
     role: Literal["assistant"]
     """`assistant`."""
     content: str | None
-    """Its text."""
+    """Its text; null when it has calls alone."""
     refusal: None = None
     """Never set."""
+    tool_calls: list[AnsweredToolCall] | None = None
+    """The calls it makes, if any."""
 
 
 class ChatChoice(_Answer):
@@ -135,8 +165,8 @@ class ChatChoice(_Answer):
     """The message."""
     logprobs: ChatLogprobs | None = None
     """When asked for."""
-    finish_reason: Finish
-    """Why it ended."""
+    finish_reason: ChatFinish
+    """Why it ended; `tool_calls` where it ended by itself after calls."""
     token_ids: list[int] | None = None
     """With `return_token_ids`."""
 
@@ -171,6 +201,8 @@ class AnswerDelta(_Answer):
     """In the first chunk of a choice."""
     content: str | None = None
     """New text."""
+    tool_calls: list[ToolCallDelta] | None = None
+    """Calls that became complete."""
 
 
 class ChatChunkChoice(_Answer):
@@ -182,7 +214,7 @@ class ChatChunkChoice(_Answer):
     """What is new."""
     logprobs: ChatLogprobs | None = None
     """When asked for."""
-    finish_reason: Finish | None
+    finish_reason: ChatFinish | None
     """Null in all but a choice's last chunk."""
     token_ids: list[int] | None = None
     """With `return_token_ids`: the new ones."""

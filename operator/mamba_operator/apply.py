@@ -38,7 +38,11 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
     for one in plan.terminating:
         outcome.errors.append(Terminating(f"{one} is being deleted and is made again when it is gone"))
     try:
+        token_missing = False
         for change in plan.applies:
+            if token_missing and _mounts_the_token(change.manifest):
+                # Without engines the next pass tries both again; with them nothing tells what is missing.
+                continue
             try:
                 if await _apply(client, snapshot, change):
                     outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
@@ -48,6 +52,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
                 outcome.errors.append(_in_the_spec(change.manifest, error))
             except OperatorError as error:
                 outcome.errors.append(error)
+                token_missing = token_missing or change.create_only
         for removal in plan.deletes:
             try:
                 await _delete(client, snapshot, removal)
@@ -68,17 +73,22 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply) -> bool:
     """Whether the child is another one than before."""
     one = ref(change.manifest)
     before = snapshot.children.get(one)
-    if before is None:
-        await _name_is_free(client, snapshot, one)
     if change.create_only:
         try:
             await client.create(change.manifest)
         except Conflict:
-            # Somebody made it since we looked; what is in it counts.
+            # It is there; what is in it counts.
             return False
         return True
+    if before is None:
+        await _name_is_free(client, snapshot, one)
     after = await client.apply(change.manifest if before is None else _same_object(change.manifest, before))
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
+
+
+def _mounts_the_token(manifest: Manifest) -> bool:
+    labels = manifest["metadata"].get("labels") or {}
+    return manifest["kind"] == "Deployment" and labels.get(names.LABEL_COMPONENT) == "engine"
 
 
 def _in_the_spec(manifest: Manifest, error: NotInSchema) -> OperatorError:

@@ -62,10 +62,11 @@ EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 OWNED: tuple[Kind, ...] = (
-    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, SECRET, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
     DISRUPTION_BUDGET, DEPLOYMENT,
 )  # fmt: skip
-"""Children, in the order they are applied: what pods need comes before the pods."""
+"""Children, in the order they are applied: what pods need comes before the pods. The Secret of the admin
+token is made and never read: whoever may list Secrets may read all of a cluster's."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD, ENDPOINT_SLICE)
 """Whatever wakes its MambaDeployment."""
-BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in (*OWNED, MAMBA_DEPLOYMENT, EVENT, LEASE)}
+BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in (*OWNED, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE)}

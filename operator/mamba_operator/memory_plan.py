@@ -51,9 +51,7 @@ def plan_memory(
             "spec.memory.deviceMemory or spec.memory.arena",
         )
     try:
-        planned = mamba_planner.plan_engine(
-            model, engine_settings(deployment), device, tensor_parallel=spec.engine.tensor_parallel
-        )
+        planned = mamba_planner.plan_engine(model, engine_settings(deployment), device)
     except mamba_planner.UnusableInput as error:
         return Invalid(str(error))
     except mamba_planner.DoesNotFit as error:

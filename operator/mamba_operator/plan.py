@@ -18,6 +18,7 @@ from mamba_operator.drift import drift
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
 from mamba_operator.memory_plan import plan_memory
+from mamba_operator.pod_trouble import is_being_created
 from mamba_operator.record import readable
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
@@ -25,6 +26,9 @@ from mamba_operator.render.context import Context
 from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
+
+WAITING_PERIOD = 30.0
+"""Seconds to the next look while pods wait for what they mount: nothing tells when a Secret goes."""
 
 
 class Change(StrEnum):
@@ -81,7 +85,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     Args:
         snapshot: what was observed.
         now: the time, with a time zone.
-        new_token: makes a fresh secret; called only when one is needed.
+        new_token: makes a fresh secret; called only when one may be needed.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -101,12 +105,15 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
-    secret = Ref("Secret", context.children.admin_secret)
-    if not _has_token(snapshot.children.get(secret)):
-        manifest = admin_secret(context, new_token())
-        # Before everything else: pods that mount it wait for it with a warning.
-        applies.insert(0, Apply(manifest, Change.MISSING, create_only=secret not in snapshot.children))
-    keep = {ref(manifest) for manifest in wanted} | {secret}
+    waiting = any(map(is_being_created, snapshot.pods))
+    engine = snapshot.child("Deployment", context.children.engine)
+    if waiting or engine is None or _mounts_another(engine, context.admin_secret):
+        # Before everything else: pods that mount it wait for it with a warning. It is not read: whether it is
+        # there is asked by making it, and only where somebody may wait for it.
+        applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
+    keep = {ref(manifest) for manifest in wanted}
+    awake = seconds_awake(deployment, woken, now)
+    moments = [*([] if awake is None else [awake]), *([WAITING_PERIOD] if waiting else [])]
     return ReconcilePlan(
         deployment,
         verdict,
@@ -114,7 +121,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         tuple(apply for apply in applies if not _is_terminating(ref(apply.manifest), snapshot)),
         _prune(snapshot, keep),
         tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
-        seconds_awake(deployment, woken, now),
+        min(moments, default=None),
     )
 
 
@@ -128,9 +135,14 @@ def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
     return Apply(manifest, Change.DRIFTED, ", ".join(fields)) if fields else None
 
 
-def _has_token(secret: Manifest | None) -> bool:
-    data = secret.get("data") if secret else None
-    return isinstance(data, dict) and bool(data.get(names.ADMIN_TOKEN_KEY))
+def _mounts_another(engine: Manifest, secret: str) -> bool:
+    """Whether the pods have an admin token of another name, as those of an earlier operator do."""
+    try:
+        volumes = engine["spec"]["template"]["spec"]["volumes"]
+        return any(each["name"] == "admin" and each["secret"]["secretName"] != secret for each in volumes)
+    except (KeyError, TypeError):
+        # Somebody's damage: it is repaired, and no reason to make a token.
+        return False
 
 
 def _is_terminating(one: Ref, snapshot: Snapshot) -> bool:

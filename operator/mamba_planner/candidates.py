@@ -68,6 +68,22 @@ def shape_of(model: ModelConfig, constraints: Constraints, state_dtype: StateDty
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """So many sequences at once, and what that leaves for the cache."""
+
+    score: float
+    """Expected throughput; comparable between candidates of one model."""
+    running: int
+    cached_paths: int
+    saved: float
+    """Share of prompt tokens resumed."""
+
+    @property
+    def checkpoints(self) -> int:
+        return self.cached_paths * CHECKPOINTS_PER_PATH
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """One choice and what it gives. `misfit` = why it cannot run at all, or empty."""
 
@@ -91,6 +107,8 @@ class Candidate:
     misfit: str = ""
     need: int = 0
     """Arena bytes that one sequence would need."""
+    half: Load | None = None
+    """Where the best trade leaves no checkpoint: what half as many sequences would be."""
 
     @property
     def checkpoints(self) -> int:
@@ -133,18 +151,20 @@ def evaluate(
     planned = min(running, workload.concurrency) if workload.concurrency else None
     loads = [planned] if planned else range(1, running + 1)
 
-    def at(load: int) -> tuple[float, int, int, float]:
+    def at(load: int) -> Load:
         rest = free - shape.slabs(load, slots, shaped.tokens)
         paths = shape.most(rest, CHECKPOINTS_PER_PATH, shaped.tokens) if constraints.prefix_caching else 0
         checkpoints = paths * CHECKPOINTS_PER_PATH
         saved = expected_saved(reserved, constraints, shaped, load, checkpoints)
         traffic = Traffic(load, shape.state, shape.kv, budget.weights)
-        return expected_throughput(model, shaped, traffic, saved), load, paths, saved
+        return Load(expected_throughput(model, shaped, traffic, saved), load, paths, saved)
 
-    score, load, paths, saved = max(at(load) for load in loads)
+    best = max((at(load) for load in loads), key=lambda load: (load.score, load.running))
+    half = at(best.running // 2) if best.running > 1 and not best.cached_paths else None
     return Candidate(
-        strategy, state_dtype, shape, slots, slabs, running, load, fits, paths, longest, shaped, saved, score
-    )
+        strategy, state_dtype, shape, slots, slabs, running, best.running, fits, best.cached_paths, longest,
+        shaped, best.saved, best.score, half=half,
+    )  # fmt: skip
 
 
 def _arena_slabs(

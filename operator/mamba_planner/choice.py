@@ -67,11 +67,13 @@ def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints
             if not any(each.running >= wanted for each in fitting)
             else f"falls short of the declared concurrency of {wanted}"
         )
-    if constraints.prefix_caching:
+    if constraints.prefix_caching and chosen.checkpoints:
         words.append(
             f"with {chosen.planned} running there is room for {chosen.checkpoints} reusable checkpoints, "
             f"and an estimated {chosen.saved:.0%} of prompt tokens is resumed"
         )
+    elif constraints.prefix_caching:
+        words.append(_without_room(chosen))
     else:
         words.append("prefix caching is off, so no slot is spent on checkpoints")
     if constraints.strategy is not None:
@@ -81,6 +83,23 @@ def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints
     if constraints.state_dtype is None and chosen.state_dtype == "float16":
         words.append("float32 states would not be enough here")
     return "; ".join(words)
+
+
+def _without_room(chosen: Candidate) -> str:
+    """Why a choice that resumes nothing is made all the same, and what would be given up for the cache."""
+    said = (
+        f"with {chosen.planned} running there is no room for reusable checkpoints and nothing is resumed; "
+        "while fewer run, what they leave holds checkpoints"
+    )
+    half = chosen.half
+    if half is None or not half.cached_paths or not chosen.score:
+        return said
+    change = half.score / chosen.score - 1
+    return (
+        f"{said}; {half.running} at once would leave {half.checkpoints} and resume an estimated "
+        f"{half.saved:.0%} of prompt tokens, at {change:+.0%} tokens per second{_MODEL}: maxRunningRequests "
+        f"{half.running} keeps that room"
+    )
 
 
 def _why_not(

@@ -83,6 +83,7 @@ class Constraints:
     utilization: float = 0.9
     arena_bytes: int | None = None
     tensor_parallel: int = 1
+    """Devices to count with; engines run on one, so it is no setting of theirs."""
 
     def __post_init__(self) -> None:
         if self.track_interval % self.page_size:
@@ -103,11 +104,8 @@ class Constraints:
         return device == "cuda" if self.overlap is None else self.overlap
 
     @classmethod
-    def of(cls, settings: EngineSettings, tensor_parallel: int = 1) -> "Constraints":
-        """The constraints an engine's settings carry. Raises `UnusableInput`.
-
-        `tensor_parallel`: GPUs to count with; engines run on one, so it is no setting of theirs.
-        """
+    def of(cls, settings: EngineSettings) -> "Constraints":
+        """The constraints an engine's settings carry. Raises `UnusableInput`."""
         return cls(
             strategy=None if settings.strategy == "Auto" else settings.strategy,
             state_dtype=None if settings.state_dtype == "auto" else settings.state_dtype,
@@ -122,5 +120,4 @@ class Constraints:
             overlap=settings.overlap,
             utilization=settings.utilization,
             arena_bytes=None if settings.arena_bytes is None else int(settings.arena_bytes),
-            tensor_parallel=tensor_parallel,
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
+from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
 
@@ -66,7 +67,8 @@ class Scheduler(Group):
     """Scheduler."""
 
     max_running_requests: int | None = Field(None, ge=1)
-    """Most sequences running at once, even if memory holds more; default: as many as it holds."""
+    """Most sequences running at once, even if memory holds more; default: as many as it holds, up to 1024 on
+    a GPU and 32 on a CPU."""
     step_time: float | None = Field(None, ge=0)
     """Seconds of a step while answers are being written: prompts are computed in pieces that fill the rest;
     0 = no such limit; default: 0.2 on a CPU, 0.05 on a GPU, no limit if chunked_prefill_tokens is set."""
@@ -125,7 +127,9 @@ class Life(Group):
     """Least severe message that is logged."""
 
 
-class EngineSettings(Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
+class EngineSettings(
+    Model, Server, BrowserOrigins, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life
+):
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

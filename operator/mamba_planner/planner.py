@@ -68,15 +68,12 @@ def plan_engine(
     settings: EngineSettings,
     device: Device,
     weights_bytes: int | None = None,
-    *,
-    tensor_parallel: int = 1,
 ) -> MemoryPlan:
     """The plan of an engine with these settings: what is shown before, and what the engine does.
 
     Raises as `plan`.
     """
-    constraints = Constraints.of(settings, tensor_parallel)
-    return plan(model, constraints, device, weights_bytes, Workload.of(settings))
+    return plan(model, Constraints.of(settings), device, weights_bytes, Workload.of(settings))
 
 
 def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:

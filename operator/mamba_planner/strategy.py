@@ -11,7 +11,7 @@ from mamba_api.strategy import Strategy
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MOST_ROBUST_FIRST: tuple[Strategy, ...] = ("ExtraBuffer", "ExtraBufferLazy", "NoBuffer")
-"""Guaranteed checkpoints, checkpoints while slots last, none while decoding."""
+"""Checkpoints while decoding: guaranteed, where a slot can be borrowed, where one happens to be free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Reservation:
     tracking_slots: int
     """Held all the time."""
     tracks_decode: bool
-    """Writes a checkpoint at each track interval while decoding; otherwise only into slots that are free."""
+    """Has slots for checkpoints while decoding; otherwise these go into slots that happen to be free. The
+    planner does not count on such: the cache fills them."""
     borrows: bool
     """Takes one more slot around a boundary and gives the older back."""
     evicts_for_checkpoints: bool
@@ -47,7 +48,7 @@ def reservation(strategy: str, *, overlap: bool) -> Reservation:
         case "NoBuffer":
             return Reservation(
                 strategy, 0, tracks_decode=False, borrows=False, evicts_for_checkpoints=False,
-                weakness="decoding leaves no checkpoints",
+                weakness="decoding leaves checkpoints in free slots alone",
             )  # fmt: skip
         case "ExtraBufferLazy":
             return Reservation(

@@ -34,10 +34,10 @@ def expected_saved(
     """Share of prompt tokens resumed instead of recomputed, 0-1.
 
     Reuse is possible for `shared_prefix_ratio` of the prompt, less the recompute tail: half the distance
-    between the last checkpoints of an answer where decoding leaves any; the whole last answer where it has no
-    slots for them (NoBuffer); in between where borrowing fails because fewer checkpoints than running
-    sequences are left (ExtraBufferLazy). It comes true as far as checkpoints last: for the running sequences
-    and as many that will come back.
+    between the last checkpoints of an answer where decoding has slots for them; the whole last answer where
+    it has only what is free (NoBuffer), since a cache in use leaves nothing free; in between where borrowing
+    fails because fewer checkpoints than running sequences are left (ExtraBufferLazy). It comes true as far as
+    checkpoints last: for the running sequences and as many that will come back.
     """
     if not constraints.prefix_caching or running == 0:
         return 0.0

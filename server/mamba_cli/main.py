@@ -63,6 +63,12 @@ def _root(
     pass
 
 
+def application() -> typer.Typer:
+    """The application with all its commands."""
+    _collect()
+    return app
+
+
 def _collect() -> None:
     if app.registered_commands:
         return

@@ -15,6 +15,11 @@ class BodyBudget:
         self.held = 0
         """Bytes of bodies that are held now."""
 
+    @classmethod
+    def with_room_for_one(cls, limit: int, largest: int) -> "BodyBudget":
+        """At most `limit` bytes, but in any case one body of the `largest` size that is taken."""
+        return cls(max(limit, largest))
+
     def check(self, size: int) -> None:
         """Whether so many more bytes would fit. Raises TooManyBodies."""
         if self._limit is not None and self.held + size > self._limit:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyBudget
+from mamba_edge.cors import with_cors
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
@@ -91,9 +92,10 @@ async def serve(
                     max_body_bytes=settings.max_body_bytes,
                     body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
                 )  # fmt: skip
-                bodies = BodyBudget(max(settings.max_held_body_bytes, settings.max_body_bytes))
+                bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
                 metrics.buffered.set_function(lambda: bodies.held)
                 app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
+                app = with_cors(app, settings.cors_origin)
                 async with _working(texts):
                     return await _serve_until_drained(
                         app,

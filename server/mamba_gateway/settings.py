@@ -3,13 +3,14 @@
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
+from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
 
@@ -17,14 +18,18 @@ _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
 
 
-class GatewaySettings(HttpLimits, BaseSettings):
+class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MAMBASERVE_", frozen=True, extra="forbid", use_attribute_docstrings=True
+        env_prefix="MAMBASERVE_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        enable_decoding=False,  # lists are words in the environment, not JSON
     )
 
-    backend: Annotated[tuple[str, ...], NoDecode] = ()
+    backend: tuple[str, ...] = ()
     """Base URLs of engines, for a fixed set; in the environment separated by spaces."""
     deployment: str | None = None
     """MambaDeployment whose engines are watched: the EndpointSlices of the Service `NAME-engine`."""

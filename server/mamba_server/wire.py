@@ -126,6 +126,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0
+    """Of a prompt's token: 1 = the most likely one; 0 = not counted."""
 
 
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mamba_text.errors import BadTemplate, TemplateRefused
 from mamba_text.tokenizer import Tokenizer, read_json
+from mamba_text.tool_calls import format_of
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -68,9 +69,13 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether the template shows tools to the model."""
         except jinja2.TemplateError as error:
             raise BadTemplate(f"the chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
+        self.tool_calls = format_of(source)
+        """How the model writes calls; None = in no way that is known here."""
 
     @classmethod
     def load(cls, directory: Path, tokenizer: Tokenizer) -> "ChatTemplate | None":
@@ -106,6 +111,7 @@ class ChatTemplate:
         *,
         generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt as text. Raises TemplateRefused with the template's own words."""
         extra = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
@@ -114,7 +120,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **{key: value for key, value in extra.items() if key not in self._special_tokens},
                 messages=messages,
-                tools=None,
+                tools=tools,
                 add_generation_prompt=generation_prompt,
             )
         except _Raised as error:
@@ -127,12 +133,13 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         variables: dict[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
         generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> str:
         """What is encoded, as a whole. `continue_final`: it ends where the text of the last message does."""
         answered = generation_prompt and not continue_final
-        text = self.render(messages, variables=variables, generation_prompt=answered)
+        text = self.render(messages, variables=variables, tools=tools, generation_prompt=answered)
         return _up_to_the_end_of(messages[-1]["content"], text) if continue_final else text
 
 

@@ -20,20 +20,28 @@ CONTEXT = 6
 class Detokenizer:
     """Incremental text of one sequence. `prompt_tail`: the prompt's last token ids; [] starts a new text.
 
-    `special`: the text shows special tokens.
+    `special`: the text shows special tokens, or those of `kept` alone if there are any.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: Sequence[int] = (), *, special: bool = False
+        self,
+        tokenizer: Tokenizer,
+        prompt_tail: Sequence[int] = (),
+        *,
+        special: bool = False,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._special = special
+        self._special = special or bool(kept)
+        self._kept = frozenset() if special else kept
         self._context = list(prompt_tail[-CONTEXT:])
         self._held: list[int] = []
         self._stream = DecodeStream(ids=list(self._context), skip_special_tokens=not self._special)
 
     def feed(self, token_id: int) -> str:
         """The text that this token makes certain; "" while a character is incomplete."""
+        if self._kept and token_id not in self._kept and self._tokenizer.piece(token_id).special:
+            return ""
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer.rust, token_id)

@@ -72,6 +72,7 @@ def encoded_chat(
     messages: list[dict[str, Any]],
     *,
     variables: dict[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
     generation_prompt: bool = True,
     continue_final: bool = False,
     check: Callable[[str], None] = lambda _: None,
@@ -82,14 +83,18 @@ def encoded_chat(
     rendered without generation prompt. `check` sees the text, not encoded yet. Raises TemplateRefused.
     """
     text = template.text(
-        messages, variables=variables, generation_prompt=generation_prompt, continue_final=continue_final
+        messages,
+        variables=variables,
+        tools=tools,
+        generation_prompt=generation_prompt,
+        continue_final=continue_final,
     )
     check(text)
     encoding = tokenizer.encoding(text)
     if not generation_prompt or continue_final:
         return Prompt(encoding.ids)
     try:
-        closed = template.render(messages, generation_prompt=False, variables=variables)
+        closed = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
     except TemplateRefused:
         return Prompt(encoding.ids)
     if not text.startswith(closed) or len(closed) == len(text):
@@ -122,6 +127,7 @@ def chat_token_ids(
 def _options(request: ChatCompletionRequest) -> dict[str, Any]:
     return {
         "variables": request.chat_template_kwargs,
+        "tools": request.offered_tools or None,
         "generation_prompt": request.add_generation_prompt is not False,
         "continue_final": bool(request.continue_final_message),
     }

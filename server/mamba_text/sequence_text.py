@@ -34,6 +34,8 @@ class Shown:
     """Special tokens are shown."""
     stop: bool = False
     """The string or token that ended it is shown."""
+    kept: frozenset[int] = frozenset()
+    """Special tokens that are shown though the others are not."""
 
 
 class SequenceText:
@@ -42,7 +44,7 @@ class SequenceText:
     def __init__(
         self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: Shown, min_tokens: int = 0
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_tail, special=shown.special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, prompt_tail, special=shown.special_tokens, kept=shown.kept)
         self._matcher = StopMatcher(shown.stops, show=shown.stop)
         self._hide_stop = not shown.stop
         self._min_tokens = min_tokens

@@ -7,6 +7,7 @@ bytes of each token. It never sees the model's weights and never decides where a
 import functools
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,11 @@ class Tokenizer:
     def decode(self, token_ids: list[int], *, special: bool = False) -> str:
         """Text of token ids; special tokens are left out unless `special`."""
         return self.rust.decode(token_ids, skip_special_tokens=not special)
+
+    def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Ids of those of these texts that are tokens by themselves."""
+        found = (self.rust.token_to_id(token) for token in tokens)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     def _piece(self, token_id: int) -> Piece:
         token = self.rust.id_to_token(token_id)

@@ -372,8 +372,8 @@ class TestErrors:
             )
         assert caught.value.param == "response_format"
 
-    def test_tools_are_refused_since_calls_are_not_read_out_of_answers(self, client: openai.OpenAI) -> None:
-        with pytest.raises(openai.BadRequestError, match="calls are not read out") as caught:
+    def test_tools_are_refused_where_the_chat_template_takes_none(self, client: openai.OpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="chat template takes none") as caught:
             client.chat.completions.create(
                 model="tiny", messages=USER, tools=[{"type": "function", "function": {"name": "add"}}]
             )

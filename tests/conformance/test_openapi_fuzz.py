@@ -27,7 +27,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 
 def stay_within_the_document(base_url: str, path: str, method: str, examples: int) -> None:
-    schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json", timeout=300)
 
     @settings(
         max_examples=examples,

@@ -81,7 +81,7 @@ def harassed(engine: Engine, seed: int) -> Callable[[int], None]:
         if running and number % 5 == 4:
             scheduler.preempt(rng.choice(running))
         if number % 23 == 22:
-            engine.core.cache.reclaimer.flush()
+            engine.core.cache.flush()
 
     return before
 

@@ -56,7 +56,7 @@ def divergence(engine: Engine, said: Said) -> float:
     """The gate's number; `engine` makes the full prefills, alone and uncached."""
     terms = []
     for index, (prompt, answer) in enumerate(said):
-        engine.core.cache.reclaimer.flush()
+        engine.core.cache.flush()
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         check = run(engine, [AddRequest(f"check{index}", [*prompt, *answer.tokens], params)])[
             f"check{index}", 0

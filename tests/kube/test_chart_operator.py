@@ -95,7 +95,6 @@ def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Ins
         ("serviceaccount", "quick-start"),
         ("role", "quick-start"),
         ("rolebinding", "quick-start"),
-        ("secret", "quick-start-admin"),
         ("networkpolicy", "quick-start-engine"),
         ("poddisruptionbudget", "quick-start-engine"),
     ):

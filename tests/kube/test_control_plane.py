@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from testcluster.control_plane import ControlPlane
-from testcluster.errors import CommandFailed
+from testcluster.errors import ClusterError, CommandFailed
 
 pytestmark = pytest.mark.kube
 
@@ -110,5 +110,5 @@ def test_an_unknown_object_is_none_and_an_unknown_kind_an_error(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     assert control_plane.get("configmap", "nowhere", namespace) is None
-    with pytest.raises(CommandFailed, match="doesn't have a resource type"):
+    with pytest.raises(ClusterError, match="no resource"):
         control_plane.get("unicorn", "any", namespace)

@@ -181,7 +181,7 @@ MUTANTS = (
     ),
     Mutant(
         "ages never change", CACHE + "ghosts.py",
-        "        aged = list(self._age())\n", "        aged: list[Ghost] = []\n", (UNIT,),
+        "        aged = self._age()\n", "        aged: list[Ghost] = []\n", (UNIT,),
     ),
     Mutant(
         "a class is believed however badly it foretells", CACHE + "returns.py",
@@ -191,6 +191,21 @@ MUTANTS = (
         "a checkpoint that gave NaN stays in the tree", CACHE + "state_cache.py",
         "                self._drop_distrusted(allocation.node, allocation.distrusted_from)\n",
         "                pass\n", ("tests/unit/engine/test_core.py",),
+    ),
+    Mutant(
+        "what was flushed is resumed until it is swept", CACHE + "tree.py",
+        "if not child.slot or child.epoch != self.epoch:", "if not child.slot:",
+        ("tests/unit/cache/test_flush.py",),
+    ),
+    Mutant(
+        "what comes after a flush is swept with the rest", CACHE + "reclaimer.py",
+        "if node.parent is None or node.epoch == epoch:", "if node.parent is None or node.state_lock:",
+        ("tests/unit/cache/test_flush.py",),
+    ),
+    Mutant(
+        "what was flushed is the last to go", CACHE + "reclaimer.py",
+        "            if self.sweeping:\n                self.sweep()\n                continue\n", "",
+        ("tests/unit/cache/test_flush.py",),
     ),
     Mutant(
         "an evicted checkpoint is still named by its ghost", CACHE + "tree.py",

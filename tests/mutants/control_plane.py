@@ -60,12 +60,16 @@ MUTANTS = (
         "if snapshot.owner is None or is_terminating(snapshot.owner):", "if snapshot.owner is None:", (PLAN,),
     ),
     Mutant(
-        "the token of the admin port is made anew whenever something is applied", OPERATOR + "plan.py",
-        "if not _has_token(snapshot.children.get(secret)):", "if True:", (PLAN,),
+        "a Secret that went is not made again for the pods that wait for it", OPERATOR + "plan.py",
+        "if waiting or engine", "if engine", (PLAN,),
     ),
     Mutant(
-        "a Secret whose data is no map ends the pass", OPERATOR + "plan.py",
-        "return isinstance(data, dict) and bool(data.get(", "return bool((data or {}).get(", (PLAN,),
+        "the token of the admin port is made anew in every pass", OPERATOR + "plan.py",
+        "waiting = any(map(is_being_created, snapshot.pods))", "waiting = True", (PLAN,),
+    ),
+    Mutant(
+        "engines are made though their token was refused, and nobody misses it", OPERATOR + "apply.py",
+        "token_missing and _mounts_the_token(change.manifest)", "False", (UNIT + "test_apply.py",),
     ),
     Mutant(
         "an edit of a child by hand stays", OPERATOR + "plan.py",
@@ -101,9 +105,8 @@ MUTANTS = (
     ),
     Mutant(
         "one refused child keeps the others from being applied", OPERATOR + "apply.py",
-        "            except OperatorError as error:\n"
-        "                outcome.errors.append(error)\n        for removal",
-        "            except OperatorError as error:\n                outcome.errors.append(error)\n"
+        "                token_missing = token_missing or change.create_only\n        for removal",
+        "                token_missing = token_missing or change.create_only\n"
         "                break\n        for removal",
         (UNIT + "test_apply.py",),
     ),

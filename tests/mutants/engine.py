@@ -38,8 +38,19 @@ MUTANTS = (
         "elif self._failures >= FAILURES_IN_A_ROW:", "elif False:", ("tests/unit/engine/test_core.py",),
     ),
     Mutant(
-        "a recount is never cut short", ENGINE + "process.py",
-        "if self._clock() - began > CHECK_SECONDS:", "if False:", ("tests/unit/engine/test_process.py",),
+        "a recount is never cut short", ENGINE + "upkeep.py",
+        "        for _ in self._audit:\n            if self._clock() - began > UPKEEP_SECONDS:\n",
+        "        for _ in self._audit:\n            if False:\n", ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
+        "all that was flushed is swept in one go", ENGINE + "upkeep.py",
+        "            reclaimer.sweep()\n            if self._clock() - began > UPKEEP_SECONDS:\n",
+        "            reclaimer.sweep()\n            if False:\n", ("tests/unit/engine/test_process.py",),
+    ),
+    Mutant(
+        "books that were not recounted pass for it", ENGINE + "process.py",
+        "        if not idle or not self._upkeep.due:\n", "        if True:\n",
+        ("tests/unit/engine/test_process.py",),
     ),
     Mutant(
         "a lost device ends nothing", ENGINE + "process.py",
@@ -94,7 +105,8 @@ MUTANTS = (
     ),
     Mutant(
         "who takes its last step no longer counts among the running", ENGINE + "admission.py",
-        "and self.cache.admitted < self.limits.max_running:", "and self.running < self.limits.max_running:",
+        "and self.cache.admitted < self.limits.max_running and",
+        "and self.running < self.limits.max_running and",
         ("tests/unit/engine/test_scheduler.py",),
     ),
     Mutant(
@@ -143,6 +155,14 @@ MUTANTS = (
         "no more run than the plan assumed", ENGINE + "boot.py",
         "settings.max_running_requests or MOST_RUNNING[device.type]", "made.max_running_requests",
         ("tests/unit/engine/test_boot.py",),
+    ),
+    Mutant(
+        "starts take the time they take", ENGINE + "admission.py",
+        "(self.budget is None or self.budget.allows())", "True", ("tests/unit/engine/test_start_budget.py",),
+    ),
+    Mutant(
+        "one slow start is expected of all", ENGINE + "start_budget.py",
+        "median(self._recent)", "max(self._recent)", ("tests/unit/engine/test_start_budget.py",),
     ),
     Mutant(
         "a step takes the whole budget beside a stream", ENGINE + "step_pace.py",

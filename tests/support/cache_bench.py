@@ -25,6 +25,14 @@ def ids(*parts: int | range) -> Tokens:
     return np.array(out, np.int32)
 
 
+def flush_and_sweep(cache: StateCache) -> int:
+    """Flush, and give all that is not in use back to the arena; the number of checkpoints lost."""
+    lost = cache.flush()
+    while cache.reclaimer.sweeping:
+        cache.reclaimer.sweep()
+    return lost
+
+
 @dataclass
 class CacheBench:
     """`cache` with small numbers; `step` counts launched steps."""

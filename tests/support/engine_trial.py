@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cache_bench import flush_and_sweep
 from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 from guarded_arena import GuardedArena
 from mamba_planner.strategy import reservation
@@ -138,8 +139,14 @@ class EngineTrial:
         self.check()
 
     def flush(self) -> None:
-        self.cache.reclaimer.flush()
+        self.cache.flush()
+        self._sweep_some()
         self.check()
+
+    def _sweep_some(self) -> None:
+        """As the engine process does between two steps, as far as it comes."""
+        while self.cache.reclaimer.sweeping and self.rng.random() < 0.5:
+            self.cache.reclaimer.sweep()
 
     def change_strategy(self, name: str) -> None:
         self.core.change_strategy(name)
@@ -162,6 +169,7 @@ class EngineTrial:
             self.fail_next_step()
         if not self.calm and self.rng.random() < self.setup.spoils:
             self.spoil_next_step(self.rng.randrange(8))
+        self._sweep_some()
         for delta in self.core.step():
             key = (delta.request_id, delta.index)
             assert key not in self.ended, "a token after the end"
@@ -211,7 +219,7 @@ class EngineTrial:
         assert not self.core.sequences
         assert self.cache.batch.free == self.cache.batch.rows, "a row leaked"
         self._check_answers()
-        self.cache.reclaimer.flush()
+        flush_and_sweep(self.cache)
         ledger.check(self.cache)
         account = ledger.account(self.cache)
         assert account.slots_free == account.slots_total, "memory leaked"

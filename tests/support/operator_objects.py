@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.manifest import Key, Manifest, Ref, ref
 from mamba_operator.plan import ReconcilePlan, make_plan
@@ -47,10 +48,10 @@ def fitting_owner(**spec: Any) -> Manifest:
 
 
 def snapshot(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any) -> Snapshot:
-    """A snapshot with these children, all owned."""
+    """A snapshot with these children, all owned; Secrets are not looked at."""
     meta = of["metadata"] if of else {"namespace": "models", "name": "nano"}
     key = Key(meta["namespace"], meta["name"])
-    return Snapshot(key, of, {ref(child): child for child in children}, **more)
+    return Snapshot(key, of, {ref(child): child for child in children if child["kind"] != "Secret"}, **more)
 
 
 def planned(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any) -> ReconcilePlan:
@@ -93,3 +94,15 @@ def running(children: list[Manifest], *, engines: int = 1, gateways: int = 1) ->
                 "observedGeneration": 1, "replicas": count, "updatedReplicas": count, "readyReplicas": ready,
             }  # fmt: skip
     return changed
+
+
+def creating_pod(reason: str = "ContainerCreating", **meta: Any) -> Manifest:
+    """An engine pod that waits for its container."""
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": "nano-engine-a", "namespace": "models",
+            "labels": {**names.labels("nano", "engine")}, **meta,
+        },
+        "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]},
+    }  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Self
 Speech = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 KEPT = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+TURNS = 8
+"""Of the loop, within which what was accepted is served."""
 OK = KEPT.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
@@ -28,9 +30,16 @@ class RawEngine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # A connection that was accepted just now has no writer yet and nobody else would close it: no more of
+        # them, and a moment for those that are here.
+        for listener in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
+        await asyncio.sleep(0)
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cache_bench import CacheBench, ids
+from cache_bench import CacheBench, flush_and_sweep, ids
 from depth_coded import POISON, ZERO, State, after
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.cache.slot_life import SlotState
@@ -224,7 +224,7 @@ class SlotWorld:
                 self.do(("end", name))
         while self.flights:
             self.do(("complete", 0) if not self.flights[0].done else ("commit", 0))
-        self.bench.cache.reclaimer.flush()
+        flush_and_sweep(self.bench.cache)
         assert self.bench.arena.free_slots == SLOTS, "a slot leaked"
 
     def key(self) -> object:

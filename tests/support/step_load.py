@@ -21,6 +21,7 @@ from mamba_server.engine.forward_stream import SimulatedStream
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.start_budget import StartBudget
 from mamba_server.wire import AddRequest, SamplingParams
 
 PAGE = 16
@@ -48,14 +49,15 @@ class LoadSetup:
 class StepLoad:
     """One engine under load. `first[name]`, `ended[name]`: the step of its first and its last token."""
 
-    def __init__(self, setup: LoadSetup) -> None:
+    def __init__(self, setup: LoadSetup, budget: StartBudget | None = None) -> None:
         pages = -(-setup.longest // PAGE)
         self.cache = StateCache(
             Arena(setup.slabs, setup.pages_per_slab), RadixTree(PAGE, Eviction("RecomputeCost")),
             PersistentBatch(setup.rows, pages), reservation(setup.strategy, overlap=True),
             track_interval=256, cap=4, prefix_caching=setup.prefix_caching,
         )  # fmt: skip
-        self.scheduler = Scheduler(self.cache, Limits(setup.step_tokens, 64, setup.rows, setup.longest))
+        limits = Limits(setup.step_tokens, 64, setup.rows, setup.longest)
+        self.scheduler = Scheduler(self.cache, limits, budget)
         self.core = EngineCore(
             self.scheduler, SimulatedStream(lambda _: 0), _NoModel(),
             overlap=True, eos_token_ids=frozenset(), max_waiting=100_000,

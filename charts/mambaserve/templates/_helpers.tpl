@@ -65,10 +65,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts, persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
-# The token of the engines' admin port, one Secret per deployment.
+# The token of the engines' admin port, one Secret per deployment: made, and never read.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

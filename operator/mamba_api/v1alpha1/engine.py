@@ -127,7 +127,8 @@ class Engine(ApiModel):
     chunked_prefill_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Most tokens of one step, however quick they are; absent = 2048, and fewer as stepTime asks."""
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Most sequences that run at once, even if memory holds more; absent = as many as it holds."""
+    """Most sequences that run at once, even if memory holds more; absent = as many as it holds, up to 1024
+    with a GPU and 32 without."""
     overlap_schedule: bool | None = None
     """Plan step n+1 on the CPU while the device runs step n; absent = with GPUs yes, without no."""
     batch_invariant: bool = False

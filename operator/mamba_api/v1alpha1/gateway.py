@@ -8,6 +8,9 @@ from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef, refused
 
+ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
+"""An origin as browsers write it, or * for all."""
+
 
 class Routing(ApiModel):
     """How an engine is chosen: by the expected seconds until the first token. Each weight scales a part of
@@ -71,6 +74,11 @@ class Gateway(ApiModel):
     """How an engine is chosen."""
     auth: Auth | None = None
     """Authentication of clients; absent = anyone who reaches the Service may call it."""
+    cors_origins: Annotated[
+        list[Annotated[str, Field(max_length=253, pattern=ORIGIN)]], Field(max_length=64)
+    ] = []
+    """Origins whose pages may call the endpoint from a browser, such as https://chat.example.org, or * for
+    all; absent = none."""
     limits: Limits = Limits()
     """Admission limits of each gateway pod."""
     pod_template: FreeForm | None = None

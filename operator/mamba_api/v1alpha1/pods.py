@@ -95,7 +95,7 @@ class Scaling(ApiModel):
             ),
         ),
         refused("ttftTarget", NO_AUTOSCALER),
-        refused("tpotTarget", NO_AUTOSCALER),
+        refused("tpotTarget", f"{NO_AUTOSCALER}; spec.engine.stepTime bounds the time between tokens"),
     )
 
 

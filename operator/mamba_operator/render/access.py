@@ -71,9 +71,8 @@ def gateway_role_binding(context: Context) -> Manifest:
 
 def admin_secret(context: Context, token: str) -> Manifest:
     """`token` is fresh randomness of the caller; it must not be empty."""
-    name = context.children.admin_secret
     return {
-        **child(context, SECRET, name, "engine"),
+        **child(context, SECRET, context.admin_secret, "engine"),
         "type": "Opaque",
         "stringData": {names.ADMIN_TOKEN_KEY: token},
     }

@@ -24,6 +24,11 @@ class Context:
         """Names of the children."""
         return names.Children(self.deployment.name)
 
+    @property
+    def admin_secret(self) -> str:
+        """Name of the Secret with the engines' admin token."""
+        return self.children.admin_secret(self.deployment.metadata.uid or "")
+
 
 def child(
     context: Context,

@@ -169,7 +169,7 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "scratch", "emptyDir": {}},
         {"name": "settings", "configMap": {"name": children.engine}},
-        {"name": "admin", "secret": {"secretName": children.admin_secret, "defaultMode": 0o440}},
+        {"name": "admin", "secret": {"secretName": context.admin_secret, "defaultMode": 0o440}},
     ]
     location = spec.model.location
     if location.scheme == "pvc":

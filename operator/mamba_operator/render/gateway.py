@@ -114,6 +114,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "PREFIX_WEIGHT": number(routing.prefix_weight),
         "LOAD_WEIGHT": number(routing.load_weight),
     }
+    if spec.gateway.cors_origins:
+        settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
 
 

@@ -47,7 +47,8 @@ Output = Annotated[
 Result = Annotated[
     Path | None,
     typer.Option(
-        envvar="MAMBASERVE_BENCH_RESULT", help="JSON file to write; default: mambaserve-bench-TIME.json here."
+        envvar="MAMBASERVE_BENCH_RESULT",
+        help="JSON file to write; default: mambaserve-bench-TIME.json here, none with --output json.",
     ),
 ]
 
@@ -240,13 +241,16 @@ def _run(
     )
     errors = Console(stderr=True)
     found = asyncio.run(execute(plan, errors))
-    path = options["result"] or Path(f"mambaserve-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    path = options["result"]
+    if path is None and options["output"] != "json":
+        path = Path(f"mambaserve-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
     # Shown first: a file that cannot be written must not cost the numbers of a long run.
     if options["output"] == "json":
         print(json.dumps(found), file=sys.stdout, flush=True)  # noqa: T201
     else:
         Console().print(render(found))
-    write(found, path)
-    errors.print(f"written to {path}", highlight=False, markup=False)
+    if path is not None:
+        write(found, path)
+        errors.print(f"written to {path}", highlight=False, markup=False)
     if found["interrupted"]:
         raise typer.Exit(1)

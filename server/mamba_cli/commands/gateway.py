@@ -60,6 +60,7 @@ PANELS = {
         "host",
         "port",
         "api_key_file",
+        "cors_origin",
         "max_body_bytes",
         "max_held_body_bytes",
         "header_timeout",

@@ -1,22 +1,40 @@
-"""`mambaserve status`: what an endpoint and its engines do at the moment."""
+"""`mambaserve status`: what an endpoint and its engines do at the moment, or what a cluster says of them."""
 
 from typing import Annotated
 
 import typer
 
-from mamba_cli.errors import CliError, RunFailed
+from mamba_cli.errors import CliError, InvalidInput, RunFailed
 from mamba_cli.output import Output, print_document
 
 
 def command(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
-            metavar="[URL|FILE]",
+            metavar="[URL|FILE|NAME]",
             envvar="MAMBASERVE_URL",
-            help="A gateway or an engine; or the file that `up` serves, for each of its deployments.",
+            help="A gateway or an engine; or the file that `up` serves, for each of its deployments; with "
+            "--namespace the name of a MambaDeployment, all without one.",
         ),
     ] = "http://127.0.0.1:8000",
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            envvar="MAMBASERVE_STATUS_NAMESPACE",
+            help="Ask the cluster: the status of the MambaDeployments of this namespace.",
+        ),
+    ] = None,
+    kubeconfig: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_KUBECONFIG",
+            help="With --namespace: a kubeconfig file. Without it: the pod's account, then KUBECONFIG.",
+        ),
+    ] = None,
     port: Annotated[
         int,
         typer.Option(min=1, max=65535, envvar="MAMBASERVE_PORT", help="With FILE: the --port that `up` got."),
@@ -33,6 +51,11 @@ def command(
     ] = Output.table,
 ) -> None:
     """Show engines, strategy, queue, slots and pages by owner, and what was resumed. Exit code 1: silence."""
+    if namespace is not None:
+        given = getattr(context.get_parameter_source("target"), "name", "") == "COMMANDLINE"
+        _of_cluster(namespace, target if given else None, kubeconfig, timeout, output)
+        return
+
     import asyncio
     from pathlib import Path
 
@@ -78,3 +101,25 @@ def command(
             raise error
     if failed:
         raise RunFailed("\n".join(str(error) for error in failed))
+
+
+def _of_cluster(
+    namespace: str, name: str | None, kubeconfig: str | None, timeout: float, output: Output
+) -> None:
+    import asyncio
+
+    from rich.console import Console
+
+    from mamba_cli.status.deployment_status import deployment_statuses
+    from mamba_cli.status.status_view import deployments_view
+
+    if name is not None and ("://" in name or "/" in name):
+        raise InvalidInput(f"{name}: with --namespace give the name of a MambaDeployment, or none")
+    found = asyncio.run(deployment_statuses(namespace, name, kubeconfig, timeout))
+    if output is not Output.table:
+        shown = [each.to_json() for each in found]
+        print_document(shown if name is None else shown[0], output)
+    elif found:
+        Console().print(deployments_view(found))
+    else:
+        Console(stderr=True).print(f"no MambaDeployment in the namespace {namespace}", markup=False)

@@ -29,12 +29,11 @@ class ModelFacts:
     config: ModelConfig
     size: WeightsSize | None
 
-    def weights_bytes(self, dtype: str | None, tensor_parallel: int) -> int | None:
-        """Bytes on one device once loaded as `dtype` (None = as stored); None = by parameter count."""
+    def weights_bytes(self, dtype: str | None) -> int | None:
+        """Bytes once loaded as `dtype` (None = as stored); None = by parameter count."""
         if self.size is None:
             return None
-        loaded = self.size.bytes if dtype is None else self.size.elements * DTYPE_BYTES[dtype]
-        return -(-loaded // tensor_parallel)
+        return self.size.bytes if dtype is None else self.size.elements * DTYPE_BYTES[dtype]
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:

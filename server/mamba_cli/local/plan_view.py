@@ -119,7 +119,10 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
         facts.add_row(
             "cache",
             f"{plan.checkpoints:,} reusable checkpoints; {plan.expected_saved:.0%} of prompt tokens resumed "
-            "if the traffic is as assumed",
+            "if the traffic is as assumed"
+            if plan.checkpoints
+            else f"nothing is resumed while all {plan.planned_running:,} run, what fewer leave is cache; "
+            "--verbose says why, and how many leave room",
         )
     facts.add_row("longest", f"{plan.max_model_len:,} tokens")
     parts: list[RenderableType] = [facts, *_memory(outcome, plan, verbose)]

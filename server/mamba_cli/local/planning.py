@@ -43,6 +43,7 @@ class PlanFlags:
     device_memory: int | None = None
     utilization: float | None = None
     gpus: int | None = None
+    """1 = a GPU, 0 = the CPU: an engine runs on one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,6 @@ class PlanOutcome:
     def to_json(self) -> dict[str, Any]:
         """The object `plan --output json` prints."""
         dtype = self.constraints.dtype or self.model.dtype
-        ways = self.constraints.tensor_parallel
         planned = self.plan.state_dtype if self.plan else self.constraints.state_dtype or "float32"
         shown: dict[str, Any] = {
             "name": self.name,
@@ -78,8 +78,8 @@ class PlanOutcome:
                 "family": self.model.family,
                 "recurrentLayers": self.model.recurrent_layers,
                 "attentionLayers": self.model.attention_layers,
-                "stateBytes": state_bytes(self.model, planned, dtype, ways).total,
-                "kvBytesPerToken": kv_bytes_per_token(self.model, dtype, ways),
+                "stateBytes": state_bytes(self.model, planned, dtype).total,
+                "kvBytesPerToken": kv_bytes_per_token(self.model, dtype),
                 "weightsBytes": self.weights,
                 "parameters": self.model.parameters,
             },
@@ -108,8 +108,7 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
         gpus = spec.resources.gpus if flags.gpus is None else flags.gpus
         device, notes = _device(told, gpus)
     settings = engine_settings(loaded.deployment)
-    ways = flags.gpus or spec.engine.tensor_parallel
-    return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, ways, device, notes)
+    return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 
 
 def plan_directory(directory: Path, flags: PlanFlags) -> PlanOutcome:
@@ -144,7 +143,7 @@ def _one_gpu(flags: PlanFlags) -> int:
 def _plan_model(name: str, source: str, facts: ModelFacts, flags: PlanFlags, gpus: int) -> PlanOutcome:
     device, notes = _device(flags.device_memory, gpus)
     settings = EngineSettings(model=source)
-    return _outcome(name, source, facts, settings, flags, flags.gpus or 1, device, notes)
+    return _outcome(name, source, facts, settings, flags, device, notes)
 
 
 def _device(told: int | None, gpus: int) -> tuple[Device, tuple[str, ...]]:
@@ -162,24 +161,23 @@ def _outcome(
     facts: ModelFacts,
     settings: EngineSettings,
     flags: PlanFlags,
-    ways: int,
     device: Device,
     notes: tuple[str, ...],
 ) -> PlanOutcome:
     if flags.utilization is not None:
         settings = settings.model_copy(update={"utilization": flags.utilization})
     try:
-        constraints = Constraints.of(settings, ways)
+        constraints = Constraints.of(settings)
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error
-    known = facts.weights_bytes(constraints.dtype, ways)
-    by_count = weights_bytes(facts.config, constraints.dtype or facts.config.dtype, ways)
+    known = facts.weights_bytes(constraints.dtype)
+    by_count = weights_bytes(facts.config, constraints.dtype or facts.config.dtype)
     if known is None:
         notes += ("weights by parameter count: no files at hand",)
     planned: MemoryPlan | None = None
     misfit: DoesNotFit | None = None
     try:
-        planned = plan_engine(facts.config, settings, device, known, tensor_parallel=ways)
+        planned = plan_engine(facts.config, settings, device, known)
     except DoesNotFit as error:
         misfit = error
     except UnusableInput as error:

@@ -143,6 +143,7 @@ def local_settings(
 
 def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: int) -> list[str]:
     """Arguments of `mambaserve gateway` in front of the engine at `backend`."""
+    origins = [word for one in deployment.spec.gateway.cors_origins for word in ("--cors-origin", one)]
     limits, routing = deployment.spec.gateway.limits, deployment.spec.gateway.routing
     options = {
         "--backend": backend,
@@ -158,4 +159,4 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
         "--load-weight": f"{routing.load_weight!r}",
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
-    return ["gateway", *(word for option in options.items() for word in option)]
+    return ["gateway", *(word for option in options.items() for word in option), *origins]

@@ -1,9 +1,12 @@
 """The status of endpoints as something people read. Renders; decides nothing."""
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mamba_cli.status.deployment_status import DeploymentStatus
 from mamba_cli.status.endpoint_status import EndpointStatus, EngineStatus
 
 
@@ -28,10 +31,29 @@ def status_view(status: EndpointStatus) -> RenderableType:
     return Group(*lines)
 
 
+def deployments_view(found: Sequence[DeploymentStatus]) -> RenderableType:
+    """A paragraph for each MambaDeployment."""
+    lines: list[RenderableType] = []
+    for place, each in enumerate(found):
+        word = {"True": "ready", "False": "not ready"}.get(each.ready, "unknown")
+        head = Text.assemble((each.name, "bold"), "  ", (word, _colour(each.ready == "True")))
+        head.append(f"  {each.ready_replicas} of {each.replicas} engines ready")
+        plan = [each.strategy, each.slots is not None and f"{each.slots:,} slots",
+                each.max_running_requests is not None and f"{each.max_running_requests:,} at once",
+                each.headroom and f"{each.headroom} headroom"]  # fmt: skip
+        rows = {
+            "because": "" if each.ready == "True" else f"{each.reason}: {each.message}".strip(": "),
+            **{kind.lower(): message for kind, message in each.troubles.items()},
+            "note": "" if each.current else "the newest spec is not looked at yet",
+            "model": each.model,
+            "plan": ", ".join(part for part in plan if part),
+            "url": each.url,
+        }
+        lines += [*([Text()] if place else []), head, _rows(rows)]
+    return Group(*lines)
+
+
 def _engine(engine: EngineStatus) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
     rows = {
         "because": engine.reason,
         "model": engine.model or "",
@@ -43,6 +65,13 @@ def _engine(engine: EngineStatus) -> RenderableType:
         "misses": _owners(engine.misses),
         "restarts": f"{engine.restarts:,}" if engine.restarts else "",
     }
+    return _rows(rows)
+
+
+def _rows(rows: dict[str, str]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, words in rows.items():
         if words:
             table.add_row(f"  {name}", Text(words))

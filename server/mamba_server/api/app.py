@@ -18,6 +18,7 @@ from mamba_api.openai_responses import (
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import Responses, error_answers, make_application, publish
 from mamba_edge.body_budget import BodyBudget
+from mamba_edge.cors import with_cors
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import Info
@@ -72,12 +73,13 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         key_needed=keys is not None,
         events={"/v1/completions": CompletionResponse, "/v1/chat/completions": ChatCompletionChunk},
     )
-    return RequestMiddleware(
+    answering = RequestMiddleware(
         app,
         route_of=route_of,
         answered=serving.metrics.answered,
-        bodies=BodyBudget(max(settings.max_held_body_bytes, settings.max_body_bytes)),
+        bodies=BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes),
     )
+    return with_cors(answering, settings.cors_origin)
 
 
 def _add_generation(app: FastAPI, serving: Serving, guard: KeyGuard) -> None:

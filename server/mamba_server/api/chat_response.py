@@ -1,5 +1,6 @@
 """The answer of `POST /v1/chat/completions`, as a whole or in chunks, out of a generation's updates. Pure."""
 
+import uuid
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
@@ -12,21 +13,37 @@ from mamba_server.api.responses import (
     ChatChoiceBody,
     ChatChunkBody,
     ChatChunkChoiceBody,
+    ChatFinish,
     ChatLogprobsBody,
     DeltaBody,
+    FunctionBody,
     MessageBody,
+    ToolCallBody,
+    ToolCallDeltaBody,
     UsageBody,
 )
-from mamba_server.wire import FinishReason, TokenLogprobs
+from mamba_server.wire import TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
+from mamba_text.tool_calls import Read, ToolCall, ToolCallFormat, ToolCallReader
 
 
 @dataclass(slots=True)
 class _Choice:
+    reader: ToolCallReader | None
+    """Where the model was offered tools."""
     text: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
+
+    def read(self, update: Update) -> tuple[Read, ChatFinish | None]:
+        """What the update's text is, and how the choice ends."""
+        if self.reader is None:
+            return Read(update.text), update.finish_reason
+        read = self.reader.feed(update.text, last=update.finish_reason is not None)
+        called = self.reader.calls and update.finish_reason == "stop"
+        return read, "tool_calls" if called else update.finish_reason
 
 
 class ChatResponseBuilder:
@@ -41,12 +58,18 @@ class ChatResponseBuilder:
         response_id: str,
         created: int,
         model: str,
+        tool_calls: ToolCallFormat | None = None,
     ) -> None:
+        """`tool_calls`: how the model writes calls, where it was offered tools."""
         self._request = request
         self._tokenizer = tokenizer
         self._prompt_token_ids = prompt_token_ids
         self._id, self._created, self._model = response_id, created, model
-        self._choices = [_Choice() for _ in range(request.n or 1)]
+        most = 1 if request.parallel_tool_calls is False else None
+        self._choices = [
+            _Choice(None if tool_calls is None else ToolCallReader(tool_calls, most))
+            for _ in range(request.n or 1)
+        ]
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._begun = False
 
@@ -58,10 +81,21 @@ class ChatResponseBuilder:
             self._prompt_logprobs = update.prompt_logprobs
         if update.first:
             events = self._event(ChatChunkChoiceBody(update.choice, DeltaBody("assistant", "")), shown)
+        known = self._choices[update.choice]
+        read, finish = known.read(update)
         more = bool(update.token_ids) and bool(self._request.logprobs or self._request.return_token_ids)
-        if update.text or update.finish_reason is not None or more:
-            delta = DeltaBody(content=update.text) if update.text or more else DeltaBody()
-            choice = ChatChunkChoiceBody(update.choice, delta, finish_reason=update.finish_reason)
+        if read.text or read.calls or finish is not None or more:
+            delta = DeltaBody()
+            if read.text or (more and not read.calls):
+                delta.content = read.text
+            if read.calls:
+                first = len(known.calls)
+                known.calls += read.calls
+                delta.tool_calls = [
+                    ToolCallDeltaBody(_call_id(), FunctionBody(call.name, call.arguments), index=index)
+                    for index, call in enumerate(read.calls, first)
+                ]
+            choice = ChatChunkChoiceBody(update.choice, delta, finish_reason=finish)
             choice.logprobs = self._logprobs(update.logprobs)
             if self._request.return_token_ids:
                 choice.token_ids = update.token_ids
@@ -75,10 +109,12 @@ class ChatResponseBuilder:
     def collect(self, update: Update) -> None:
         """Keep an update for `whole`."""
         choice = self._choices[update.choice]
-        choice.text.append(update.text)
+        read, finish = choice.read(update)
+        choice.text.append(read.text)
+        choice.calls += read.calls
         choice.token_ids += update.token_ids
         choice.logprobs += update.logprobs or ()
-        choice.finish_reason = update.finish_reason
+        choice.finish_reason = finish
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = update.prompt_logprobs
 
@@ -86,7 +122,7 @@ class ChatResponseBuilder:
         """The JSON of the complete answer."""
         body = ChatBody(self._id, self._created, self._model, [], usage)
         for index, choice in enumerate(self._choices):
-            message = MessageBody("".join(choice.text))
+            message = _message("".join(choice.text), choice.calls)
             shown = ChatChoiceBody(index, message, self._logprobs(choice.logprobs), choice.finish_reason)
             if self._request.return_token_ids:
                 shown.token_ids = choice.token_ids
@@ -111,3 +147,14 @@ class ChatResponseBuilder:
             self._begun = True
             body.prompt_logprobs, body.prompt_token_ids = self._about_prompt()
         return responses.event(body)
+
+
+def _message(text: str, calls: list[ToolCall]) -> MessageBody:
+    if not calls:
+        return MessageBody(text)
+    made = [ToolCallBody(_call_id(), FunctionBody(call.name, call.arguments)) for call in calls]
+    return MessageBody(text or None, tool_calls=made)
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -93,6 +93,7 @@ class GenerationEndpoints:
             prompt = await prompts.of_chat(request, scope["body_bytes"])
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         add = _add_request(request, response_id, prompt, text, limits, scope)
+        calls = text.template.tool_calls if text.template is not None and request.offered_tools else None
         builder = ChatResponseBuilder(
             request,
             text.tokenizer,
@@ -100,8 +101,10 @@ class GenerationEndpoints:
             response_id=response_id,
             created=int(time.time()),
             model=self._serving.model_name,
+            tool_calls=calls,
         )
-        await self._run(request, builder, [add], text, scope, send)
+        kept = text.tokenizer.ids_of(calls.markers) if calls is not None else frozenset[int]()
+        await self._run(request, builder, [add], text, scope, send, kept)
 
     def _model(self, request: GenerationRequest) -> tuple[TextSide, ModelLimits]:
         self._serving.check_model(request.model)
@@ -118,7 +121,9 @@ class GenerationEndpoints:
         text: TextSide,
         scope: Scope,
         send: Send,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
+        """`kept`: special tokens that the answer is read by."""
         fields = scope["log_fields"]
         fields["answer"] = adds[0].request_id
         serving = self._serving
@@ -126,6 +131,7 @@ class GenerationEndpoints:
             request.stops,
             special_tokens=request.skip_special_tokens is False,
             stop=bool(request.include_stop_str_in_output),
+            kept=kept,
         )
         active = ActiveRequest(serving.engine, text.tokenizer, adds, shown, serving.metrics)
         try:

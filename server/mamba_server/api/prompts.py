@@ -61,6 +61,14 @@ class Prompts:
                 param="messages",
                 code="no_chat_template",
             )
+        tools = request.offered_tools
+        if tools and not (template.takes_tools and template.tool_calls):
+            lacks = "teaches calls of a form that is not read here" if template.takes_tools else "takes none"
+            raise InvalidRequest(
+                f"tools: this model's chat template {lacks}; leave tools out, or send 'tool_choice': 'none'",
+                param="tools",
+                code="tools_not_supported",
+            )
         whole = request.truncate_prompt_tokens is None
 
         def check(text: str) -> None:

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from mamba_server.wire import FinishReason, TokenLogprobs
 from mamba_text.tokenizer import Tokenizer
 
+ChatFinish = FinishReason | Literal["tool_calls"]
 PromptLogprobs = list[dict[str, Any] | None]
 Ids = list[int] | UnsetType
 
@@ -57,17 +58,33 @@ class ChatLogprobsBody(msgspec.Struct):
     content: list[dict[str, Any]]
 
 
+class FunctionBody(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct):
+    id: str
+    function: FunctionBody
+    type: str = "function"
+
+
+class ToolCallDeltaBody(ToolCallBody, kw_only=True):
+    index: int
+
+
 class MessageBody(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCallBody] | UnsetType = UNSET
 
 
 class ChatChoiceBody(msgspec.Struct):
     index: int
     message: MessageBody
     logprobs: ChatLogprobsBody | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
     token_ids: Ids = UNSET
 
 
@@ -85,13 +102,14 @@ class ChatBody(msgspec.Struct):
 class DeltaBody(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDeltaBody] | UnsetType = UNSET
 
 
 class ChatChunkChoiceBody(msgspec.Struct):
     index: int
     delta: DeltaBody
     logprobs: ChatLogprobsBody | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinish | None = None
     token_ids: Ids = UNSET
 
 
@@ -187,7 +205,11 @@ def prompt_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs | None]) -
             }
             for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
         }
-        own = {"logprob": finite(entry.logprob), "decoded_token": tokenizer.piece(entry.token_id).text}
+        own = {
+            "logprob": finite(entry.logprob),
+            "rank": entry.rank,
+            "decoded_token": tokenizer.piece(entry.token_id).text,
+        }
         answer.append({str(key): value for key, value in ({entry.token_id: own} | ranked).items()})
     return answer
 

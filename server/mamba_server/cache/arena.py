@@ -55,6 +55,8 @@ _KEPT = (PageOwner.SEQUENCE, PageOwner.FENCED)
 _FREE, _SLOT, _PAGES, _PADDING = 0, 1, 2, 3
 SLICE = 512
 """Slabs or nodes that a check looks at before others may have their turn."""
+PAGES_AT_ONCE = 1 << 16
+"""Pages that numpy counts for a check before others may have their turn."""
 NO_PAGES: Pages = np.empty(0, np.int32)
 
 
@@ -86,8 +88,10 @@ class Arena:
         self.pages_by_owner = [0] * 5
         """How many pages each owner but FREE has."""
         self.pages_by_owner[PageOwner.PADDING] = max(1, pages_per_slab)
-        self._kept: Pages = np.zeros(slabs, np.int32)
+        self._kept = [0] * slabs
         """Of each slab, the pages that eviction cannot give back, and the pins on those that it could."""
+        self._kept_slabs = 0
+        """How many slabs have any."""
         self._fenced_slots: list[tuple[int, int]] = []
         self._fenced_pages: list[tuple[int, Pages]] = []
 
@@ -106,7 +110,7 @@ class Arena:
     @property
     def emptiable_slabs(self) -> int:
         """Slabs that are free, or would be if every page of the tree that is not pinned were given back."""
-        return self.slabs - 1 - sum(self.slots_by_state.values()) - int(np.count_nonzero(self._kept))
+        return self.slabs - 1 - sum(self.slots_by_state.values()) - self._kept_slabs
 
     @property
     def partial_pages(self) -> int:
@@ -209,42 +213,52 @@ class Arena:
 
     def pin(self, pages: Pages, change: int) -> None:
         """`pages` have so many users more (or less) for whom eviction has to spare them."""
-        if self.pages_per_slab:
-            np.add.at(self._kept, pages // self.pages_per_slab, change)
+        if not self.pages_per_slab:
+            return
+        kept, slabs = self._kept, (pages // self.pages_per_slab).tolist()
+        # One by one: for as many pages as change hands at once numpy takes longer to begin than this to end.
+        if change > 0:
+            for slab in slabs:
+                if not kept[slab]:
+                    self._kept_slabs += 1
+                kept[slab] += change
+        else:
+            for slab in slabs:
+                kept[slab] += change
+                if not kept[slab]:
+                    self._kept_slabs -= 1
 
     # --- give back -----------------------------------------------------------------------------------
 
     def free_slot(self, slot: int, fence: int = 0) -> None:
         """Give `slot` back; it is free once `fence` and every step that named it are complete."""
         self.move(slot, SlotState.FENCED, fence)
-        self._fenced_slots.append((self._slot_fence[slot], slot))
-        self._release()
+        if self._slot_fence[slot] > self.completed:
+            self._fenced_slots.append((self._slot_fence[slot], slot))
+        else:
+            self._return_slot(slot)
 
     def free_pages_of(self, pages: Pages, fence: int, owner: int) -> None:
         """Give `pages` of `owner` back after `fence`."""
         if not self.pages_per_slab or not len(pages):
             return
         self._expect(pages, owner)
-        self._hand(pages, owner, PageOwner.FENCED)
-        self._fenced_pages.append((fence, pages))
-        self._release()
+        if fence > self.completed:
+            self._hand(pages, owner, PageOwner.FENCED)
+            self._fenced_pages.append((fence, pages))
+        else:
+            self._return_pages(pages, owner)
 
     def advance(self, completed: int) -> None:
         """Step `completed` is done on the device: what waited for it is free."""
         self.completed = max(self.completed, completed)
-        self._release()
-
-    def _release(self) -> None:
         if self._fenced_slots:
             waiting = []
             for fence, slot in self._fenced_slots:
                 if fence > self.completed:
                     waiting.append((fence, slot))
                     continue
-                self.move(slot, SlotState.FREE)
-                self._slot_fence[slot] = 0
-                self._role[slot] = _FREE
-                self._free_slabs.append(slot)
+                self._return_slot(slot)
             self._fenced_slots = waiting
         if self._fenced_pages:
             waiting_pages = []
@@ -252,11 +266,17 @@ class Arena:
                 if fence > self.completed:
                     waiting_pages.append((fence, pages))
                 else:
-                    self._return_pages(pages)
+                    self._return_pages(pages, PageOwner.FENCED)
             self._fenced_pages = waiting_pages
 
-    def _return_pages(self, pages: Pages) -> None:
-        self._hand(pages, PageOwner.FENCED, PageOwner.FREE)
+    def _return_slot(self, slot: int) -> None:
+        self.move(slot, SlotState.FREE)
+        self._slot_fence[slot] = 0
+        self._role[slot] = _FREE
+        self._free_slabs.append(slot)
+
+    def _return_pages(self, pages: Pages, owner: int) -> None:
+        self._hand(pages, owner, PageOwner.FREE)
         touched: set[int] = set()
         for page in pages.tolist():
             slab = page // self.pages_per_slab
@@ -274,8 +294,9 @@ class Arena:
                 heapq.heappush(self._partial, (len(free), slab))
 
     def _expect(self, pages: Pages, owner: int) -> None:
-        wrong = pages[self.page_owner[pages] != owner]
-        if len(wrong):
+        owners = self.page_owner[pages].tobytes()
+        if owners.count(owner) != len(owners):
+            wrong = pages[self.page_owner[pages] != owner]
             raise LedgerViolation(
                 f"W1: page {int(wrong[0])} belongs to {int(self.page_owner[wrong[0]])}, expected {owner}"
             )
@@ -325,16 +346,32 @@ class Arena:
         if states != self.slots_by_state:
             raise LedgerViolation(f"W5: slots by state are {states}, counted {self.slots_by_state}")
 
-    def check_pages(self) -> None:
-        """The counts of pages are those of their owners. Raises LedgerViolation."""
-        owners = np.bincount(self.page_owner, minlength=5).tolist()
-        if owners[1:] != self.pages_by_owner[1:]:
-            raise LedgerViolation(f"W5: pages by owner are {owners}, counted {self.pages_by_owner}")
+    def check_pages(self) -> Iterator[None]:
+        """The counts of pages are those of their owners. As `check_slabs`."""
+        owners = np.zeros(5, np.int64)
+        for first in range(0, len(self.page_owner), PAGES_AT_ONCE):
+            owners += np.bincount(self.page_owner[first : first + PAGES_AT_ONCE], minlength=5)
+            yield
+        if owners[1:].tolist() != self.pages_by_owner[1:]:
+            raise LedgerViolation(f"W5: pages by owner are {owners.tolist()}, counted {self.pages_by_owner}")
 
-    def check_pins(self, pinned: Pages) -> None:
-        """Slabs are kept by pages of sequences and by those in use of the tree. Raises LedgerViolation."""
-        own = np.flatnonzero((self.page_owner == PageOwner.SEQUENCE) | (self.page_owner == PageOwner.FENCED))
-        kept = np.bincount(np.concatenate([own, pinned]) // self.pages_per_slab, minlength=self.slabs)
-        odd = np.flatnonzero(kept != self._kept)
-        if len(odd):
+    def check_pins(self, pinned: list[Pages]) -> Iterator[None]:
+        """Slabs are kept by pages of sequences and by those in use of the tree. As `check_slabs`."""
+        kept = np.zeros(self.slabs, np.int64)
+        of_slabs = self.page_owner.reshape(self.slabs, -1)
+        portion = max(1, PAGES_AT_ONCE // self.pages_per_slab)
+        for first in range(0, self.slabs, portion):
+            part = of_slabs[first : first + portion]
+            kept[first : first + portion] = np.isin(part, _KEPT).sum(axis=1)
+            yield
+        for number in range(0, len(pinned), SLICE):
+            pages = np.concatenate(pinned[number : number + SLICE])
+            kept += np.bincount(pages // self.pages_per_slab, minlength=self.slabs)
+            yield
+        if kept.tolist() != self._kept:
+            odd = np.flatnonzero(kept != self._kept)
             raise LedgerViolation(f"W5: slabs {odd[:5].tolist()} are kept {kept[odd[:5]].tolist()} times")
+        if self._kept_slabs != np.count_nonzero(kept):
+            raise LedgerViolation(
+                f"W5: {self._kept_slabs} slabs counted as kept, {np.count_nonzero(kept)} are"
+            )

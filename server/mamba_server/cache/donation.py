@@ -89,10 +89,9 @@ class Donation:
             return
         of_tree = np.concatenate([each.pages for each in node.path()])[:had]
         own = allocation.pages[:had]
-        twice = own != of_tree
-        if twice.any():
+        if own.tobytes() != of_tree.tobytes():
             # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
-            spare = own[twice].copy()
+            spare = own[own != of_tree]
             allocation.pages[:had] = of_tree
             self._arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 

@@ -41,14 +41,13 @@ class Eviction:
 
     def weigh(self, node: Node) -> float:
         """What `node` is worth just now: the least goes first."""
-        if self.policy == "LRU" or not node.slot:
+        if not node.slot or self.policy == "LRU":
             return node.used_at
+        tokens, pages = node.stake()
         if node.ghost is not None:
-            rate = node.ghost.rate
-        else:
-            # Of what the ghost tree has forgotten nothing is known but that it is old.
-            rate = self._ghosts.unknown if self._ghosts is not None else 1.0
-        return self.worth(rate, node.depth - node.checkpoint_above(), node.own_pages())
+            return self.worth(node.ghost.rate, tokens, pages)
+        # Of what the ghost tree has forgotten nothing is known but that it is old.
+        return self.worth(self._ghosts.unknown if self._ghosts is not None else 1.0, tokens, pages)
 
     def worth(self, rate: float, tokens: int, pages: int) -> float:
         """Tokens saved per request and slab: a checkpoint that returns at `rate`, with `pages` of its own."""

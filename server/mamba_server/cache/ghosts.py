@@ -6,8 +6,7 @@ from. One request uses one place, the deepest that it begins with. Called by the
 holds pages or slots.
 """
 
-from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from enum import IntEnum
 from hashlib import blake2b
@@ -115,7 +114,7 @@ class GhostTree:
         self.bytes = 0
         self._root = Ghost(None, b"", Place.BRANCH)
         self._recent: OrderedDict[int, Ghost] = OrderedDict()
-        self._clock: dict[int, list[Ghost]] = {}
+        self._clock: defaultdict[int, list[Ghost]] = defaultdict(list)
         """Who leaves the bin of its age at which request."""
         rng = np.random.default_rng(0)
         self._weights = rng.integers(1, 1 << 63, page_size, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -144,7 +143,7 @@ class GhostTree:
         """One hash per whole page of `token_ids`; those of another salt differ from the first page on."""
         pages = len(token_ids) // self.page_size
         shaped = token_ids[: pages * self.page_size].reshape(pages, self.page_size).astype(np.uint64)
-        mixed: npt.NDArray[np.uint64] = (shaped * self._weights).sum(axis=1, dtype=np.uint64)
+        mixed: npt.NDArray[np.uint64] = shaped @ self._weights
         mixed ^= mixed >> np.uint64(29)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         if salt and pages:
@@ -156,7 +155,7 @@ class GhostTree:
     def seen(self, token_ids: Tokens, salt: str) -> tuple[Sighting, list[Ghost]]:
         """A request for `token_ids` came; also the places whose age has changed its bin since the last."""
         self.now += 1
-        aged = list(self._age())
+        aged = self._age()
         raw = self.hashes(token_ids[:-1], salt)
         node, shared, used = self._root, 0, self._root
         size = len(raw) // HASH_BYTES
@@ -224,7 +223,7 @@ class GhostTree:
         ghost.at = at
         ghost.returns.entered(at)
         ghost.due = ghost.since + EDGES[at + 1]
-        self._clock.setdefault(ghost.due, []).append(ghost)
+        self._clock[ghost.due].append(ghost)
 
     def _use(self, ghost: Ghost, *, to_its_end: bool) -> None:
         """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
@@ -236,15 +235,17 @@ class GhostTree:
             ghost.uses += 1
         self._start(ghost)
 
-    def _age(self) -> Iterator[Ghost]:
-        """Every ghost that has grown out of its bin enters the next."""
-        for ghost in self._clock.pop(self.now, ()):
-            if ghost.due != self.now or ghost.parent is None:
+    def _age(self) -> list[Ghost]:
+        """Every ghost that has grown out of its bin enters the next; all of them."""
+        aged, now = [], self.now
+        for ghost in self._clock.pop(now, ()):
+            if ghost.due != now or ghost.parent is None:
                 continue
-            at = min(bisect_right(EDGES, self.now - ghost.since) - 1, BINS - 1)
-            if at < BINS - 1:
-                self._enter(ghost, at)
-            yield ghost
+            # Ages grow by one, so each is met at the very edge between two bins.
+            if ghost.at < BINS - 2:
+                self._enter(ghost, ghost.at + 1)
+            aged.append(ghost)
+        return aged
 
     # --- the tree ------------------------------------------------------------------------------------
 
@@ -298,4 +299,5 @@ def _common(edge: bytes, raw: bytes, at: int) -> int:
     size = min(len(edge), len(raw) - at)
     left, right = np.frombuffer(edge, np.uint64, size // 8), np.frombuffer(raw, np.uint64, size // 8, at)
     differs = left != right
-    return int(differs.argmax()) if differs.any() else len(left)
+    first = int(differs.argmax())
+    return first if differs[first] else len(left)

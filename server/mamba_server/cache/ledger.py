@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mamba_server.cache.arena import NO_PAGES, SLICE, PageOwner, Pages
+from mamba_server.cache.arena import SLICE, PageOwner, Pages
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.slot_life import SlotState
 from mamba_server.cache.state_cache import StateCache
 
 Nodes = npt.NDArray[np.object_]
 """A slice of the tree's nodes; an array, as a young list would be searched for garbage with all it holds."""
-PAGES_AT_ONCE = 1 << 14
-"""Pages that a check counts before others may have their turn."""
+PAGES_OF_NODES = 1 << 12
+"""Pages, a few from each node, that a check counts before others may have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def check(cache: StateCache) -> None:
 
 
 def audit(cache: StateCache) -> Iterator[None]:
-    """`check` in slices of a millisecond; to be dropped when anything changes between two of them."""
+    """`check` in slices of a few milliseconds at most; void when anything changes between two of them."""
     yield from cache.arena.check_slabs()
     nodes: list[Nodes] = []
     walk = cache.tree.walk()
@@ -107,7 +107,7 @@ def _check_slots(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
 def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     held = np.zeros(len(arena.page_owner), np.int32)
-    pinned: list[Pages] = [NO_PAGES]
+    pinned: list[Pages] = []
     seen = since = 0
     for part in nodes:
         for node in part:
@@ -115,7 +115,7 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
             seen += len(node.pages)
             if node.kv_lock:
                 pinned.append(node.pages)
-            if seen - since > PAGES_AT_ONCE:
+            if seen - since > PAGES_OF_NODES:
                 since = seen
                 yield
         yield
@@ -141,14 +141,13 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
         yield
     _same("W1 pages of sequences", held, arena.page_owner == PageOwner.SEQUENCE)
     yield
-    arena.check_pages()
-    yield
-    arena.check_pins(np.concatenate(pinned))
+    yield from arena.check_pages()
+    yield from arena.check_pins(pinned)
 
 
 def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     tree = cache.tree
-    number = checkpoints = pages = locked_pages = locked_states = 0
+    number = checkpoints = pages = locked_pages = locked_states = forgotten = 0
     kv_locks: dict[int, int] = {}
     state_locks: dict[int, int] = {}
     for allocation in cache.allocations.values():
@@ -169,11 +168,14 @@ def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
         if not 0 <= node.state_lock <= node.kv_lock:
             raise LedgerViolation(f"W4: state lock above page lock at depth {node.depth}")
         checkpoints += bool(node.slot)
+        forgotten += bool(node.slot) and node.epoch != tree.epoch
         pages += len(node.pages)
         locked_pages += len(node.pages) if node.kv_lock else 0
         locked_states += bool(node.state_lock)
-    counted = (number, checkpoints, pages, locked_pages, locked_states)
-    kept = (tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states)
+    counted = (number, checkpoints, pages, locked_pages, locked_states, forgotten)
+    kept = (
+        tree.nodes, tree.checkpoints, tree.pages, tree.locked_pages, tree.locked_states, tree.forgotten
+    )  # fmt: skip
     if counted != kept:
         raise LedgerViolation(f"W5: tree counts {counted}, kept {kept}")
 

@@ -20,6 +20,7 @@ class Node:
     __slots__ = (
         "children",
         "depth",
+        "epoch",
         "ghost",
         "kv_lock",
         "pages",
@@ -45,6 +46,8 @@ class Node:
         self.slot = 0
         self.produced_step = 0
         """The step that wrote the checkpoint: only later ones can match it (O7)."""
+        self.epoch = 0
+        """Flushes before it came: nothing is resumed of what came before the last one."""
         self.kv_lock = 0
         self.state_lock = 0
         self.ghost: Ghost | None = None
@@ -79,25 +82,26 @@ class Node:
             node = node.parent
         return node
 
-    def checkpoint_above(self) -> int:
-        """Depth of the nearest shallower checkpoint; 0 if there is none."""
-        node = self.above()
-        return node.depth if node is not None else 0
+    def stake(self) -> tuple[int, int]:
+        """What goes with its checkpoint: tokens from the nearest shallower one, and pages no other one needs.
 
-    def own_pages(self) -> int:
-        """Pages that go with its checkpoint: no other one needs them."""
-        if self.children:
-            return 0
-        count, node = len(self.pages), self.parent
-        while node is not None and node.parent is not None and not node.slot and len(node.children) == 1:
-            count += len(node.pages)
+        In one walk: each request has tens of checkpoints weighed anew.
+        """
+        alone = not self.children
+        pages, node = len(self.pages) if alone else 0, self.parent
+        while node is not None and not node.slot:
+            alone = alone and len(node.children) == 1
+            if alone:
+                pages += len(node.pages)
             node = node.parent
-        return count
+        return self.depth - (node.depth if node is not None else 0), pages
 
 
 def common_pages(left: Tokens, right: Tokens, page_size: int) -> int:
     """How many whole pages the two token runs share from their start."""
     size = min(len(left), len(right))
+    if not size:
+        return 0
     differs = left[:size] != right[:size]
-    same = int(differs.argmax()) if differs.any() else size
-    return same // page_size
+    first = int(differs.argmax())
+    return (first if differs[first] else size) // page_size

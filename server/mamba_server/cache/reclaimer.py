@@ -3,10 +3,15 @@
 Called by the state cache alone. Which checkpoint goes first is the eviction policy's business.
 """
 
+from collections.abc import Iterable
+
 from mamba_server.cache.arena import AllocationSite, Arena, Grant, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
+
+NODES_AT_ONCE = 8
+"""Nodes that are swept before others may have their turn."""
 
 
 class Reclaimer:
@@ -16,6 +21,8 @@ class Reclaimer:
         self.arena = arena
         self.tree = tree
         self.counters = counters
+        self._to_sweep: list[Node] = []
+        """Nodes under which there is something to sweep, themselves included."""
 
     def allocate(
         self, site: AllocationSite, *, live: int = 0, tracking: int = 0, pages: int = 0, evict: bool = True
@@ -54,6 +61,9 @@ class Reclaimer:
         spare_leaves = pages <= self.arena.partial_pages
         eviction = self.tree.eviction
         while not self.arena.fits(slots, pages):
+            if self.sweeping:
+                self.sweep()
+                continue
             node = None if spare_leaves else eviction.bare()
             if node is not None:
                 if not node.children and not node.kv_lock:
@@ -85,6 +95,10 @@ class Reclaimer:
             return
         for each in reversed(below):
             self._drop_leaf(each)
+        self._drop_upwards(node)
+
+    def _drop_upwards(self, node: Node) -> None:
+        """Drop `node` and what is above it, as far as nobody needs it."""
         at: Node | None = node
         while at is not None and at.parent is not None and not (at.slot or at.kv_lock or at.children):
             above = at.parent
@@ -94,12 +108,34 @@ class Reclaimer:
     def _drop_leaf(self, node: Node) -> None:
         self.arena.free_pages_of(self.tree.remove_leaf(node), 0, PageOwner.TREE)
 
-    def flush(self) -> int:
-        """Evict everything that no running sequence uses; the number of checkpoints lost."""
-        before = self.tree.checkpoints
-        for node in sorted(self.tree.walk(), key=lambda each: -each.depth):
-            if node.slot and not node.state_lock:
+    # --- flush ---------------------------------------------------------------------------------------
+
+    def flush(self, spared: Iterable[Node]) -> int:
+        """Forget every checkpoint but `spared`, all that are locked; the number lost.
+
+        Nothing of them is resumed from now on; their memory comes back as it is swept, or asked for.
+        """
+        lost = self.tree.forget(spared)
+        self._to_sweep = list(self.tree.roots.values())
+        return lost
+
+    @property
+    def sweeping(self) -> bool:
+        """Some of what was flushed may still be there."""
+        return bool(self._to_sweep)
+
+    def sweep(self) -> None:
+        """Drop some more of what was flushed and is not in use."""
+        left, epoch = self._to_sweep, self.tree.epoch
+        for _ in range(NODES_AT_ONCE):
+            if not left:
+                return
+            node = left.pop()
+            # What has come since under a node that was here is younger, or the upper part of a split, which
+            # goes with what is below it.
+            left.extend(node.children.values())
+            if node.parent is None or node.epoch == epoch:
+                continue
+            if node.slot:
                 self.arena.free_slot(self.tree.drop_state(node))
-            if not node.slot and not node.children and not node.kv_lock:
-                self._drop_leaf(node)
-        return before - self.tree.checkpoints
+            self._drop_upwards(node)

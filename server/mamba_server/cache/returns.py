@@ -36,6 +36,7 @@ class ReturnTimes:
     __slots__ = (
         "_entered",
         "_forecast",
+        "_learn_after",
         "_new",
         "_new_entered",
         "_new_returned",
@@ -56,6 +57,8 @@ class ReturnTimes:
         self._forecast: Floats = np.full(BINS, PRIOR)
         """What it foretold of the sightings that are not counted yet."""
         self._rates: list[float] = []
+        self._learn_after = 64.0
+        """Sightings after which what was learnt is out of date: a quarter more, and some."""
         self.score = 0.0
         """By how much its squared errors were less than those of `wider`, of late."""
 
@@ -70,7 +73,7 @@ class ReturnTimes:
 
     def rate(self, at: int) -> float:
         """Most returns per request of keeping one that has just entered bin `at`."""
-        if not self._rates or self._new > 64 + self._entered[0] / 4:
+        if not self._rates or self._new > self._learn_after:
             self._learn()
         return self._rates[at]
 
@@ -100,6 +103,7 @@ class ReturnTimes:
         self._returned = self._returned + returned
         if self._entered[0] > WINDOW:
             self._entered, self._returned = self._entered / 2, self._returned / 2
+        self._learn_after = 64 + float(self._entered[0]) / 4
         # To be worked out again when they are asked for.
         self._rates = []
         if self.wider is not None:

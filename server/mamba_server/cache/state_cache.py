@@ -246,6 +246,11 @@ class StateCache:
         self.batch.append_pages(allocation.row, grant.pages)
         return True
 
+    def flush(self) -> int:
+        """Forget every checkpoint that no sequence reads just now; how many those were."""
+        read = [each.match_node for each in self.allocations.values() if each.match_node is not None]
+        return self.reclaimer.flush(read)
+
     @property
     def available_pages(self) -> int:
         """Pages that sequences could get now, whatever is cached."""

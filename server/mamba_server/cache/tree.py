@@ -6,7 +6,7 @@ Called by the state cache alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,10 @@ class RadixTree:
         self.pages = 0
         self.locked_pages = 0
         self.locked_states = 0
+        self.epoch = 0
+        """Flushes so far."""
+        self.forgotten = 0
+        """Checkpoints of earlier epochs: nobody resumes from them, and they are still to be dropped."""
         self.on_event: Callable[[TreeEvent], None] | None = None
         self.on_pin: Callable[[Pages, int], None] = _nobody
         """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
@@ -103,7 +107,7 @@ class RadixTree:
         deepest, best = 0, None
         in_flight = too_deep = False
         for child, shared in path:
-            if not child.slot:
+            if not child.slot or child.epoch != self.epoch:
                 continue
             if shared < len(child.pages) or child.depth > limit:
                 too_deep = True
@@ -135,7 +139,8 @@ class RadixTree:
     ) -> str:
         if in_flight and deepest > resumable:
             return "in_flight"
-        if any(id(child) in self._evicted and child.depth > resumable for child, _ in path):
+        gone = [child for child, _ in path if id(child) in self._evicted or child.epoch != self.epoch]
+        if any(child.depth > resumable for child in gone):
             return "evicted"
         return "too_deep" if too_deep else "no_state"
 
@@ -215,6 +220,7 @@ class RadixTree:
             child = node.children.get(self._key(token_ids[at:]))
             if child is None:
                 child = Node(node, token_ids[at:].copy(), pages[at // self.page_size :].copy(), salt)
+                child.epoch = self.epoch
                 key = self._key(child.token_ids)
                 node.children[key] = child
                 if node.parent is None:
@@ -233,6 +239,7 @@ class RadixTree:
         if slot and not node.slot:
             node.slot = slot
             node.produced_step = step
+            node.epoch = self.epoch
             node.ghost = ghost
             if ghost is not None:
                 ghost.node = node
@@ -247,6 +254,10 @@ class RadixTree:
                     above.ghost.heir = None
                 self.eviction.offer(above)
             self._emit(node, gained=True)
+        elif slot and node.epoch != self.epoch:
+            # The same tokens were computed anew, so what was forgotten holds again.
+            node.epoch = self.epoch
+            self.forgotten -= 1
         return node, at, taken
 
     def _split(self, child: Node, keep: int) -> Node:
@@ -260,6 +271,7 @@ class RadixTree:
         upper.kv_lock = child.kv_lock
         upper.priority = child.priority
         upper.used_at = child.used_at
+        upper.epoch = child.epoch
         child.token_ids = child.token_ids[cut:].copy()
         child.pages = child.pages[keep:].copy()
         child.parent = upper
@@ -273,12 +285,25 @@ class RadixTree:
 
     # --- evict ---------------------------------------------------------------------------------------
 
+    def forget(self, spared: Iterable[Node]) -> int:
+        """No checkpoint that is here is resumed any more, but for `spared`: all that are locked.
+
+        Returns how many were lost. They stay the tree's, and evictable, until somebody drops them.
+        """
+        lost = self.evictable_slots - self.forgotten
+        self.epoch += 1
+        self.forgotten += lost
+        for node in spared:
+            node.epoch = self.epoch
+        return lost
+
     def drop_state(self, node: Node) -> int:
         """Take the checkpoint from `node`; what is left is a tombstone. Returns the slot."""
         if node.state_lock:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
         self._emit(node, gained=False)
         slot, node.slot = node.slot, 0
+        self.forgotten -= node.epoch != self.epoch
         self.eviction.withdraw(node)
         if node.ghost is not None:
             node.ghost.node = node.ghost.heir = None

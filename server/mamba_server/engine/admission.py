@@ -17,11 +17,12 @@ from mamba_server.engine.memory_forecast import Growth, MemoryForecast
 from mamba_server.engine.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.shared_prefix import coming_depths, common_depth, deepest
+from mamba_server.engine.start_budget import StartBudget
 
 MOST_HELD = 64
 """Waiting sequences that one step may put off for the prefix of another."""
 MOST_STARTED = 8
-"""Sequences that start in one step: planning a step stays short, however many wait."""
+"""Sequences that start in one step, whatever time they take."""
 HALF_A_PAGE = 0.5
 """What of the last page of a sequence is left over at its end, on average."""
 FORESEEN_FOR = 16
@@ -46,6 +47,8 @@ class Admission:
     prefilling: list[Sequence]
     decoding: DecodeSet
     answers: AnswerLengths
+    budget: StartBudget | None = None
+    """Bounds the time that the starts of a step take; None = their number alone is bounded."""
     counters: SchedulerCounters = field(default_factory=SchedulerCounters)
     leading: list[Sequence] = field(default_factory=list)
     """Running sequences whose prefill may still leave checkpoints."""
@@ -74,6 +77,8 @@ class Admission:
         if self.waiting.release():
             self._unforeseen = None
         self._step, self._started, self._held, self._forecast = step, 0, 0, None
+        if self.budget is not None:
+            self.budget.begin()
         self._matches.clear()
         self.leading = [
             each for each in self.leading if each.allocation is not None and coming_depths(each.allocation)
@@ -96,7 +101,7 @@ class Admission:
         ranks after it starts.
         """
         # Not `running`: whose last token is on its way does not decode any more, and is not over yet.
-        while self._open and self._started < MOST_STARTED and self.cache.admitted < self.limits.max_running:
+        while self._open and self.cache.admitted < self.limits.max_running and self._time_for_another():
             sequence = self.waiting.pick(self._resumable, before)
             if sequence is None:
                 return None
@@ -122,8 +127,14 @@ class Admission:
                 self._open = False
                 return None
             self._started += 1
+            if self.budget is not None:
+                self.budget.started()
             return sequence, started
         return None
+
+    def _time_for_another(self) -> bool:
+        """Whether planning this step stays short with one more that starts."""
+        return self._started < MOST_STARTED and (self.budget is None or self.budget.allows())
 
     def arrived(self, sequence: Sequence) -> None:
         """`sequence` waits from now on."""
@@ -157,9 +168,11 @@ class Admission:
 
     def _put_off_arrived(self) -> None:
         """Who came since the last step is compared before the prefills of others pass what they share."""
+        if not self.leading:
+            self._arrived.clear()
         while self._arrived and self._held < MOST_HELD:
             sequence = self._arrived.popleft()
-            if sequence.phase is Phase.WAITING and sequence.leader is None and self.leading:
+            if sequence.phase is Phase.WAITING and sequence.leader is None:
                 self._waits_for_another(sequence)
 
     def _waits_for_another(self, sequence: Sequence, match: Match | None = None) -> bool:

@@ -4,6 +4,7 @@ Called once by the engine process. What it builds is what the plan says: the sam
 and the operator, fed with the device's true memory and the files' true bytes.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from mamba_server.engine.forward_stream import ForwardStream, InlineStream, Thre
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Scheduler
+from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
@@ -109,7 +111,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         device=device,
     )
     core = EngineCore(
-        Scheduler(cache, limits),
+        Scheduler(cache, limits, StartBudget(time.monotonic)),
         stream,
         runner,
         overlap=made.overlap,

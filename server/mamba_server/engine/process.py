@@ -5,17 +5,17 @@ parent is gone, or with `Fatal` when it cannot start.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import zmq
 
 from mamba_server import wire
-from mamba_server.cache import ledger
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.stats import collect
+from mamba_server.engine.upkeep import Upkeep
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -34,8 +34,6 @@ from mamba_server.wire import (
 STATS_SECONDS = 0.5
 MOST_MESSAGES = 32
 """Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
-CHECK_SECONDS = 0.002
-"""How long the recount goes on before it looks for messages."""
 
 
 class Port:
@@ -85,16 +83,18 @@ class EngineProcess:
         self._port = port
         self._clock = clock
         self._next_stats = 0.0
-        self._checked = True
-        self._audit: Iterator[None] | None = None
-        """The recount under way; whatever comes in makes it void."""
+        self._upkeep = Upkeep(core.cache, clock)
+        self._told_idle = True
+        """Nothing has come in since the statistics of the idle engine were sent."""
+        self._looks: list[AdminCall] = []
+        """Looks at the ledger that wait for their answer."""
 
     def run(self, ready: Ready) -> None:
         """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong, DeviceLost."""
         self._port.send(ready)
         stalled = False
         while True:
-            resting = self._core.idle and self._audit is None
+            resting = self._core.idle and not self._upkeep.due
             for message in self._port.receive(STATS_SECONDS if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
@@ -109,8 +109,11 @@ class EngineProcess:
             self._after_step()
 
     def _take(self, message: ToEngine) -> None:
-        self._checked = False
-        self._audit = None
+        if isinstance(message, AdminCall) and message.verb == "ledger":
+            self._looks.append(message)
+            return
+        self._upkeep.changed()
+        self._told_idle = False
         match message:
             case AddRequest():
                 rejected = self._core.add(message)
@@ -125,25 +128,21 @@ class EngineProcess:
 
     def _after_step(self) -> None:
         search_new_objects()
-        if self._core.idle and not self._checked:
-            self._check()
+        idle = self._core.idle
+        if idle and not self._told_idle:
+            self._send_stats()
+            self._told_idle = True
+        self._upkeep.go_on(idle=idle)
+        if not idle or not self._upkeep.due:
+            self._answer_looks()
         if self._clock() >= self._next_stats:
             self._send_stats()
 
-    def _check(self) -> None:
-        """Go on with the recount that idle time pays for: a leak is found where it is made.
-
-        A request that comes waits for milliseconds of it, however large the cache is.
-        """
-        if self._audit is None:
-            self._send_stats()
-            self._audit = ledger.audit(self._core.cache)
-        began = self._clock()
-        for _ in self._audit:
-            if self._clock() - began > CHECK_SECONDS:
-                return
-        self._audit = None
-        self._checked = True
+    def _answer_looks(self) -> None:
+        """An idle engine recounts first; of a busy one they are the numbers that it keeps, at this moment."""
+        for call in self._looks:
+            self._port.send(self._admin.answer(call, recounted=self._upkeep.recounted))
+        self._looks.clear()
 
     def _send_stats(self) -> None:
         self._next_stats = self._clock() + STATS_SECONDS

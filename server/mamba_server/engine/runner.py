@@ -169,6 +169,7 @@ class ModelRunner:
         parts = [score_tokens(self._model.logits(rows), ids, max(1, span.top)) for rows, ids in blocks]
         return TokenScores(
             _to_host(torch.cat([part.logprob for part in parts])),
+            _to_host(torch.cat([part.rank for part in parts])),
             _to_host(torch.cat([part.top_ids for part in parts])),
             _to_host(torch.cat([part.top_logprobs for part in parts])),
         )
@@ -223,10 +224,11 @@ def _land(
     for span, score in zip(spans, scores, strict=True):
         follow = span.follow.tolist()
         prompt[span.piece] = [
-            TokenLogprobs(token, logprob, ids[: span.top], values[: span.top])
-            for token, logprob, ids, values in zip(
+            TokenLogprobs(token, logprob, ids[: span.top], values[: span.top], rank)
+            for token, logprob, rank, ids, values in zip(
                 follow,
                 score.logprob.tolist(),
+                score.rank.tolist(),
                 score.top_ids.tolist(),
                 score.top_logprobs.tolist(),
                 strict=True,

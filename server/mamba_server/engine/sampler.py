@@ -60,6 +60,8 @@ class TokenScores:
 
     logprob: torch.Tensor
     """[L]"""
+    rank: torch.Tensor
+    """[L] int64: 1 and how many tokens are more likely"""
     top_ids: torch.Tensor
     """[L, k] int32"""
     top_logprobs: torch.Tensor
@@ -209,14 +211,16 @@ def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> Tok
         parts = [score_tokens(*block, top) for block in blocks]
         return TokenScores(
             torch.cat([part.logprob for part in parts]),
+            torch.cat([part.rank for part in parts]),
             torch.cat([part.top_ids for part in parts]),
             torch.cat([part.top_logprobs for part in parts]),
         )
     with torch.inference_mode():
         normalizer = logits.logsumexp(-1, keepdim=True)
-        chosen = logits.gather(1, token_ids.to(torch.int64)[:, None]) - normalizer
+        chosen = logits.gather(1, token_ids.to(torch.int64)[:, None])
+        rank = (logits > chosen).sum(-1) + 1
         values, ids = logits.topk(min(top, logits.shape[1]))
-        return TokenScores(chosen[:, 0], ids.to(torch.int32), values - normalizer)
+        return TokenScores((chosen - normalizer)[:, 0], rank, ids.to(torch.int32), values - normalizer)
 
 
 def joined(parts: list[SampledTokens]) -> SampledTokens:

@@ -17,19 +17,25 @@ from mamba_server.engine.limits import Limits
 from mamba_server.engine.queue_policy import Turn, WaitingQueue
 from mamba_server.engine.schedule import PrefillPiece, Schedule
 from mamba_server.engine.sequence import Phase, Sequence
+from mamba_server.engine.start_budget import StartBudget
 
 
 class Scheduler:
-    """Holds the queues; `schedule` is called once a step, the rest as events come."""
+    """Holds the queues; `schedule` is called once a step, the rest as events come.
 
-    def __init__(self, cache: StateCache, limits: Limits) -> None:
+    `budget`: bounds the time that the starts of a step take; None = their number alone is bounded.
+    """
+
+    def __init__(self, cache: StateCache, limits: Limits, budget: StartBudget | None = None) -> None:
         self.cache = cache
         self.limits = limits
         self.waiting = WaitingQueue()
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeSet()
         self.answers = AnswerLengths(limits.answer_tokens)
-        self.admission = Admission(cache, limits, self.waiting, self.prefilling, self.decoding, self.answers)
+        self.admission = Admission(
+            cache, limits, self.waiting, self.prefilling, self.decoding, self.answers, budget
+        )
         self.counters = self.admission.counters
         self._short: Sequence | None = None
         """The first prefill that could not get the memory of a piece: nobody who ranks after it starts."""

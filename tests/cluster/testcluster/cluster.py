@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from testcluster.api import ApiClient
-from testcluster.errors import ClusterError, CommandFailed
+from testcluster.errors import ClusterError
 from testcluster.kubectl import Kubectl, Manifest
+from testcluster.resources import Resources
 
 T = TypeVar("T")
+SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 class Cluster:
@@ -22,6 +24,7 @@ class Cluster:
         """File that clients are given; it stands alone."""
         self.kubectl = kubectl
         self.api = api
+        self._resources = Resources(api)
 
     def apply(self, manifest: Manifest, namespace: str | None = None) -> None:
         """`kubectl apply` of YAML text, an object, or a list of objects."""
@@ -29,21 +32,57 @@ class Cluster:
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """One object, or None when there is none of that name."""
-        where = ["-n", namespace] if namespace else []
-        try:
-            found: dict[str, Any] = self.kubectl.json("get", kind, name, *where)
-        except CommandFailed as error:
-            if "(NotFound)" in error.stderr:
-                return None
-            raise
-        return found
+        return self._read(self._resources.find(kind).path(namespace or "default", name))
 
     def list(self, kind: str, namespace: str | None = None, selector: str = "") -> list[dict[str, Any]]:
         """All objects of a kind, in one namespace or in all."""
-        where = ["-n", namespace] if namespace else ["--all-namespaces"]
-        chosen = ["-l", selector] if selector else []
-        items: list[dict[str, Any]] = self.kubectl.json("get", kind, *where, *chosen)["items"]
+        items: list[dict[str, Any]] = []
+        for one in kind.split(","):
+            found = self._read(self._resources.find(one).path(namespace, selector=selector)) or {}
+            kind_of = {
+                "apiVersion": found.get("apiVersion"),
+                "kind": found.get("kind", "").removesuffix("List"),
+            }
+            # In a list the server leaves out what all have in common.
+            items += [{**kind_of, **item} for item in found.get("items", [])]
         return items
+
+    def may(self, user: str, verb: str, resource: str, namespace: str) -> bool:
+        """Whether `user` is let do this; `resource` as `PLURAL.GROUP/SUBRESOURCE`."""
+        groups = ["system:authenticated"]
+        if user.startswith(SERVICE_ACCOUNT):
+            groups += ["system:serviceaccounts", f"system:serviceaccounts:{user.split(':')[2]}"]
+        whole, _, part = resource.partition("/")
+        plural, _, group = whole.partition(".")
+        asked = {
+            "namespace": namespace,
+            "verb": verb,
+            "group": group,
+            "resource": plural,
+            "subresource": part,
+        }
+        asked["subresource"] = part
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "groups": groups, "resourceAttributes": asked},
+        }
+        status, answer = self.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        if status != HTTPStatus.CREATED:
+            raise ClusterError(f"the access of {user} could not be reviewed: {status} {answer}")
+        return bool(answer["status"]["allowed"])
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        try:
+            status, answer = self.api.request("GET", path)
+        except OSError as error:
+            raise ClusterError(f"GET {path}: {error}") from error
+        if status == HTTPStatus.NOT_FOUND:
+            return None
+        if status != HTTPStatus.OK:
+            raise ClusterError(f"GET {path}: {status} {answer}")
+        found: dict[str, Any] = answer
+        return found
 
     def create_namespace(self, prefix: str = "test", *, timeout: float = 90.0) -> str:
         """A fresh namespace in which pods can be made: its default service account is there."""

@@ -333,11 +333,15 @@ async def test_a_template_that_fails_is_the_request_s_error_wherever_it_ran(cont
     )  # fmt: skip
 
 
-async def test_tools_are_refused_unless_they_are_turned_off() -> None:
+async def test_tools_are_refused_where_the_template_takes_none_unless_they_are_turned_off() -> None:
     api = Api()
     tools = [{"type": "function", "function": {"name": "add"}}]
     refused = await post(api, CHAT, tools=tools).done()
-    assert (refused.status, refused.error["param"], refused.error["code"]) == (400, "tools", "invalid_value")
+    assert (refused.status, refused.error["param"], refused.error["code"]) == (
+        400,
+        "tools",
+        "tools_not_supported",
+    )
     asked = post(api, CHAT, tools=tools, tool_choice="none")
     await told(api)
     await asked.leave().done()

@@ -14,12 +14,13 @@ def test_children_are_called_as_the_reference_says() -> None:
     assert children.engine == "nano-engine"
     assert children.gateway == "nano"
     assert children.wake == "nano-wake"
+    assert children.admin_secret("0d9f6c1e-8a") == "nano-admin-0d9f6c1e"
 
 
 def test_every_child_of_the_longest_name_is_a_dns_label() -> None:
     children = names.Children(LONGEST)
     for name in (children.engine, children.wake, children.gateway,
-                 children.service_account, children.admin_secret, children.model_cache):  # fmt: skip
+                 children.service_account, children.model_cache):  # fmt: skip
         assert len(name) <= 63
         assert re.fullmatch(NAME_PATTERN[1:-1], name)
 

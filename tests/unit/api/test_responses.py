@@ -185,12 +185,12 @@ def test_impossible_log_probabilities_are_json_all_the_same(logprob: float) -> N
 
 def test_the_sampled_token_is_among_the_alternatives_though_it_is_not_one_of_the_likeliest() -> None:
     sampled, likely = ids_of("a")[0], ids_of("b")[0]
-    entry = TokenLogprobs(sampled, -5.0, [likely], [-0.1])
+    entry = TokenLogprobs(sampled, -5.0, [likely], [-0.1], rank=17)
     body = responses.completion_logprobs(TOKENIZER, [sampled], [entry], 0)
     assert body.top_logprobs == [{"a": -5.0, "b": -0.1}]
     ranked = responses.prompt_logprobs(TOKENIZER, [None, entry])[1]
     assert ranked is not None
-    assert "rank" not in ranked[str(sampled)]
+    assert ranked[str(sampled)] == {"logprob": -5.0, "rank": 17, "decoded_token": "a"}
     assert ranked[str(likely)]["rank"] == 1
 
 

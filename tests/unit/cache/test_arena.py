@@ -110,6 +110,38 @@ def test_freed_pages_wait_for_their_fence() -> None:
     assert arena.allocate(EXTEND, pages=2) is not None
 
 
+def test_giving_back_costs_no_more_for_what_waits_for_a_fence() -> None:
+    def work(waiting: int) -> tuple[int, int]:
+        arena = Arena(400, 4)
+        for _ in range(waiting):
+            grant = arena.allocate(ADMIT, live=1, pages=2)
+            assert grant is not None
+            arena.free_slot(grant.slots[0], 9)
+            arena.free_pages_of(grant.pages, 9, PageOwner.SEQUENCE)
+        grant = arena.allocate(ADMIT, live=1, pages=2)
+        assert grant is not None
+        slot = operations(lambda: arena.free_slot(grant.slots[0]))
+        return slot, operations(lambda: arena.free_pages_of(grant.pages, 0, PageOwner.SEQUENCE))
+
+    assert all(abs(many - one) < 5 for one, many in zip(work(1), work(200), strict=True))
+
+
+def test_a_slab_can_be_emptied_while_nobody_uses_a_page_of_it() -> None:
+    arena = Arena(50, 4)
+    grant = arena.allocate(EXTEND, pages=10)
+    assert grant is not None
+    assert arena.emptiable_slabs == 46
+    arena.give_pages_to_tree(grant.pages)
+    assert arena.emptiable_slabs == 49
+    arena.pin(grant.pages[:5], 1)
+    arena.pin(grant.pages[3:6], 1)
+    assert arena.emptiable_slabs == 47
+    arena.pin(grant.pages[:5], -1)
+    assert arena.emptiable_slabs == 47
+    arena.pin(grant.pages[3:6], -1)
+    assert arena.emptiable_slabs == 49
+
+
 def test_a_page_is_given_back_once_and_by_its_owner() -> None:
     arena = Arena(3, 2)
     grant = arena.allocate(EXTEND, pages=2)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cache_bench import CacheBench, ids
+from cache_bench import CacheBench, flush_and_sweep, ids
 from mamba_server.cache.ghosts import GHOST_BYTES, GhostTree, Place
 from mamba_server.cache.returns import BINS, EDGES, PRIOR, ReturnTimes
 
@@ -143,7 +143,7 @@ def test_a_prompt_whose_pages_are_gone_still_shows_where_the_next_one_parts() ->
     bench = CacheBench.make(slabs=16, policy="RecomputeCost", interval=1000)
     stem = range(24)
     bench.serve(ids(stem, range(100, 110)))
-    bench.cache.reclaimer.flush()
+    flush_and_sweep(bench.cache)
     assert bench.cache.tree.nodes == 0
     bench.serve(ids(stem, range(200, 210)))
     allocation = bench.admit(ids(stem, range(300, 310)))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cache_bench import CacheBench, ids
-from mamba_server.cache import ledger
+from mamba_server.cache import arena, ledger
 from mamba_server.cache.arena import PageOwner
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.node import Node
@@ -87,6 +87,14 @@ def miscount_the_pins(bench: CacheBench, _: SequenceAllocation, node: Node) -> N
     bench.arena.pin(node.pages, 1)
 
 
+def miscount_the_kept_slabs(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
+    bench.arena._kept_slabs -= 1
+
+
+def miscount_what_was_flushed(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
+    bench.cache.tree.forgotten += 1
+
+
 def leak_a_slab(bench: CacheBench, _: SequenceAllocation, node: Node) -> None:
     bench.arena._free_slabs.pop()
 
@@ -108,6 +116,7 @@ def free_a_slot_that_is_held(bench: CacheBench, allocation: SequenceAllocation, 
         (use_a_page_without_a_lock, "W8"), (account_a_tree_page_to_a_sequence, "W1 pages of the tree"),
         (shift_a_depth, "P1"), (leave_a_lock, "W4"), (drop_a_lock, "W4"), (miscount_the_tree, "W5"),
         (miscount_the_slots, "W5"), (miscount_the_pages, "W5"), (miscount_the_pins, "W5"),
+        (miscount_the_kept_slabs, "W5"), (miscount_what_was_flushed, "W5"),
         (leak_a_slab, "W5"), (list_a_free_slab_twice, "W5"), (free_a_slot_that_is_held, "W5"),
     ],
 )  # fmt: skip
@@ -118,6 +127,16 @@ def test_the_ledger_names_what_is_wrong(
     damage(bench, allocation, node)
     with pytest.raises(LedgerViolation, match=invariant):
         bench.check()
+
+
+@pytest.mark.parametrize("at_once", [1, 8, 1000])
+def test_a_recount_is_cut_however_few_hold_the_pages(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _, _ = busy()
+    whole = sum(1 for _ in ledger.audit(bench.cache))
+    monkeypatch.setattr(arena, "PAGES_AT_ONCE", at_once)
+    monkeypatch.setattr(ledger, "PAGES_OF_NODES", at_once)
+    pages = len(bench.arena.page_owner)
+    assert sum(1 for _ in ledger.audit(bench.cache)) - whole >= 2 * (pages // max(4, at_once) - 1)
 
 
 def test_the_account_adds_up_while_sequences_run() -> None:

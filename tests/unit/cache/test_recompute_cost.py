@@ -118,7 +118,7 @@ def test_what_takes_more_pages_for_the_same_tokens_goes_first() -> None:
     it.lock(shared, state=False)
     upper = it.insert(stem[:20], pages(20), 1, 1, "")[0]
     alone = it.insert(tokens(1000, 20), pages(20), 2, 1, "")[0]
-    assert (upper.own_pages(), alone.own_pages()) == (0, 5)
+    assert (upper.stake(), alone.stake()) == ((20, 0), (20, 5))
     assert order(it) == [2, 1]
 
 

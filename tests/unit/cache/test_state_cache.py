@@ -2,7 +2,7 @@
 
 import pytest
 
-from cache_bench import CacheBench, ids
+from cache_bench import CacheBench, flush_and_sweep, ids
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import AllocationSite
 from mamba_server.cache.errors import LedgerViolation
@@ -368,7 +368,7 @@ def test_flush_takes_what_nobody_uses_and_nothing_else() -> None:
     allocation = bench.admit(ids(range(40)))
     assert allocation is not None
     bench.launch(allocation, 40)
-    lost = bench.cache.reclaimer.flush()
+    lost = flush_and_sweep(bench.cache)
     bench.check()
     assert lost
     assert bench.checkpoints(ids(range(500, 530))) == []

@@ -16,7 +16,7 @@ from mamba_operator.leadership import Leadership, LeaseName
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
-from operator_objects import NOW, TOKEN, applied, fitting_owner, planned
+from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from virtual_time import in_virtual_time
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
@@ -103,7 +103,7 @@ def leftover(kind: str) -> Manifest:
 async def work(cluster: Watched) -> None:
     """Make, mend, prune, repeat an event after a restart, meet a stranger."""
     theirs = {"kind": "Service", "metadata": {"name": "nano", "namespace": "models", "uid": "theirs"}}
-    for kind in {one["kind"] for one in applied(fitting_owner())}:
+    for kind in {one["kind"] for one in applied(fitting_owner())} - {"Secret"}:
         cluster.put(leftover(kind))
     for step in range(6):
         again = Reconciler(cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN)
@@ -112,7 +112,7 @@ async def work(cluster: Watched) -> None:
         if step in (1, 3):
             cluster.find("Deployment", "nano-engine")["spec"]["replicas"] = 9
         if step == 2:
-            cluster.find("Secret", "nano-admin")["data"] = {}
+            cluster.put(creating_pod())
         if step == 4:
             cluster.put(theirs)
 
@@ -151,6 +151,10 @@ async def test_the_lease_is_taken_renewed_and_given_back_with_what_the_chart_gra
 
     assert cluster.used == {(verb, LEASE.group, LEASE.plural) for verb in ("get", "create", "update")}
     assert cluster.used <= granted()
+
+
+def test_no_secret_can_be_read() -> None:
+    assert {verb for verb, _, resource in granted() if resource == "secrets"} == {"create"}
 
 
 def test_a_role_the_operator_makes_holds_nothing_that_the_operator_does_not_hold() -> None:

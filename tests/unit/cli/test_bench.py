@@ -69,6 +69,19 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(bench: Bench, url
     assert "gone/r.json" in err
 
 
+def test_a_report_on_standard_output_leaves_no_file_that_nobody_asked_for(
+    bench: Bench, url: str, tmp_path: Path
+) -> None:
+    code, out, err = bench("serve", url, "--requests", "1", "--output", "json")
+    assert (code, json.loads(out)["requests"]["ok"]) == (0, 1)
+    assert "written to" not in err
+    assert list(tmp_path.iterdir()) == []
+    code, _, err = bench("serve", url, "--requests", "1")
+    assert code == 0
+    (file,) = tmp_path.iterdir()
+    assert f"written to {file.name}" in err
+
+
 def test_the_name_of_the_result_is_said_as_it_is(bench: Bench, url: str, tmp_path: Path) -> None:
     code, _, err = bench("serve", url, "--requests", "1", "--result", "run[red].json")
     assert code == 0

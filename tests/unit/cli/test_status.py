@@ -162,6 +162,93 @@ def test_the_file_that_is_served_names_its_endpoints_and_those_that_are_away_are
     assert "nothing in it runs" in err
 
 
+LIST = "/apis/serving.mambaserve.io/v1alpha1/namespaces/team-a/mambadeployments"
+NANO = {
+    "metadata": {"name": "nano", "namespace": "team-a", "generation": 3},
+    "spec": {"model": {"uri": "hf://org/nano"}, "replicas": 2},
+    "status": {
+        "observedGeneration": 3, "readyReplicas": 2, "url": "http://nano.team-a.svc/v1",
+        "plan": {"strategy": "ExtraBuffer", "slots": 40, "maxRunningRequests": 12, "headroom": "3.1Gi"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": "all is well"}],
+    },
+}  # fmt: skip
+BROKEN = {
+    "metadata": {"name": "broken", "namespace": "team-a", "generation": 2},
+    "spec": {"model": {"uri": "hf://org/b"}},
+    "status": {
+        "observedGeneration": 1,
+        "conditions": [
+            {"type": "Degraded", "status": "True", "reason": "OutOfMemory", "message": "raise the memory"},
+            {"type": "Available", "status": "True", "reason": "ReplicasAvailable", "message": "fine"},
+            {"type": "Ready", "status": "False", "reason": "OutOfMemory", "message": "an engine was killed"},
+        ],
+    },
+}
+NEW: dict[str, Any] = {
+    "metadata": {"name": "new", "namespace": "team-a"},
+    "spec": {"model": {"uri": "hf://o/n"}},
+}
+
+
+@pytest.fixture
+def cluster(site: Site, tmp_path: Path) -> list[str]:
+    """Arguments that lead to an API server with three MambaDeployments, two on the first page."""
+    answers = {
+        f"{LIST}?limit=500": {"items": [NANO, BROKEN], "metadata": {"continue": "more"}},
+        f"{LIST}?limit=500&continue=more": {"items": [NEW]},
+        f"{LIST}/nano": NANO,
+        LIST.replace("team-a", "empty") + "?limit=500": {"items": []},
+    }
+    server = site.start({path: json.dumps(answer) for path, answer in answers.items()})
+    config = {
+        "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": {"server": f"http://{server}"}}],
+        "users": [{"name": "u", "user": {}}],
+    }  # fmt: skip
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    return ["--kubeconfig", str(tmp_path / "kubeconfig"), "-n"]
+
+
+def test_a_namespace_of_a_cluster_says_how_its_deployments_are(
+    status: Run, cluster: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAMBASERVE_URL", "http://127.0.0.1:9")  # of the other form: not a name
+    code, out, _ = status(*cluster, "team-a", "-o", "json")
+    assert code == 0
+    broken, nano, new = read(out)
+    assert (nano["ready"], nano["replicas"], nano["ready_replicas"], nano["slots"]) == ("True", 2, 2, 40)
+    assert (broken["ready"], broken["reason"], broken["current"]) == ("False", "OutOfMemory", False)
+    assert broken["troubles"] == {"Degraded": "raise the memory"}
+    assert (new["ready"], new["message"]) == ("Unknown", "no operator has looked at it yet")
+    words = " ".join(status(*cluster, "team-a")[1].split())
+    assert "nano ready 2 of 2 engines ready" in words
+    assert "plan ExtraBuffer, 40 slots, 12 at once, 3.1Gi headroom" in words
+    assert "because OutOfMemory: an engine was killed" in words
+    assert "degraded raise the memory" in words
+    assert "the newest spec is not looked at yet" in words
+
+
+def test_one_deployment_of_a_cluster_is_asked_for_by_name(status: Run, cluster: list[str]) -> None:
+    code, out, _ = status("nano", *cluster, "team-a", "-o", "json")
+    assert (code, read(out)["name"]) == (0, "nano")
+    code, out, err = status("other", *cluster, "team-a")
+    assert (code, out) == (1, "")
+    assert err == "error: there is no MambaDeployment other in the namespace team-a\n"
+    assert status("http://x:1", *cluster, "team-a")[0] == 2
+
+
+def test_an_empty_namespace_a_cluster_without_the_kind_and_no_cluster_are_told_apart(
+    status: Run, cluster: list[str], tmp_path: Path
+) -> None:
+    code, out, err = status(*cluster, "empty")
+    assert (code, out, err) == (0, "", "no MambaDeployment in the namespace empty\n")
+    code, _, err = status(*cluster, "elsewhere")
+    assert (code, "install the chart" in err) == (1, True)
+    code, _, err = status("-n", "x", "--kubeconfig", str(tmp_path / "absent"))
+    assert code == 2
+    assert "absent: no such file" in err
+
+
 def test_nobody_there_something_else_and_no_file_are_refused(status: Run, site: Site) -> None:
     code, out, err = status("http://127.0.0.1:9")
     assert (code, out) == (1, "")

@@ -23,10 +23,7 @@ SCRIPT = """\
 #!/bin/sh
 case "$1" in
   fail) echo "Error from server (NotFound): no such thing" >&2; exit 4 ;;
-  broken) echo "Error from server: broken" >&2; exit 1 ;;
-  get)
-    case "$3" in missing) exec "$0" fail ;; bad) exec "$0" broken ;; esac
-    echo '{"items": [1], "args": "'"$*"'"}' ;;
+  get) echo '{"args": "'"$*"'"}' ;;
   apply) echo "$@"; cat ;;
   slow) exec sleep 5 ;;
   *) echo "$KUBECONFIG" ;;
@@ -48,11 +45,39 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Certi
     return authority, authority.issue(Identity("both", "/CN=both", ("IP:127.0.0.1",)))
 
 
+PODS = {
+    "resource": "pods", "singularResource": "pod", "shortNames": ["po"], "scope": "Namespaced",
+    "responseKind": {"kind": "Pod"},
+}  # fmt: skip
+WIDGETS = {"resource": "widgets", "singularResource": "widget", "scope": "Cluster", "responseKind": {}}
+CLUSTER = {
+    "/api": {"items": [{"metadata": {}, "versions": [{"version": "v1", "resources": [PODS]}]}]},
+    "/apis": {
+        "items": [
+            {"metadata": {"name": "test.io"}, "versions": [{"version": "v2", "resources": [WIDGETS]}]},
+        ]
+    },
+    "/api/v1/namespaces/ns/pods/there": {"kind": "Pod", "metadata": {"name": "there"}},
+    "/api/v1/namespaces/ns/pods?labelSelector=app%3Dweb": {
+        "apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "there"}}],
+    },
+    "/apis/test.io/v2/widgets": {
+        "apiVersion": "test.io/v2", "kind": "WidgetList", "items": [{"metadata": {"name": "w"}}],
+    },
+}  # fmt: skip
+
+
 class Answers(http.server.BaseHTTPRequestHandler):
     """Answers by path, and says what it was sent."""
 
     def do_GET(self) -> None:
         if self.path == "/cut":
+            return
+        if self.path.endswith("/bad"):
+            self.answer(HTTPStatus.FORBIDDEN, json.dumps({"message": "broken"}))
+            return
+        if self.path in CLUSTER:
+            self.answer(HTTPStatus.OK, json.dumps(CLUSTER[self.path]))
             return
         found = self.path in ("/readyz", "/json")
         text = json.dumps({"path": self.path}) if self.path == "/json" else "ok"
@@ -136,11 +161,24 @@ def test_a_missing_object_is_none_and_another_error_is_one(
 ) -> None:
     cluster = Cluster(tmp_path / "config", kubectl, client)
 
-    assert cluster.get("pod", "missing") is None
-    assert cluster.get("pod", "there", "ns") == {"items": [1], "args": "get pod there -n ns -o json"}
-    with pytest.raises(CommandFailed, match="broken"):
-        cluster.get("pod", "bad")
-    assert cluster.list("pods", selector="app=web") == [1]
+    assert cluster.get("pod", "missing", "ns") is None
+    assert cluster.get("po", "there", "ns") == {"kind": "Pod", "metadata": {"name": "there"}}
+    with pytest.raises(ClusterError, match="broken"):
+        cluster.get("Pod", "bad", "ns")
+    with pytest.raises(ClusterError, match="no resource 'gadgets'"):
+        cluster.list("gadgets")
+
+
+def test_objects_of_several_kinds_are_listed_with_their_kind(
+    kubectl: Kubectl, client: ApiClient, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path / "config", kubectl, client)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there"}}
+    widget = {"apiVersion": "test.io/v2", "kind": "Widget", "metadata": {"name": "w"}}
+
+    assert cluster.list("pods", "ns", selector="app=web") == [pod]
+    assert cluster.list("widgets.test.io", "ns") == [widget]
+    assert cluster.list("widgets,widget") == [widget, widget]
 
 
 def test_waiting_returns_the_first_true_value(kubectl: Kubectl, client: ApiClient, tmp_path: Path) -> None:

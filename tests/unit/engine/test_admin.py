@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
-from mamba_server.cache.errors import LedgerViolation
 from mamba_server.engine.admin import Admin
 from mamba_server.wire import AdminCall
 
@@ -146,11 +145,14 @@ def test_a_flush_spares_what_running_sequences_use_and_a_second_one_finds_the_re
         engine.step()
     before = engine.cache.tree.checkpoints
     first = call("flush_cache")[1]
-    assert first["checkpointsDropped"] == before - engine.cache.tree.checkpoints
+    while engine.cache.reclaimer.sweeping:
+        engine.cache.reclaimer.sweep()
+    assert first["checkpointsDropped"] == before - engine.cache.tree.checkpoints > 0
     while not engine.core.idle:
         engine.step()
+    there = engine.cache.tree.checkpoints
     second = call("flush_cache")[1]
-    assert engine.cache.tree.checkpoints == 0
+    assert engine.cache.tree.forgotten == there
     assert second["checkpointsDropped"] > 0
     assert (first["epoch"], second["epoch"]) == (2, 3)
 
@@ -186,17 +188,9 @@ def test_the_ledger_adds_up_while_a_step_is_in_flight(call: Caller) -> None:
     parts = ("free", "live", "tracking", "cached", "fenced")
     assert status == 200
     assert sum(body[f"slots_{part}"] for part in parts) + body["slabs_of_pages"] == body["slots_total"]
-    assert (body["running"], body["waiting"], body["step"]) == (1, 0, 3)
+    assert (body["running"], body["waiting"], body["step"], body["recounted"]) == (1, 0, 3, False)
     assert body["checkpoints"] == engine.cache.tree.checkpoints
     engine.close()
-
-
-def test_a_ledger_that_does_not_add_up_is_not_shown_as_if_it_did(call: Caller) -> None:
-    call.engine.add([1, 2, 3], 9)
-    call.engine.step()
-    next(iter(call.engine.cache.allocations.values())).spare.pop()
-    with pytest.raises(LedgerViolation, match="W1 slots of sequences"):
-        call("ledger")
 
 
 def test_requests_are_shown_in_every_phase_with_what_is_known_of_them() -> None:

@@ -106,6 +106,7 @@ def test_how_many_run_is_bounded_by_what_was_asked_for_and_by_slabs_and_not_by_t
     assert plain.core.scheduler.limits.max_running == MOST_RUNNING["cpu"] > plain.plan.max_running_requests
     assert asked.core.scheduler.limits.max_running == 20 > asked.plan.max_running_requests
     assert tiny.core.scheduler.limits.max_running == tiny.plan.slabs - 1 < MOST_RUNNING["cpu"]
+    assert plain.core.scheduler.admission.budget is not None
 
 
 @pytest.mark.parametrize(

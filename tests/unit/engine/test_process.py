@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -263,6 +264,88 @@ def test_a_leak_is_found_however_the_recount_is_cut() -> None:
     engine.arena.free_slot = lambda slot: None  # type: ignore[method-assign]
     with pytest.raises(LedgerViolation, match="W1"):
         serve(SlowClockPort([add("r", [5, 6, 7], 1)], *idle(40)), engine)
+
+
+# --- a look at the ledger, and a flush --------------------------------------------------------------------
+
+
+def looks(port: ScriptedPort) -> list[tuple[int, bool]]:
+    return [(reply.call_id, reply.body["recounted"]) for reply in port.of(AdminReply)]
+
+
+def test_a_look_at_an_idle_engine_waits_for_the_recount_and_a_second_one_needs_none() -> None:
+    engine = trial(overlap=False)
+    port = SlowClockPort([add("r", [5, 6, 7], 1)], [], [AdminCall(1, "ledger")], *idle(40))
+    port.batches.append([AdminCall(2, "ledger")])
+    slices = 0
+    real = engine.arena.check_slabs
+
+    def counted() -> Iterator[None]:
+        nonlocal slices
+        for _ in range(10):
+            slices += 1
+            yield
+        assert not port.of(AdminReply)
+        yield from real()
+
+    engine.arena.check_slabs = counted  # type: ignore[method-assign]
+    serve(port, engine)
+    assert (looks(port), slices) == ([(1, True), (2, True)], 10)
+
+
+def test_a_look_at_a_busy_engine_is_answered_at_once_with_what_is_counted_all_along() -> None:
+    engine = trial()
+    engine.arena.check_slabs = None  # type: ignore[method-assign, assignment]
+    port = ScriptedPort([add("r", [5, 6, 7], 30)], [AdminCall(1, "ledger")], *idle(3))
+    serve(port, engine)
+    assert looks(port) == [(1, False)]
+    (reply,) = port.of(AdminReply)
+    assert (reply.body["running"], reply.body["slots_live"], reply.body["step"]) == (1, 1, 2)
+    assert port.sent_at[port.sent.index(reply)] < 100.0 + 3 * port.step_seconds
+
+
+def test_who_comes_while_a_look_waits_does_not_wait_for_it_nor_it_for_them() -> None:
+    engine = trial(overlap=False)
+    port = SlowClockPort([AdminCall(1, "ledger"), add("r", [5, 6, 7], 20)], *idle(4))
+    serve(port, engine)
+    assert looks(port) == [(1, False)]
+    assert len(port.deltas()) == 5
+
+
+def test_books_that_are_wrong_are_not_shown_by_an_idle_engine() -> None:
+    engine = trial(overlap=False)
+    engine.arena.free_slot = lambda slot: None  # type: ignore[method-assign]
+    port = SlowClockPort([add("r", [5, 6, 7], 1)], [AdminCall(1, "ledger")], *idle(40))
+    with pytest.raises(LedgerViolation, match="W1"):
+        serve(port, engine)
+    assert not port.of(AdminReply)
+
+
+def test_what_was_flushed_is_swept_between_steps_and_before_the_engine_rests() -> None:
+    engine = trial(overlap=False, slabs=400)
+    for start in range(1, 60, 6):
+        engine.core.add(add(f"old{start}", list(range(start, start + 30)), 1))
+    while not engine.core.idle:
+        engine.core.step()
+    there = engine.cache.tree.checkpoints
+    left: list[int] = []
+
+    class Watched(SlowClockPort):
+        def receive(self, timeout: float) -> list[ToEngine]:
+            left.append(engine.cache.tree.forgotten)
+            return super().receive(timeout)
+
+    flush = [AdminCall(1, "flush_cache"), add("r", [5, 6, 7], 9)]
+    port = Watched(flush, *idle(60), [AdminCall(2, "ledger")], [])
+    serve(port, engine)
+    dropped, shown = (reply.body for reply in port.of(AdminReply))
+    assert dropped["checkpointsDropped"] == there > 30
+    assert len(port.deltas()) == 9
+    steps = [before - after for before, after in itertools.pairwise(left)]
+    assert 0 < max(steps) < 20
+    assert max(left) > there - 20
+    assert (left[-1], shown["recounted"], shown["slots_cached"]) == (0, True, shown["checkpoints"])
+    assert port.timeouts[-1] == STATS_SECONDS
 
 
 # --- before it serves ----------------------------------------------------------------------------------

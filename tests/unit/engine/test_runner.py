@@ -6,6 +6,7 @@ can be worked out beside the engine, token by token.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -298,7 +299,9 @@ def test_a_prompt_in_several_pieces_has_a_logprob_for_every_token_but_the_first(
     assert (len(scores), scores[0]) == (75, None)
     for place, each in enumerate(scores[1:], 1):
         assert each is not None
-        check(each, prompt[place], logits_after(prompt[place - 1], place - 1), top)
+        logits = logits_after(prompt[place - 1], place - 1)
+        check(each, prompt[place], logits, top)
+        assert each.rank == 1 + int((logits > logits[prompt[place]]).sum())
     assert told["other"].tokens == greedy([9, 8], 12)
     assert told["other"].prompt_logprobs is None
 
@@ -365,7 +368,7 @@ def test_a_row_that_is_no_number_ends_its_request_alone_and_with_the_reason(
         return bench.run()
 
     clean = served(-1)
-    bench.core.cache.reclaimer.flush()
+    bench.core.cache.flush()
     # The rows that are looked at: after the prompt's last token and after every output but the last.
     looked_at = {name: [PROMPTS[name][-1], *told.tokens[:-1]] for name, told in clean.items()}
     spoils = next(
@@ -454,3 +457,29 @@ def test_what_a_step_runs_on_is_what_was_there_when_it_was_launched() -> None:
     bench.core.cache.batch.depth[row] = 99
     bench.core.cache.batch.live[row] = 99
     assert work()().tokens.tolist() == greedy([5, 6, 7], 1)
+
+
+# --- what is left ------------------------------------------------------------------------------------------
+
+
+def test_requests_that_ask_for_log_probabilities_leave_neither_objects_nor_cycles() -> None:
+    bench = Bench(overlap=True)
+
+    def serve(requests: int) -> None:
+        for number in range(requests):
+            prompt = [3 + (number % 7 + place) % 20 for place in range(9)]
+            bench.add(f"{requests}/{number}", prompt, 2, logprobs=3, prompt_logprobs=3)
+            if number % 4 == 3:
+                assert all(told.prompt_logprobs and told.logprobs for told in bench.run().values())
+        bench.core.drain_step_times()
+
+    serve(20)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        serve(100)
+        assert gc.collect() == 0
+        assert len(gc.get_objects()) - before < 20
+    finally:
+        gc.enable()

@@ -374,6 +374,12 @@ def test_prompt_logprobs_score_the_tokens_that_came_next(logits: torch.Tensor) -
     assert score_tokens(rows, torch.tensor([3, 4]), top=0).top_ids.shape == (2, 0)
 
 
+def test_the_rank_of_a_token_counts_all_that_are_likelier_and_not_the_shown_ones_alone() -> None:
+    rows = torch.tensor([[5.0, 1.0, 3.0, 3.0, -torch.inf]]).repeat(5, 1)
+    scores = score_tokens(rows, torch.arange(5), top=1)
+    assert scores.rank.tolist() == [1, 4, 2, 2, 5]
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()

@@ -31,6 +31,8 @@ REFUSAL = {"error": {"message": "no", "type": "invalid_request_error", "param": 
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
 ]  # fmt: skip
+PATIENCE = 300
+"""Seconds for the document: it is made when it is first asked for, on a machine that may be busy."""
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
@@ -84,7 +86,7 @@ APP = application()
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_answers_stay_within_the_document(path: str, method: str) -> None:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", APP, timeout=PATIENCE)
 
     @settings(
         max_examples=30 if method == "POST" else 5,
@@ -102,7 +104,7 @@ def test_answers_stay_within_the_document(path: str, method: str) -> None:
 
 
 def document() -> dict[str, Any]:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", APP, timeout=PATIENCE)
     raw: dict[str, Any] = schema.raw_schema
     return raw
 

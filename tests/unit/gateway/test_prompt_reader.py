@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from asgi import ask
@@ -22,7 +23,7 @@ from mamba_gateway.prompt_reader import (
 from mamba_gateway.text_sides import ModelText
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_text.segment_cache import SegmentCache
-from scripted_engine import Api
+from scripted_engine import READY, Api
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "hello there"}
@@ -62,21 +63,41 @@ def model_text() -> ModelText:
 MODEL_TEXT = model_text()
 
 
-@pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_the_gateway_makes_the_ids_that_the_engine_gets(path: str, body: dict[str, Any]) -> None:
-    api = Api()
-    raw = json.dumps(body).encode()
+async def the_same_ids(api: Api, path: str, body: dict[str, Any], text: ModelText) -> None:
+    """The engine's API and the gateway make the same of `body`."""
     asked = ask(api.app, "POST", path, body, headers=[("Content-Type", "application/json")])
     await until(lambda: api.engine.requests or asked.messages)
     assert asked.messages == [], asked.body
     add = api.engine.requests[0]
     await asked.leave().done()
 
-    prompt = prompt_of(path, raw, MODEL_TEXT)
+    prompt = prompt_of(path, json.dumps(body).encode(), text)
 
     assert prompt is not None
     assert prompt.token_ids.tolist() == list(add.token_ids)
     assert prompt.salt == add.cache_salt
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_the_gateway_makes_the_ids_that_the_engine_gets(path: str, body: dict[str, Any]) -> None:
+    await the_same_ids(Api(), path, body, MODEL_TEXT)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_tools_that_are_offered_are_in_the_prompt_at_both_ends(choice: str) -> None:
+    template = (
+        "{% if tools %}{{ tools | tojson }} call <tool_call>{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    )
+    api = Api(template=template)
+    api.engine.says(msgspec.structs.replace(READY, max_model_len=2048))
+    side = api.serving.text
+    assert side is not None
+    text = ModelText(side, SegmentCache(side.tokenizer))
+    body = {"messages": [USER], "tools": [TOOL], "tool_choice": choice}
+    await the_same_ids(api, CHAT, body, text)
+    shown = side.tokenizer.decode(prompt_of(CHAT, json.dumps(body).encode(), text).token_ids.tolist())
+    assert ("parameters" in shown) is (choice == "auto")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -128,6 +129,20 @@ async def test_a_held_request_that_finds_its_engine_while_draining_is_answered(g
         assert await one.ended() == 0
         for each in (writer, other):
             each.close()
+
+
+async def test_pages_of_the_origins_it_was_given_may_call(gateway: Start, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("key-1\n")
+    one = await gateway(cors_origin=("https://chat.example.org",), api_key_file=str(tmp_path / "keys"))
+    reader, writer = await one.connect(
+        b"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: https://chat.example.org\r\n"
+        b"Access-Control-Request-Method: POST\r\n\r\n"
+    )
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"access-control-allow-origin: https://chat.example.org\r\n" in head.lower()
+    writer.close()
 
 
 async def test_a_stop_before_the_engines_were_looked_at_does_not_wait_for_them() -> None:

@@ -16,7 +16,9 @@ def test_urls_are_normalised_and_doubles_dropped() -> None:
 def test_the_environment_gives_a_list_separated_by_spaces(monkeypatch) -> None:
     monkeypatch.setenv("MAMBASERVE_BACKEND", " http://a:1  http://b:2 ")
     monkeypatch.setenv("MAMBASERVE_MAX_BODY_BYTES", "1MiB")
+    monkeypatch.setenv("MAMBASERVE_CORS_ORIGIN", "http://localhost:3000 *")
     settings = GatewaySettings()
+    assert settings.cors_origin == ("http://localhost:3000", "*")
     assert settings.backend == ("http://a:1", "http://b:2")
     assert settings.max_body_bytes == 1024 * 1024
 
@@ -25,6 +27,18 @@ def test_the_environment_gives_a_list_separated_by_spaces(monkeypatch) -> None:
 def test_what_is_no_base_url_is_refused_by_name(url) -> None:
     with pytest.raises(ValidationError, match="URL"):
         GatewaySettings(backend=(url,))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://a/", "https://a/b", "a.example.org", "HTTPS://A", "https://", "https://a,https://b", "**"],
+)
+def test_what_no_browser_calls_an_origin_is_refused_by_name(origin: str) -> None:
+    for made in (lambda: GatewaySettings(backend=("http://h",), cors_origin=(origin,)),
+                 lambda: EngineSettings(model="m", cors_origin=(origin,))):  # fmt: skip
+        with pytest.raises(ValidationError, match="is no origin: give SCHEME://HOST") as caught:
+            made()
+        assert repr(origin) in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{}, {"backend": ("http://a",), "deployment": "x"}])

@@ -31,8 +31,8 @@ def facts(uri: str = URI) -> ModelFacts:
 def test_configuration_and_index_are_read_and_nothing_else(hub: Hub) -> None:
     found = facts()
     assert found.config.family == "granitemoehybrid"
-    assert found.weights_bytes(None, 1) == 680_000_000
-    assert found.weights_bytes("float32", 2) == 680_000_000
+    assert found.weights_bytes(None) == 680_000_000
+    assert found.weights_bytes("float32") == 1_360_000_000
     assert sorted(hub.served) == ["config.json", HUB_INDEX]
 
 

@@ -133,6 +133,13 @@ def test_the_gateway_here_has_the_limits_of_the_spec() -> None:
     assert GatewaySettings(**parsed(tuple(unset))) == default
 
 
+def test_the_gateway_here_lets_the_pages_of_the_spec_call() -> None:
+    origins = ["https://a.example.org", "http://localhost:3000"]
+    spec = deployment(gateway={"corsOrigins": origins})
+    argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    assert GatewaySettings(**parsed(tuple(argv))).cors_origin == tuple(origins)
+
+
 def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
     spec = deployment(
         model={"uri": "file://./model"},
@@ -164,7 +171,6 @@ def test_constraints_and_workload_follow_the_spec() -> None:
     )  # fmt: skip
     assert Workload.of(settings) == Workload(5, 6, 0.25, 7, declared=True)
     assert Workload.of(engine_settings(deployment())) == Workload()
-    assert Constraints.of(settings, 2).tensor_parallel == 2
 
 
 def test_auto_leaves_the_choice_open() -> None:

@@ -308,9 +308,8 @@ def test_weights_follow_the_type_they_are_loaded_as(tmp_path: Path) -> None:
     folder = model_directory(tmp_path / "m")
     safetensors(folder / "a.safetensors", {"x": ("BF16", [8], 16)})
     facts = facts_of_directory(folder)
-    assert facts.weights_bytes(None, 1) == 16
-    assert facts.weights_bytes("float32", 1) == 32
-    assert facts.weights_bytes("float32", 4) == 8
+    assert facts.weights_bytes(None) == 16
+    assert facts.weights_bytes("float32") == 32
 
 
 def test_true_weights_stand_in_the_plan(tmp_path: Path) -> None:
@@ -354,8 +353,8 @@ def test_a_spec_whose_parts_do_not_go_together_is_invalid_input(tmp_path: Path) 
         "spec": {"model": {"uri": "file://./m"}},
     }
     loaded = LoadedDeployment(tmp_path / "f.yaml", MambaDeployment.model_validate(body))
-    with pytest.raises(InvalidInput, match=r"f.yaml: one: tensorParallel 5 does not divide"):
-        plan_deployment(loaded, PlanFlags(device_memory=8 << 30, gpus=5))
+    with pytest.raises(InvalidInput, match=r"f.yaml: one: utilization 2.0 must be above 0"):
+        plan_deployment(loaded, PlanFlags(device_memory=8 << 30, utilization=2.0))
 
 
 def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from mamba_api.conditions import Reason
 from mamba_operator.manifest import Manifest, Ref, ref
-from mamba_operator.plan import Change, make_plan
+from mamba_operator.plan import WAITING_PERIOD, Change, make_plan
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
 from operator_objects import (
     CONFIGS,
     NOW,
-    TOKEN,
     UID,
     applied,
+    creating_pod,
     edited,
     fitting_owner,
     owner,
@@ -25,7 +25,7 @@ from operator_objects import (
 )
 
 ALL = {
-    Ref("Secret", "nano-admin"), Ref("ServiceAccount", "nano"), Ref("Role", "nano"),
+    Ref("Secret", "nano-admin-11111111"), Ref("ServiceAccount", "nano"), Ref("Role", "nano"),
     Ref("RoleBinding", "nano"), Ref("ConfigMap", "nano-engine"), Ref("ConfigMap", "nano-wake"),
     Ref("Service", "nano-engine"),
     Ref("Service", "nano"),
@@ -52,7 +52,7 @@ def test_a_new_object_gets_every_child_with_the_secret_first_and_the_pods_last()
 
     order = [ref(change.manifest) for change in plan.applies]
     assert set(order) == ALL
-    assert order[0] == Ref("Secret", "nano-admin")
+    assert order[0] == Ref("Secret", "nano-admin-11111111")
     assert {one.kind for one in order[-2:]} == {"Deployment"}
     assert {change.change for change in plan.applies} == {Change.MISSING}
 
@@ -144,24 +144,46 @@ def test_the_admin_token_is_made_once_and_kept() -> None:
     assert secret.manifest["stringData"] == {"token": "first"}
 
 
-def test_a_secret_that_lost_its_token_gets_a_new_one() -> None:
+def test_while_an_engine_waits_for_what_it_mounts_the_token_is_made_again_unless_it_is_there() -> None:
     of = fitting_owner()
-    emptied = edited(applied(of), "Secret", "nano-admin", lambda s: s.update(data={}))
 
-    [change] = planned(of, emptied).applies
+    plan = planned(of, applied(of), pods=(creating_pod(),))
 
-    assert not change.create_only
-    assert change.manifest["stringData"] == {"token": TOKEN}
+    [change] = plan.applies
+    assert (ref(change.manifest).kind, change.create_only) == ("Secret", True)
+    assert plan.again_in == WAITING_PERIOD
 
 
-@pytest.mark.parametrize("data", [["token"], "token", 5, None, {}], ids=repr)
-def test_a_secret_whose_data_is_no_map_has_no_token(data: Any) -> None:
+def test_engines_that_mount_a_token_of_another_name_get_theirs_before_they_are_replaced() -> None:
     of = fitting_owner()
-    broken = edited(applied(of), "Secret", "nano-admin", lambda s: s.update(data=data))
 
-    [change] = planned(of, broken).applies
+    def older(engine: Manifest) -> None:
+        volumes = engine["spec"]["template"]["spec"]["volumes"]
+        next(each for each in volumes if each["name"] == "admin")["secret"]["secretName"] = "nano-admin"
 
-    assert change.manifest["stringData"] == {"token": TOKEN}
+    plan = planned(of, edited(applied(of), "Deployment", "nano-engine", older))
+    assert [ref(one.manifest).kind for one in plan.applies] == ["Secret", "Deployment"]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [creating_pod("CrashLoopBackOff"), creating_pod(deletionTimestamp="2026-01-02T11:59:00Z")],
+    ids=["runs", "goes"],
+)
+def test_a_pod_that_waits_for_nothing_asks_for_no_token(pod: Manifest) -> None:
+    of = fitting_owner()
+    plan = planned(of, applied(of), pods=(pod,))
+    assert (plan.applies, plan.again_in) == ((), None)
+
+
+def test_the_token_of_an_object_of_the_same_name_is_another_secret() -> None:
+    names = {
+        one.manifest["metadata"]["name"]
+        for uid in ("11111111-a", "22222222-b")
+        for one in planned(fitting_owner(metadata={"uid": uid})).applies
+        if one.manifest["kind"] == "Secret"
+    }
+    assert len(names) == 2
 
 
 def test_a_child_that_is_not_wanted_any_more_is_deleted_by_its_uid() -> None:

@@ -21,7 +21,7 @@ from mamba_operator.errors import (
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
-from operator_objects import NOW, TOKEN, UID, fitting_owner, owner
+from operator_objects import NOW, TOKEN, UID, creating_pod, fitting_owner, owner
 
 KEY = Key("models", "nano")
 
@@ -59,7 +59,7 @@ async def test_one_pass_makes_the_children_and_one_status_write() -> None:
     again_in = await reconciler(cluster)(KEY)
 
     assert again_in == 300.0
-    assert writes(cluster)[0] == "create Secret/nano-admin"
+    assert writes(cluster)[0] == "create Secret/nano-admin-11111111"
     assert writes(cluster)[-1] == "apply/status MambaDeployment/nano"
     assert len(writes(cluster)) == 13
     assert status(cluster)["Planned"] == ("True", "PlanComputed")
@@ -135,7 +135,7 @@ async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
     assert found["Degraded"]["message"] == said
 
 
-@pytest.mark.parametrize("kind", ["Secret", "Deployment", "Pod", "EndpointSlice"])
+@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Pod", "EndpointSlice"])
 async def test_what_may_not_be_read_is_named_in_the_status_and_nothing_is_changed(kind: str) -> None:
     cluster = FakeCluster(fitting_owner())
     await reconciler(cluster)(KEY)
@@ -269,14 +269,15 @@ FAULTS: list[ClusterError] = [
 
 @pytest.mark.parametrize("error", FAULTS, ids=[type(one).__name__ for one in FAULTS])
 async def test_a_fault_at_any_single_call_is_made_good_by_the_next_pass(error: ClusterError) -> None:
-    calm = FakeCluster(fitting_owner())
+    # Its pod waits for the Secret, which is how a Secret that was not made is noticed.
+    calm = FakeCluster(fitting_owner(), creating_pod())
     await reconciler(calm)(KEY)
     await reconciler(calm)(KEY)
     expected = shape(calm)
 
     position, struck = 0, True
     while struck:
-        cluster = FakeCluster(fitting_owner())
+        cluster = FakeCluster(fitting_owner(), creating_pod())
         counter, struck = 0, False
 
         def strike(_verb: str, _kind: str, _name: str, at: int = position) -> ClusterError | None:

@@ -153,7 +153,7 @@ def test_the_admin_port_listens_on_the_pods_address_with_the_deployments_token()
     file = document(children(owner()))["admin_token_file"]
     [mount] = [one for one in container["volumeMounts"] if file.startswith(one["mountPath"] + "/")]
     [volume] = [one for one in pod["volumes"] if one["name"] == mount["name"]]
-    assert volume["secret"]["secretName"] == "nano-admin"
+    assert volume["secret"]["secretName"] == "nano-admin-11111111"
     assert mount["readOnly"]
     fields = {
         one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"]

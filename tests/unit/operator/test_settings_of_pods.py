@@ -89,6 +89,12 @@ def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("origins", [[], ["*"], ["https://a.example.org", "http://localhost:3000"]])
+def test_the_gateway_is_told_whose_pages_may_call(origins: list[str]) -> None:
+    _, made = processes(gateway={"corsOrigins": origins})
+    assert made.cors_origin == tuple(origins)
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataObject) -> None:

@@ -336,4 +336,4 @@ async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wi
     [created] = [
         one for key, one in cluster.objects.items() if key[0] == "Event" and one["reason"] == "Created"
     ]
-    assert created["message"].startswith("Created Secret nano-admin, ServiceAccount nano")
+    assert created["message"].startswith("Created Secret nano-admin-11111111, ServiceAccount nano")

@@ -165,7 +165,7 @@ def test_a_misfit_keeps_its_own_words() -> None:
     ("other", "says"),
     [
         (candidate("NoBuffer", score=0.5), ": -50% tokens per second by a byte-count model, not measured"),
-        (candidate("NoBuffer", score=1.01), "decoding leaves no checkpoints"),
+        (candidate("NoBuffer", score=1.01), "decoding leaves checkpoints in free slots alone"),
         (candidate("ExtraBufferLazy", score=0.99), "checkpoints are skipped when no slot can be borrowed"),
         (candidate(dtype="float16", score=1.5), "+50% tokens per second by a byte-count model, not measured"),
         (candidate(dtype="float16", score=1.5), "set stateDtype float16 to take it"),

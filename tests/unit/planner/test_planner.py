@@ -102,6 +102,29 @@ def test_without_prefix_caching_no_slot_is_spent_on_checkpoints() -> None:
     assert "prefix caching is off" in result.reason
 
 
+@pytest.mark.parametrize("name", ["granite-4.0-h-small", "nemotron-3-nano-30b-a3b"])
+def test_a_choice_that_resumes_nothing_says_why_and_what_would_leave_room(name: str) -> None:
+    crowded = plan(model(name), Constraints(), CARD)
+    assert crowded.checkpoints == 0
+    assert (
+        f"with {crowded.planned_running} running there is no room for reusable checkpoints" in crowded.reason
+    )
+    half = crowded.planned_running // 2
+    asked = plan(model(name), Constraints(max_running_requests=half, strategy="NoBuffer"), CARD)
+    assert f"{half} at once would leave {asked.checkpoints} and resume" in crowded.reason
+    assert f"maxRunningRequests {half} keeps that room" in crowded.reason
+    assert f"{asked.expected_saved:.0%} of prompt tokens" in crowded.reason
+    assert asked.checkpoints >= half
+
+
+def test_a_declared_concurrency_that_fills_the_memory_says_so() -> None:
+    full = plan(
+        NANO, Constraints(strategy="NoBuffer"), CARD, workload=Workload(concurrency=315, declared=True)
+    )
+    assert (full.planned_running, full.checkpoints) == (315, 0)
+    assert "with 315 running there is no room for reusable checkpoints" in full.reason
+
+
 def test_a_small_card_gives_up_tracking_slots_for_concurrency() -> None:
     small = plan(NANO, Constraints(), Device("cuda", 32 * GIB), workload=replace(CHAT, concurrency=40))
     assert small.strategy in ("NoBuffer", "ExtraBufferLazy")

@@ -1,0 +1,97 @@
+"""The reference page of the command line, from the commands themselves; `make docs` writes it.
+
+What it shows stands in the settings models and in the commands, as `--help` does.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import typer.main
+
+HEAD = """# Command line
+
+<!-- Written by `make docs` from the commands of mamba_cli; edit those. -->
+
+`mambaserve COMMAND --help` shows the same. Every option has an environment variable; the option wins over
+it. What a command would run with, and who set it, is shown by `mambaserve config COMMAND`. With
+`--output json` or `yaml` the document alone goes to standard output.
+
+| exit code | meaning |
+| --- | --- |
+| 0 | it worked |
+| 1 | it failed while it ran |
+| 2 | wrong usage or invalid input; the message names the option or the field |
+| 3 | the plan does not fit; the message has the numbers |
+"""
+
+
+def reference_page() -> str:
+    """Markdown: a section a command, and a table of all environment variables."""
+    from mamba_cli.main import application
+
+    root: Any = typer.main.get_command(application())
+    lines, variables = [HEAD], dict[str, list[str]]()
+    for name, command in _commands(root):
+        lines += [*_section(name, command)]
+        for each in command.params:
+            if each.envvar:
+                word = _name(each) if each.param_type_name == "option" else _metavar(each)
+                variables.setdefault(str(each.envvar), []).append(f"`mambaserve {name} {word}`")
+    lines += ["## Environment variables", "", "| variable | the same as |", "| --- | --- |"]
+    lines += [f"| `{variable}` | {', '.join(of)} |" for variable, of in sorted(variables.items())]
+    return "\n".join([*lines, ""])
+
+
+def _commands(root: Any) -> Iterator[tuple[str, Any]]:
+    for name, command in sorted(root.commands.items()):
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield name, command
+        else:
+            yield from ((f"{name} {each}", found) for each, found in sorted(inner.items()))
+
+
+def _section(name: str, command: Any) -> Iterator[str]:
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    shown = " ".join(_metavar(each) for each in arguments)
+    yield from (f"## {name}", "", _text(command.help), "", "```sh")
+    yield from (" ".join(filter(None, (f"mambaserve {name}", "[OPTIONS]", shown))), "```", "")
+    if arguments:
+        yield from ("| argument | variable | default | meaning |", "| --- | --- | --- | --- |")
+        yield from (_row(_metavar(each), each) for each in arguments)
+        yield ""
+    if options := list(_options(command)):
+        yield from ("| option | variable | default | meaning |", "| --- | --- | --- | --- |")
+        yield from (_row(", ".join([*each.opts, *each.secondary_opts]), each) for each in options)
+        yield ""
+
+
+def _options(command: Any) -> Iterator[Any]:
+    return (each for each in command.params if each.param_type_name == "option" and each.name != "help")
+
+
+def _name(option: Any) -> str:
+    return str(max(option.opts, key=len))
+
+
+def _metavar(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _row(name: str, parameter: Any) -> str:
+    variable = f"`{parameter.envvar}`" if parameter.envvar else ""
+    return f"| `{name}` | {variable} | {_default(parameter)} | {_text(parameter.help)} |".replace("  ", " ")
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if value is None or value == [] or callable(value) or "MISSING" in repr(value) or "UNSET" in repr(value):
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"`{value.value if isinstance(value, Enum) else value}`"
+
+
+def _text(help_text: str | None) -> str:
+    return " ".join((help_text or "").split()).replace("|", "\\|")

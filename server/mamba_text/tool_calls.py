@@ -1,0 +1,178 @@
+"""Calls of tools in what a model writes: the format is the one its chat template teaches it. Pure.
+
+Used by the API process, one `ToolCallReader` a choice. A call is given out when it is complete; text that may
+be the beginning of one is held back until it is certain. What looks like a call and cannot be read is text:
+nothing that the model wrote is lost.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFormat:
+    """`begin`, JSON of a call or of a list of calls, `end`. A call is `{"name": …, "arguments": …}`."""
+
+    begin: str
+    end: str
+    """Empty: the calls are the last of an answer."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that mark a call; a tokenizer may have them as special tokens."""
+        return (self.begin, self.end) if self.end else (self.begin,)
+
+
+NEMOTRON = ToolCallFormat("<TOOLCALL>", "</TOOLCALL>")
+GRANITE = ToolCallFormat("<|tool_call|>", "")
+HERMES = ToolCallFormat("<tool_call>", "</tool_call>")
+"""Of Hermes, Qwen and Granite 4."""
+_OF_XML = "<function="
+"""In templates that teach calls as XML between the markers of Hermes, which nothing here reads."""
+
+
+def format_of(template: str) -> ToolCallFormat | None:
+    """The format that a chat template's source teaches; None = none that is known."""
+    if _OF_XML in template:
+        return None
+    return next((each for each in (NEMOTRON, GRANITE, HERMES) if each.begin in template), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call."""
+
+    name: str
+    arguments: str
+    """JSON of an object, as the model wrote it or encoded anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What became certain: text for the client, and whole calls."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(slots=True)
+class ToolCallReader:
+    """Reads one answer as it comes. `most`: calls beyond so many are left out; None = all are read."""
+
+    form: ToolCallFormat
+    most: int | None = None
+    calls: int = 0
+    """How many were read."""
+    _held: str = ""
+    """Outside of a call: white space and what may be the beginning of one."""
+    _inside: list[str] | None = None
+    """Inside of one: the parts of its JSON."""
+    _apart: str = ""
+    """White space before that."""
+    _tail: str = ""
+    """The end of those parts, as long as the end marker may reach back."""
+    _out: list[str] = field(default_factory=list)
+    _found: list[ToolCall] = field(default_factory=list)
+
+    def feed(self, text: str, *, last: bool) -> Read:
+        """More of the answer; `last`: nothing follows."""
+        rest = text
+        while rest:
+            rest = self._outside(rest) if self._inside is None else self._within(rest)
+        if last:
+            self._finish()
+        read = Read("".join(self._out), tuple(self._found))
+        self._out, self._found = [], []
+        return read
+
+    def _outside(self, text: str) -> str:
+        """Takes text up to the beginning of a call; what is left after it."""
+        whole = self._held + text
+        self._held = ""
+        before, begin, after = whole.partition(self.form.begin)
+        if begin:
+            # White space that sets a call apart is no text.
+            self._say(said := before.rstrip())
+            self._apart = before[len(said) :]
+            self._inside = []
+            return after
+        certain = len(whole) - _beginning(whole, self.form.begin)
+        certain = len(whole[:certain].rstrip())
+        self._say(whole[:certain])
+        self._held = whole[certain:]
+        return ""
+
+    def _within(self, text: str) -> str:
+        """Takes the JSON of a call; what is left after its end."""
+        assert self._inside is not None
+        if not self.form.end:
+            self._inside.append(text)
+            return ""
+        seen = self._tail + text
+        place = seen.find(self.form.end)
+        if place < 0:
+            self._inside.append(text)
+            self._tail = seen[max(0, len(seen) - len(self.form.end) + 1) :]
+            return ""
+        written = "".join([*self._inside, text])
+        stop = len(written) - len(seen) + place
+        self._close(written[:stop], self.form.end)
+        return seen[place + len(self.form.end) :]
+
+    def _close(self, written: str, end: str) -> None:
+        self._inside, self._tail = None, ""
+        calls = _calls(written)
+        if calls is None:
+            self._say(f"{self._apart}{self.form.begin}{written}{end}")
+            return
+        for call in calls:
+            if self.most is None or self.calls < self.most:
+                self.calls += 1
+                self._found.append(call)
+
+    def _finish(self) -> None:
+        if self._inside is not None:
+            # A model may end its answer in place of the end marker.
+            self._close("".join(self._inside), "")
+        if self._held.strip() or not self.calls:
+            self._say(self._held)
+        self._held = ""
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._out.append(text)
+
+
+def _beginning(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that begins `marker`."""
+    return next(
+        (
+            length
+            for length in range(min(len(marker) - 1, len(text)), 0, -1)
+            if marker.startswith(text[-length:])
+        ),
+        0,
+    )
+
+
+def _calls(written: str) -> list[ToolCall] | None:
+    """The calls in the JSON that a model wrote; None = it is none of calls."""
+    try:
+        found = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    calls = [_call(each) for each in (found if isinstance(found, list) else [found])]
+    known = [each for each in calls if each is not None]
+    return known if known and len(known) == len(calls) else None
+
+
+def _call(found: Any) -> ToolCall | None:
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str) or not name:
+        return None
+    arguments = found.get("arguments", {})
+    if isinstance(arguments, str):
+        return ToolCall(name, arguments)
+    if arguments is None:
+        arguments = {}
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
