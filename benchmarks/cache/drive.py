@@ -8,7 +8,7 @@ drives the whole engine.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.cache.block_trace import prompt
+from benchmarks.cache.block_trace import Tokens, prompt
 from benchmarks.cache.replay import CacheSize
 from benchmarks.cache.workloads import Workload
 
@@ -54,20 +54,24 @@ def drive(workload: Workload, cache: StateCache, progress: Callable[[int], None]
         if cache.never_fits(len(token_ids)):
             refused += 1
             continue
-        step = number + 1
-        match = cache.match(token_ids, "", step)
-        allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
-        if allocation is None:
-            match = cache.without(match, "no_memory")
-            allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
-        assert allocation is not None
         total += len(token_ids)
-        saved += match.resumable
-        cache.plan_prefill(allocation, len(token_ids), step)
-        cache.launched(allocation, len(token_ids), step)
-        cache.prefill_done(allocation)
-        cache.advance(step)
-        cache.commit(allocation, token_ids, step)
-        cache.retire(allocation, lambda token_ids=token_ids: token_ids)  # type: ignore[misc]
-        cache.settle()
+        saved += serve(cache, token_ids, number + 1)
     return Driven(total, saved, refused, cache.counters.made, cache.counters.evicted)
+
+
+def serve(cache: StateCache, token_ids: Tokens, step: int) -> int:
+    """Run one prompt to its end, which must fit; how many of its tokens were resumed."""
+    match = cache.match(token_ids, "", step)
+    allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
+    if allocation is None:
+        match = cache.without(match, "no_memory")
+        allocation = cache.admit(token_ids, "", match, len(token_ids), 0)
+    assert allocation is not None
+    cache.plan_prefill(allocation, len(token_ids), step)
+    cache.launched(allocation, len(token_ids), step)
+    cache.prefill_done(allocation)
+    cache.advance(step)
+    cache.commit(allocation, token_ids, step)
+    cache.retire(allocation, lambda: token_ids)
+    cache.settle()
+    return match.resumable

@@ -48,7 +48,7 @@ class Report:
     prompt_tokens_waiting: float | None = None
     """Prompt tokens it has yet to compute; None = it does not say."""
     room: float | None = None
-    """Tokens of the longest prompt that it has memory for now; None = it does not say."""
+    """Prompt tokens that it has memory for now; None = it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Endpoint:
     queued_tokens: float | None = None
     """Prompt tokens it has yet to compute, ours as we know them; None = it does not say."""
     room: float | None = None
-    """Tokens of the longest prompt that it has memory for, as last reported; None = it does not say."""
+    """Prompt tokens that it has memory for, as last reported; None = it does not say."""
     service_seconds: float = 1.0
     """How long a request of ours stays with it, lately."""
 

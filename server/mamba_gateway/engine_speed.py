@@ -23,5 +23,5 @@ class EngineSpeed:
         return self.work(start, stop) / self.tokens_per_second
 
 
-NOMINAL = EngineSpeed(1000.0)
-"""Where no engine has measured itself: all count alike, so that only the differences between them decide."""
+NOMINAL = EngineSpeed(10_000.0)
+"""Where no engine has measured itself. High, so that load decides unless the difference is long."""

@@ -79,6 +79,9 @@ class GatewayMetrics:
             buckets=_DECISION_SECONDS,
             registry=registry,
         )
+        self.prompts = Counter(
+            f"{prefix}_prompts", "Prompts read to route by them, by outcome.", ["outcome"], registry=registry
+        )
         self.in_flight = Gauge(f"{prefix}_in_flight", "Requests being relayed.", registry=registry)
         self.queued = Gauge(f"{prefix}_queued", "Requests waiting for a place.", registry=registry)
         self.held = Gauge(

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 RUNGS = ((1024, 64), (8192, 256), (131_072, 2048))
 """(depth, distance): up to that depth the prefixes are so many tokens apart; none is deeper than the last."""
+BYTES_PER_TOKEN = 4
+"""Of text that is not tokenized, about."""
 HOME_TOKENS = 128
 """So many first tokens say where prompts go that share what no engine has yet."""
 
@@ -38,9 +40,11 @@ class PromptPrefix:
     salt: str
     digests: tuple[tuple[int, bytes], ...]
     """(depth, digest of the tokens before it), shallow ones first."""
+    exact: bool = True
+    """The ids are those that the engine makes. Else they stand for its text and mean nothing to others."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int] | TokenIds, salt: str = "") -> "PromptPrefix":
+    def of(cls, token_ids: Sequence[int] | TokenIds, salt: str = "", *, exact: bool = True) -> "PromptPrefix":
         """Of the whole prompt. Prompts of different salts share nothing."""
         ids = np.ascontiguousarray(token_ids, np.int32)
         chain = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
@@ -51,7 +55,13 @@ class PromptPrefix:
             chain.update(ids[done:depth].tobytes())
             digests.append((depth, chain.digest()))
             done = depth
-        return cls(ids, salt, tuple(digests))
+        return cls(ids, salt, tuple(digests), exact)
+
+    @classmethod
+    def of_text(cls, text: bytes, salt: str = "") -> "PromptPrefix":
+        """Of text that nobody can tokenize: each four bytes are taken for a token."""
+        whole = len(text) // BYTES_PER_TOKEN * BYTES_PER_TOKEN
+        return cls.of(np.frombuffer(text[:whole], np.int32), salt, exact=False)
 
     @property
     def tokens(self) -> int:

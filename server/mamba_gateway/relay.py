@@ -20,6 +20,7 @@ from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import to_client
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate, no_such_model
 from mamba_gateway.upstream import (
@@ -55,10 +56,11 @@ class Relay:
         max_attempts: int,
         request_timeout: float,
         wake: Callable[[], None],
+        prompts: PromptReader | None = None,
     ) -> None:
         self._session, self._pool, self._metrics, self._router = session, pool, metrics, router
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._request_timeout, self._wake = request_timeout, wake
+        self._request_timeout, self._wake, self._prompts = request_timeout, wake, prompts
         self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
 
@@ -77,6 +79,8 @@ class Relay:
 
     async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: asyncio.Timeout) -> None:
         prompt: PromptPrefix | None = None
+        if self._prompts is not None and len(self._pool.snapshot()) > 1:
+            prompt = await self._prompts.read(request)
         died: tuple[str, ...] = ()
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):

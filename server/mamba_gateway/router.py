@@ -13,17 +13,15 @@ from mamba_gateway.endpoints import Pool
 from mamba_gateway.explanation import DecisionLog, DecisionRecord
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prefix_index import NoIndex, PrefixIndex
-from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
 from mamba_gateway.scoring import EVEN, RoutingRequest, Weights
 
-MOMENTS = 5.0
-"""Seconds for which what was sent counts as under way, also beside an index that will soon know better."""
-WITHOUT_INDEX = 600.0
-"""The same where there is no index, or it is not up to date."""
-BYTES_PER_TOKEN = 4
-"""Of a body that nobody tokenized."""
+SEEN_SECONDS = 600.0
+"""For so long an engine is taken to know a prompt that it was sent."""
+BESIDE_INDEX_SECONDS = 60.0
+"""And to be able to resume it, where an index that follows the engines would say if it cannot."""
 
 
 class Router:
@@ -59,16 +57,16 @@ class Router:
         if prompt is None:
             request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN)
         else:
-            coming = self._recent.resumable(prompt, MOMENTS)
-            request = RoutingRequest(
-                model, tried, prompt.tokens, self._resumable(prompt), coming, prompt.home
-            )
+            seen = self._recent.resumable(prompt, SEEN_SECONDS)
+            known = self._resumable(prompt, seen)
+            request = RoutingRequest(model, tried, prompt.tokens, known, seen, prompt.home)
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found
         record = DecisionRecord(
-            request_id, time.time(), snapshot, request, found, self._index.state, prompt is not None
-        )
+            request_id, time.time(), snapshot, request, found, self._index.state,
+            exact=prompt is not None and prompt.exact,
+        )  # fmt: skip
         self.log.add(record)
         self._metrics.decided(found.reason, time.perf_counter() - begin)
         return record
@@ -84,10 +82,10 @@ class Router:
             tokens = endpoint.speed.work(known, request.prompt_tokens)
         return self._pool.begin(endpoint.url, tokens)
 
-    def _resumable(self, prompt: PromptPrefix) -> Mapping[str, int]:
-        following = self._index.state == "following"
-        known = dict(self._index.resumable(prompt.token_ids, prompt.salt))
-        lifetime = MOMENTS if following else WITHOUT_INDEX
-        for engine, depth in self._recent.resumable(prompt, lifetime).items():
+    def _resumable(self, prompt: PromptPrefix, seen: Mapping[str, int]) -> Mapping[str, int]:
+        known = dict(self._index.resumable(prompt.token_ids, prompt.salt)) if prompt.exact else {}
+        if self._index.state == "following":
+            seen = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS)
+        for engine, depth in seen.items():
             known[engine] = max(depth, known.get(engine, 0))
         return known

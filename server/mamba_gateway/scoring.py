@@ -46,8 +46,8 @@ class RoutingRequest:
     """Length of its prompt; estimated where nobody tokenized it."""
     resumable: Mapping[str, int] = field(default_factory=dict)
     """By name of the endpoint: tokens of the prompt that need not be computed there."""
-    coming: Mapping[str, int] = field(default_factory=dict)
-    """The same of those that got that much of it moments ago, and may be computing it still."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """The same of those that got that much of it some time ago, whether or not it can be resumed there."""
     home: int | None = None
     """What prompts with the same beginning have in common; None = not known."""
 
@@ -67,8 +67,8 @@ class Cost:
     decode: float
     """For the answers that are being written."""
     apart: float = 0.0
-    """To compute again what another engine is computing for others, or what others will share with this
-    prompt, who go to the home of its beginning: work done twice, that delays somebody."""
+    """To compute again what another engine knows, or what others will share with this prompt who go to the
+    home of its beginning: work done twice, which delays somebody, if not this request."""
 
     @property
     def total(self) -> float:
@@ -86,18 +86,28 @@ def costs(
     made = tuple(
         _cost(endpoint, request, weights, usual, 1 + JITTER * rng.random()) for endpoint in endpoints
     )
-    if coming := max((request.coming.get(endpoint.name, 0) for endpoint in endpoints), default=0):
-        for cost in made:
-            if cost.resumable < coming:
-                speed = cost.endpoint.speed or usual
-                cost.apart = weights.prefix * speed.seconds(cost.resumable, coming)
-    elif request.home is not None and max(cost.resumable for cost in made) < HOME_TOKENS:
-        home = home_of(endpoints, request.home)
-        shared = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens))
-        for cost in made:
-            if cost.endpoint is not home:
-                cost.apart = weights.prefix * (cost.endpoint.speed or usual).seconds(0, shared)
+    _charge_apart(made, request, weights, usual)
     return made
+
+
+def _charge_apart(
+    made: Sequence[Cost], request: RoutingRequest, weights: Weights, usual: EngineSpeed
+) -> None:
+    shared = {cost.endpoint.name: _shared(cost, request) for cost in made}
+    most = max(shared.values())
+    if most < HOME_TOKENS and request.home is not None:
+        home = home_of([cost.endpoint for cost in made], request.home)
+        most = shared[home.name] = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens))
+    for cost in made:
+        if (start := shared[cost.endpoint.name]) < most:
+            cost.apart = weights.prefix * (cost.endpoint.speed or usual).seconds(start, most)
+
+
+def _shared(cost: Cost, request: RoutingRequest) -> int:
+    """Tokens of the prompt that the engine knows, whether or not it can resume them. A state is kept where
+    prompts part once a second one has shown that they do: at the engine that saw the first."""
+    seen = min(request.seen.get(cost.endpoint.name, 0), request.prompt_tokens)
+    return max(cost.resumable, seen)
 
 
 def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:

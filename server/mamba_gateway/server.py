@@ -27,11 +27,13 @@ from mamba_gateway.endpoints import Pool, Target
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.probe import Prober
+from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
 from mamba_gateway.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -64,20 +66,26 @@ async def serve(
     pool = Pool()
     metrics = GatewayMetrics(pool.snapshot)
     admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
+    backend_key = (lambda: backend_keys.first) if backend_keys else None
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
         prober = Prober(
             session, pool, rng,
             interval=settings.probe_interval, timeout=settings.probe_timeout,
-            key=(lambda: backend_keys.first) if backend_keys else None,
+            key=backend_key,
         )  # fmt: skip
         try:
             async with _endpoint_source(settings, prober, rng) as wake:
+                # A weight of 0 says that nobody wants to know what an engine can resume.
+                texts = (
+                    TextSides(session, pool, time.monotonic, backend_key) if settings.prefix_weight else None
+                )
+                prompts = PromptReader(texts, metrics) if texts else None
                 weights = Weights(settings.prefix_weight, settings.load_weight)
                 router = Router(pool, metrics, rng, weights=weights)
                 relay = Relay(
                     session, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
-                    request_timeout=settings.request_timeout, wake=wake,
+                    request_timeout=settings.request_timeout, wake=wake, prompts=prompts,
                 )  # fmt: skip
                 proxy = ProxyEndpoint(
                     relay, admission, metrics, keys, backend_keys=backend_keys,
@@ -88,16 +96,17 @@ async def serve(
                 metrics.buffered.set_function(lambda: bodies.held)
                 app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
                 app = with_cors(app, settings.cors_origin)
-                return await _serve_until_drained(
-                    app,
-                    bound,
-                    pool,
-                    admission,
-                    proxy,
-                    settings,
-                    ready,
-                    stop or asyncio.Event(),
-                )
+                async with _working(texts):
+                    return await _serve_until_drained(
+                        app,
+                        bound,
+                        pool,
+                        admission,
+                        proxy,
+                        settings,
+                        ready,
+                        stop or asyncio.Event(),
+                    )
         finally:
             await prober.close()
             bound.close()
@@ -133,6 +142,20 @@ async def _endpoint_source(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _working(texts: TextSides | None) -> AsyncIterator[None]:
+    """Tokenizers are kept up with inside."""
+    if texts is None:
+        yield
+        return
+    task = asyncio.create_task(texts.work(), name="tokenizers")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _serve_until_drained(

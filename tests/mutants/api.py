@@ -2,7 +2,7 @@
 
 from seeded import Mutant
 
-TEXT, API, EDGE = "server/mamba_server/text/", "server/mamba_server/api/", "server/mamba_edge/"
+TEXT, API, EDGE = "server/mamba_text/", "server/mamba_server/api/", "server/mamba_edge/"
 STOPS, TOKENS = "tests/unit/text/test_stop_strings.py", "tests/unit/text/test_detokenizer.py"
 SEQUENCE, DEFAULTS = "tests/unit/text/test_sequence_text.py", "tests/unit/text/test_generation_defaults.py"
 CHAT = "tests/unit/text/test_chat_template.py"
@@ -208,7 +208,7 @@ MUTANTS = (
         "at = delta.at or time.monotonic()", "at = time.monotonic()", (ACTIVE,),
     ),
     Mutant(
-        "arguments of calls reach the template as text", API + "chat_messages.py",
+        "arguments of calls reach the template as text", TEXT + "chat_messages.py",
         'made["tool_calls"] = [_call(call) for', 'made["tool_calls"] = [call for', (PROMPTS,),
     ),
 )  # fmt: skip

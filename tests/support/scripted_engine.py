@@ -15,10 +15,11 @@ from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.api.serving import Serving, TextSide
-from mamba_server.text.chat_template import ChatTemplate
-from mamba_server.text.generation_defaults import GenerationDefaults
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_server.api.serving import Serving
+from mamba_text.chat_template import ChatTemplate
+from mamba_text.generation_defaults import GenerationDefaults
+from mamba_text.prompt import TextSide
+from mamba_text.tokenizer import Tokenizer
 from tiny_model import TEMPLATE, byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})

@@ -7,7 +7,7 @@ from mamba_cli.settings_options import complaint, settings_command
 
 
 def command() -> None:
-    """Relay OpenAI requests to the least loaded engine; streams pass through, failures go elsewhere."""
+    """Relay OpenAI requests to the engine that will answer first; streams pass through, failures go on."""
 
 
 def run(given: dict[str, Any]) -> int:

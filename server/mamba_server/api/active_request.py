@@ -14,9 +14,9 @@ from mamba_edge.errors import ApiError, InternalError
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.text.sequence_text import SequenceText, Shown
-from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
+from mamba_text.sequence_text import SequenceText, Shown
+from mamba_text.tokenizer import Tokenizer
 
 Logprobs = list[TokenLogprobs | None]
 

@@ -31,6 +31,11 @@ _STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, t
 
 
 _UNAUTHORIZED = error_answers(e401="No or a wrong API key")
+_ARCHIVE: Responses = {
+    200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}},
+    304: {"description": "The client has these files: If-None-Match names their ETag"},
+    **error_answers(e503="The model is not there yet; see Retry-After"),
+}
 _NO_MODEL = error_answers(e404="No such model")
 _GENERATION_ERRORS = error_answers(
     e400="The request is wrong; `param` names the field",
@@ -123,6 +128,15 @@ def _add_info(app: FastAPI, info: Info, guard: KeyGuard) -> None:
         response_model=ModelCard,
         dependencies=keyed,
         responses=_UNAUTHORIZED | _NO_MODEL,
+    )
+    app.add_api_route(
+        "/v1/tokenizer",
+        info.tokenizer,
+        operation_id="tokenizer",
+        summary="Tokenizer and chat template, for gateways",
+        response_class=Response,
+        dependencies=keyed,
+        responses=_UNAUTHORIZED | _ARCHIVE,
     )
     for path, operation, summary in (
         ("/readyz", "readyz", "Whether requests are welcome"),

@@ -22,9 +22,9 @@ from mamba_server.api.responses import (
     ToolCallDeltaBody,
     UsageBody,
 )
-from mamba_server.text.tokenizer import Tokenizer
-from mamba_server.text.tool_calls import Read, ToolCall, ToolCallFormat, ToolCallReader
 from mamba_server.wire import TokenLogprobs
+from mamba_text.tokenizer import Tokenizer
+from mamba_text.tool_calls import Read, ToolCall, ToolCallFormat, ToolCallReader
 
 
 @dataclass(slots=True)

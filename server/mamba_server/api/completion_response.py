@@ -8,8 +8,8 @@ from mamba_api.openai import CompletionRequest
 from mamba_server.api import responses
 from mamba_server.api.active_request import Update
 from mamba_server.api.responses import CompletionBody, CompletionChoiceBody, UsageBody
-from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
+from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

@@ -20,13 +20,14 @@ from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.chat_response import ChatResponseBuilder
 from mamba_server.api.completion_response import CompletionResponseBuilder
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.prompts import Prompt, Prompts
+from mamba_server.api.prompts import Prompts
 from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, sampling_params
-from mamba_server.api.serving import Serving, TextSide
-from mamba_server.text.sequence_text import Shown
+from mamba_server.api.serving import Serving
 from mamba_server.wire import AddRequest, TokenIds
 from mamba_telemetry.logs import get_logger
+from mamba_text.prompt import Prompt, TextSide
+from mamba_text.sequence_text import Shown
 
 log = get_logger(__name__)
 

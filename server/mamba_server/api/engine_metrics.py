@@ -35,7 +35,7 @@ HELP = {
     "state_usage": "Share of the slots held by running sequences.",
     "kv_usage": "Share of the pages held by running sequences.",
     "prompt_tokens_waiting": "Prompt tokens that are to be computed, about.",
-    "prompt_room_tokens": "Tokens of the longest prompt for which memory could be had now.",
+    "prompt_room_tokens": "Prompt tokens for which memory could be had now.",
     "prefill_tokens_per_second": "Speed of prompts, at their beginning; 0 before any was computed.",
     "prefill_attention_ratio": "Work of attention for one token before, relative to all else of a token.",
     "decode_step_seconds": "Time of a step that only decodes; 0 before there was one.",

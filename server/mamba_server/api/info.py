@@ -1,8 +1,10 @@
 """The endpoints that only tell: probes, models, version, metrics."""
 
+import asyncio
 import importlib.metadata
 
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mamba_api.openai_responses import ModelCard, ModelList, Readiness
@@ -10,6 +12,7 @@ from mamba_edge.application import JsonResponse
 from mamba_edge.errors import ModelNotFound, NotReady
 from mamba_server.api.serving import Serving
 from mamba_telemetry.registry import expose
+from mamba_text.text_archive import TextArchive
 
 
 def readiness(serving: Serving) -> Readiness:
@@ -29,6 +32,8 @@ class Info:
     def __init__(self, serving: Serving, registry: CollectorRegistry) -> None:
         self._serving = serving
         self._registry = registry
+        self._archive: TextArchive | None = None
+        self._packing = asyncio.Lock()
 
     async def livez(self) -> dict[str, str]:
         """200 while this process's event loop turns."""
@@ -51,6 +56,23 @@ class Info:
         if name != self._serving.model_name:
             raise ModelNotFound(f"the model '{name[:200]}' does not exist here", param="model")
         return self._card()
+
+    async def tokenizer(self, request: Request) -> Response:
+        """Tokenizer and chat template as a zip, for gateways; its ETag is the files' fingerprint.
+
+        Raises NotReady before they are loaded.
+        """
+        directory = self._serving.text_files
+        if directory is None:
+            raise NotReady("the tokenizer is not loaded yet")
+        async with self._packing:
+            if self._archive is None:
+                self._archive = await asyncio.to_thread(TextArchive.pack, directory)
+        archive = self._archive
+        headers = {"etag": f'"{archive.fingerprint}"'}
+        if headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(archive.data, media_type="application/zip", headers=headers)
 
     async def version(self) -> dict[str, str]:
         """The installed version of mambaserve."""

@@ -5,34 +5,14 @@ characters, before anybody tokenizes it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
-from mamba_server.api.chat_messages import template_messages
 from mamba_server.api.errors import ContextTooLong
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.api.serving import TextSide
-from mamba_server.text.encoder_pool import EncoderPool, GivenUp
-from mamba_server.text.errors import TemplateRefused
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt."""
-
-    token_ids: list[int]
-    text: str = ""
-    """What `echo` shows of it."""
-    turn_boundary: int = 0
-    """Tokens before the generation prompt; 0 = not a chat."""
-
-    def last(self, tokens: int | None) -> "Prompt":
-        """Only its last so many tokens; None = all."""
-        cut = 0 if tokens is None else max(0, len(self.token_ids) - tokens)
-        if not cut:
-            return self
-        return Prompt(self.token_ids[cut:], self.text, max(0, self.turn_boundary - cut))
+from mamba_text.encoder_pool import EncoderPool
+from mamba_text.errors import TemplateRefused
+from mamba_text.prompt import Prompt, TextSide, chat_prompt, completion_token_ids
 
 
 def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -> None:
@@ -58,15 +38,11 @@ class Prompts:
             for string in strings:
                 self._check_chars(len(string), "prompt")
 
-        def encode(given_up: GivenUp) -> list[list[int]]:
-            return [[] if given_up() else tokenizer.encode(string) for string in strings]
-
-        encoded = iter(await self._pool.run(sum(map(len, strings)), encode))
+        encoded = await self._pool.run(
+            sum(map(len, strings)), lambda given_up: completion_token_ids(tokenizer, request, given_up)
+        )
         prompts = []
-        for prompt in request.prompts:
-            token_ids = next(encoded) if isinstance(prompt, str) else prompt
-            if not token_ids and tokenizer.bos_id is not None:
-                token_ids = [tokenizer.bos_id]
+        for prompt, token_ids in zip(request.prompts, encoded, strict=True):
             check_token_ids(token_ids, self._limits, "prompt")
             made = Prompt(token_ids).last(request.truncate_prompt_tokens)
             if request.echo:
@@ -78,14 +54,13 @@ class Prompts:
 
     async def of_chat(self, request: ChatCompletionRequest, size: int) -> Prompt:
         """The rendered conversation; `size`: bytes of the request."""
-        tokenizer, template = self._text.tokenizer, self._text.template
+        template = self._text.template
         if template is None:
             raise InvalidRequest(
                 "messages: this model has no chat template; use /v1/completions",
                 param="messages",
                 code="no_chat_template",
             )
-        messages = template_messages(request)
         tools = request.offered_tools
         if tools and not (template.takes_tools and template.tool_calls):
             lacks = "teaches calls of a form that is not read here" if template.takes_tools else "takes none"
@@ -96,20 +71,14 @@ class Prompts:
             )
         whole = request.truncate_prompt_tokens is None
 
-        def render(_: GivenUp) -> Prompt:
-            made = template.prompt(
-                tokenizer,
-                messages,
-                variables=request.chat_template_kwargs,
-                tools=tools or None,
-                generation_prompt=request.add_generation_prompt is not False,
-                continue_final=bool(request.continue_final_message),
-                check=lambda text: self._check_chars(len(text), "messages") if whole else None,
-            )
-            return Prompt(made.token_ids, turn_boundary=made.turn_boundary)
+        def check(text: str) -> None:
+            if whole:
+                self._check_chars(len(text), "messages")
 
         try:
-            prompt = await self._pool.run(size, render)
+            prompt = await self._pool.run(
+                size, lambda _: chat_prompt(template, self._text.tokenizer, request, check)
+            )
         except TemplateRefused as error:
             raise InvalidRequest(str(error), param="messages", code="chat_template_error") from error
         check_token_ids(prompt.token_ids, self._limits, "messages")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import FinishReason, TokenLogprobs
+from mamba_text.tokenizer import Tokenizer
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 PromptLogprobs = list[dict[str, Any] | None]

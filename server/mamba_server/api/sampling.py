@@ -7,8 +7,8 @@ from mamba_api.openai import ChatCompletionRequest, CompletionRequest, Generatio
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.errors import ContextTooLong
 from mamba_server.api.model_limits import ModelLimits
-from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.wire import SamplingParams
+from mamba_text.generation_defaults import GenerationDefaults
 
 COMPLETION_MAX_TOKENS = 16
 """What the OpenAI reference gives a completion that does not say; a chat may fill the context."""

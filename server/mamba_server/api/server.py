@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
@@ -29,17 +28,15 @@ from mamba_server.api.engine_process import ENGINE_COMMAND
 from mamba_server.api.engine_state import EngineState
 from mamba_server.api.errors import BadConfiguration, ServeError
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.api.serving import Serving, TextSide
+from mamba_server.api.serving import Serving
 from mamba_server.model import source
 from mamba_server.model.errors import ModelError
-from mamba_server.text.chat_template import ChatTemplate
-from mamba_server.text.errors import TextError
-from mamba_server.text.generation_defaults import GenerationDefaults
-from mamba_server.text.tokenizer import Tokenizer
 from mamba_server.wire import Ready
 from mamba_telemetry.logs import get_logger, set_up_logs
 from mamba_telemetry.registry import make_registry
 from mamba_telemetry.traces import set_up_traces
+from mamba_text.errors import TextError
+from mamba_text.prompt import TextSide
 
 log = get_logger(__name__)
 
@@ -55,13 +52,6 @@ def print_line(line: str) -> None:
     """The ready line goes to standard output, alone and at once: other programs wait for it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def load_text(directory: Path) -> TextSide:
-    """Tokenizer, template and defaults of a model directory. Raises TextError."""
-    tokenizer = Tokenizer.load(directory)
-    template = ChatTemplate.load(directory, tokenizer)
-    return TextSide(tokenizer, template, GenerationDefaults.load(directory))
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
@@ -187,7 +177,8 @@ class Server:
         try:
             directory = await in_daemon_thread(lambda: source.resolve(settings.model, engine.loading))
             engine.loading("tokenizer", 0, 1)
-            self._serving.text = await in_daemon_thread(lambda: load_text(directory))
+            self._serving.text = await in_daemon_thread(lambda: TextSide.load(directory))
+            self._serving.text_files = directory
         except (ModelError, TextError) as error:
             failure = ServeError(str(error))
             failure.exit_code = error.exit_code

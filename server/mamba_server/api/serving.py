@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mamba_edge.errors import InvalidRequest, ModelNotFound, TooManyRequests
 from mamba_planner.engine_settings import EngineSettings
@@ -14,22 +15,11 @@ from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.request_metrics import RequestMetrics
-from mamba_server.text.chat_template import ChatTemplate
-from mamba_server.text.encoder_pool import EncoderPool
-from mamba_server.text.generation_defaults import GenerationDefaults
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.encoder_pool import EncoderPool
+from mamba_text.prompt import TextSide
 
 MOST_SEQUENCES = 1024
 """Of one HTTP request: prompts times choices."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """What the model directory says about text."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    defaults: GenerationDefaults
 
 
 @dataclass(slots=True)
@@ -42,6 +32,8 @@ class Serving:
     metrics: RequestMetrics
     drain: Drain
     text: TextSide | None = None
+    text_files: Path | None = None
+    """The model directory that `text` was loaded from."""
     on_strategy: Callable[[str], None] = lambda _: None
     """Told when the strategy was changed while serving."""
     encoders: EncoderPool = field(default_factory=EncoderPool)

@@ -227,16 +227,18 @@ class Admission:
         )
 
     def prompt_room(self) -> int:
-        """Tokens of the longest prompt that there is memory for now, all evicted that nobody uses."""
+        """Prompt tokens that there is memory for, all evicted that nobody uses; 0 when as many run as may.
+
+        Without attention a sequence takes slots alone, so each counts as the longest prompt.
+        """
         cache, limits = self.cache, self.limits
         slots, per_slab = cache.strategy.slots_per_sequence, cache.arena.pages_per_slab
         if cache.admitted >= limits.max_running:
             return 0
         if not per_slab:
             held = cache.arena.free_slots + cache.tree.evictable_slots
-            return limits.max_model_len if held >= slots else 0
-        pages = cache.available_pages - slots * per_slab
-        return min(max(0, pages) * cache.page_size, limits.max_model_len)
+            return held // slots * limits.max_model_len
+        return max(0, cache.available_pages - slots * per_slab) * cache.page_size
 
     def _foreseen(self, sequence: Sequence, match: Match) -> bool:
         """Whether all that run and `sequence` are expected to fit until they end."""

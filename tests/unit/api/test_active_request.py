@@ -13,7 +13,7 @@ from mamba_edge.errors import InternalError, NotReady
 from mamba_server import wire
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.errors import EngineLost, EngineRefused
-from mamba_server.text.sequence_text import Shown
+from mamba_text.sequence_text import Shown
 from scripted_engine import TOKENIZER, Api, ids_of
 
 

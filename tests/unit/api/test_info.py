@@ -11,7 +11,8 @@ from mamba_edge.api_keys import KeyFile
 from mamba_server import wire
 from mamba_server.api.engine_state import EngineState
 from mamba_server.api.errors import AdminTimeout, EngineLost
-from scripted_engine import READY, Api, Engine
+from mamba_text.text_archive import load_text_side
+from scripted_engine import READY, TOKENIZER, Api, Engine
 
 JSON = [("Content-Type", "application/json")]
 STATES = [
@@ -177,3 +178,28 @@ async def test_with_a_token_the_host_may_have_any_name(tmp_path: Path) -> None:
     api = Api(token=KeyFile(str(tmp_path / "token"), "admin_token_file"))
     headers = [("Host", "engine.example"), ("Authorization", "Bearer t")]
     assert (await admin(api, "POST", "drain", headers=headers)).status == 200
+
+
+async def test_the_tokenizer_is_given_to_whom_has_not_the_same_already(tmp_path: Path) -> None:
+    api = Api(ready=False)
+    early = await ask(api.app, "GET", "/v1/tokenizer").done()
+    assert (early.status, early.error["code"]) == (503, "not_ready")
+    TOKENIZER.rust.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"vocab_size": 5000}')
+    api.serving.text_files = tmp_path
+
+    given = await ask(api.app, "GET", "/v1/tokenizer").done()
+
+    assert (given.status, given.headers["content-type"]) == (200, "application/zip")
+    assert load_text_side(given.body).tokenizer.encode("a b") == TOKENIZER.encode("a b")
+    tag = given.headers["etag"]
+    for known, status in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
+        again = await ask(api.app, "GET", "/v1/tokenizer", headers=[("If-None-Match", known)]).done()
+        assert (again.status, again.headers["etag"]) == (status, tag)
+        assert again.body == (given.body if status == 200 else b"")
+
+
+async def test_the_tokenizer_is_below_the_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("k\n")
+    api = Api(keys=KeyFile(str(tmp_path / "keys"), "api_key_file"))
+    assert (await ask(api.app, "GET", "/v1/tokenizer").done()).status == 401

@@ -7,7 +7,7 @@ import pytest
 
 from asgi import Asked, ask
 from eventually import turns, until
-from mamba_server.text.encoder_pool import LONG_FROM_CHARS
+from mamba_text.encoder_pool import LONG_FROM_CHARS
 from scripted_engine import TOKENIZER, Api, ids_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -10,8 +10,8 @@ from mamba_server.api.errors import ContextTooLong
 from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.prompts import check_token_ids
 from mamba_server.api.sampling import output_tokens, sampling_params
-from mamba_server.text.generation_defaults import GenerationDefaults
 from mamba_server.wire import SamplingParams
+from mamba_text.generation_defaults import GenerationDefaults
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=50, eos_token_ids=(2,))
 NONE = GenerationDefaults()

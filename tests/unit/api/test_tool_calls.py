@@ -11,7 +11,7 @@ from asgi import Asked
 from eventually import until
 from mamba_api.openai_responses import ChatCompletionChunk as Chunk
 from mamba_api.openai_responses import ChatCompletionResponse
-from mamba_server.text.tool_calls import ToolCallFormat
+from mamba_text.tool_calls import ToolCallFormat
 from scripted_engine import READY, TOKENIZER, Api, ids_of
 
 HERMES = (

@@ -41,7 +41,7 @@ def test_the_walk_passes_at_most_thirty_files_each_of_which_is_there_once() -> N
 
 
 def test_up_to_the_wire_it_names_every_file_that_handles_token_ids_and_the_carriers() -> None:
-    handled = handling(SERVER / "api", SERVER / "text", ROOT / "server" / "mamba_edge")
+    handled = handling(SERVER / "api", ROOT / "server" / "mamba_text", ROOT / "server" / "mamba_edge")
     named = {path for _, path in WALK[:WIRE]}
     assert handled - {*named, *BESIDE} == set()
     assert named - handled == {*CARRIERS, "operator/mamba_api/openai.py"}  # where a client's ids are `prompt`

@@ -45,7 +45,7 @@ def test_counters_never_fall_and_gauges_are_counts_or_shares(strategy: str) -> N
         before = stats.counters
         for name, value in stats.gauges.items():
             shares = name.endswith(("_usage", "_ratio"))
-            assert 0 <= value <= (1 if shares else math.inf if "second" in name else 10_000), name
+            assert 0 <= value <= (1 if shares else math.inf if "second" in name else 100_000), name
     assert before["preemptions_total"] > 0
     assert before["cached_tokens_total"] > 0
 
@@ -198,7 +198,7 @@ def test_there_is_room_for_a_prompt_until_all_rows_or_all_memory_are_taken(per_s
     engine.add([1, 2, 3], 5)
     engine.step()
     left = collect(engine.core).gauges["prompt_room_tokens"]
-    assert (0 < left < whole) if per_slab else left == whole
+    assert 0 < left < whole
     engine.add([7, 8, 9], 5)
     engine.step()
     assert collect(engine.core).gauges["prompt_room_tokens"] == 0

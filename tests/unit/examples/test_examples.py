@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mamba_api.documents import load_documents
-from mamba_server.text.chat_template import ChatTemplate
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.chat_template import ChatTemplate
+from mamba_text.prompt import encoded_chat
+from mamba_text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "server/mamba_server/builtin/tiny-recall"
@@ -64,7 +65,9 @@ def test_a_prompt_that_is_to_be_sent_twice_is_longer_than_a_page(page: str) -> N
     tokenizer = Tokenizer.load(MODEL)
     template = ChatTemplate.load(MODEL, tokenizer)
     assert template is not None
-    assert len(template.prompt(tokenizer, body["messages"]).token_ids) > 2 * quick.spec.engine.page_size
+    assert (
+        len(encoded_chat(template, tokenizer, body["messages"]).token_ids) > 2 * quick.spec.engine.page_size
+    )
 
 
 def test_the_gpu_example_leaves_the_strategy_to_the_planner() -> None:

@@ -15,6 +15,7 @@ from mamba_edge.errors import ApiError
 from mamba_gateway.endpoints import Report
 from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
+from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import LARGE_BODY, UpstreamRequest
 from raw_engine import KEPT, OK, SSE, RawEngine, says
@@ -352,3 +353,35 @@ async def test_a_prompt_is_before_the_next_ones_until_its_answer_begins(harness:
         await made.relay.run(replace(ASKED, body=b"x" * 400), noting)
         assert queued[0] == 100
         assert set(queued[1:]) == {0}
+
+
+class Reader:
+    """In the place of the prompt reader: every request asks for the same prompt."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def read(self, _request: UpstreamRequest) -> PromptPrefix:
+        self.reads += 1
+        return PromptPrefix.of(range(1000))
+
+
+async def test_requests_of_one_prompt_go_where_the_first_one_went(harness: Harnesses) -> None:
+    async with RawEngine(says(OK)) as one, RawEngine(says(OK)) as two, RawEngine(says(OK)) as three:
+        reader = Reader()
+        made = harness(prompts=reader)
+        made.engines(one.url, two.url, three.url, running=0)
+        for _ in range(6):
+            await made.run()
+        assert sorted(len(engine.requests) for engine in (one, two, three)) == [0, 0, 6]
+        assert reader.reads == 6
+        assert {record.decision.reason for record in made.router.log.last(5)} == {"prefix"}
+
+
+async def test_with_one_engine_there_is_no_choice_for_which_to_read_the_prompt(harness: Harnesses) -> None:
+    async with RawEngine(says(OK)) as engine:
+        reader = Reader()
+        made = harness(prompts=reader)
+        made.engines(engine.url)
+        await made.run()
+        assert (made.status, reader.reads) == (200, 0)

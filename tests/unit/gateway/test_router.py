@@ -11,7 +11,7 @@ from mamba_gateway.explanation import KEPT, MOST_HEADER_BYTES
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prefix_index import NoIndex
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import MOMENTS, Router
+from mamba_gateway.router import BESIDE_INDEX_SECONDS, Router
 from mamba_gateway.routing import NoCandidate
 
 STEM = list(range(1, 2049))
@@ -87,13 +87,15 @@ def test_the_index_is_asked_with_the_salt_and_wins_where_it_knows_more() -> None
 
 
 @pytest.mark.parametrize(("state", "trusted"), [("following", False), ("stale", True), ("unavailable", True)])
-def test_beside_an_index_that_follows_own_knowledge_lasts_moments_and_else_minutes(state, trusted) -> None:
+def test_beside_an_index_that_follows_own_knowledge_is_trusted_for_a_minute_and_else_for_ten(
+    state, trusted
+) -> None:
     gateway = Gateway(index=Known(state))
     first = gateway.answer(gateway.send(STEM))
-    gateway.now += MOMENTS + 1
+    gateway.now += BESIDE_INDEX_SECONDS + 1
     decision = gateway.send([*STEM, 5])
     assert (decision.reason == "prefix") is trusted
-    assert decision.endpoint.name == first  # its home, or the engine that has it
+    assert decision.endpoint.name == first  # which has seen it, in any case
 
 
 def test_what_an_engine_has_yet_to_compute_is_what_it_cannot_resume() -> None:
@@ -145,3 +147,17 @@ def test_the_header_is_one_bounded_line_however_many_engines_there_are(engines, 
         assert len(told["considered"]) + told["notShown"] == 32
         assert told["considered"][0]["seconds"] <= told["considered"][1]["seconds"]
         assert set(told["dropped"].values()) == {"not ready"}
+
+
+def test_what_shares_text_goes_together_and_no_index_is_asked_for_it() -> None:
+    index = Known(e5=64)
+    gateway = Gateway(index=index)
+    text = b"the same long beginning " * 100
+    picks = []
+    for tail in (b"", b" and more"):
+        prompt = PromptPrefix.of_text(text + tail)
+        record = gateway.router.decide("m", prompt)
+        gateway.pool.end(record.decision.endpoint.url, gateway.router.sent(record, prompt))
+        picks.append((record.decision.endpoint.name, record.decision.reason, record.exact))
+    assert picks == [(picks[0][0], "home", False), (picks[0][0], "prefix", False)]
+    assert index.salts == []

@@ -44,6 +44,7 @@ def test_a_tie_is_broken_evenly_and_repeatably(endpoint) -> None:
     picks = [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
     assert picks == [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
     assert all(70 < picks.count(str(n)) < 130 for n in range(4))
+    assert "dear" not in picks
 
 
 def test_a_picker_without_endpoints_refuses() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from mamba_server.text.chat_template import ChatTemplate
-from mamba_server.text.errors import BadTemplate, TemplateRefused
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.chat_template import ChatTemplate
+from mamba_text.errors import BadTemplate, TemplateRefused
+from mamba_text.prompt import encoded_chat
+from mamba_text.tokenizer import Tokenizer
 from tiny_model import TEMPLATE, write_model
 
 USER = [{"role": "user", "content": "hello"}]
@@ -116,27 +117,27 @@ def test_variables_of_a_request_replace_nothing_of_ours(name: str) -> None:
 
 class TestTurnBoundary:
     def test_it_is_the_depth_just_before_the_generation_prompt(self, tokenizer: Tokenizer) -> None:
-        prompt = template(TEMPLATE).prompt(tokenizer, USER)
+        prompt = encoded_chat(template(TEMPLATE), tokenizer, USER)
         closed = tokenizer.encode(template(TEMPLATE).render(USER, generation_prompt=False), special=False)
         assert prompt.token_ids[: prompt.turn_boundary] == closed
 
     def test_the_next_turn_shares_the_prompt_up_to_it(self, tokenizer: Tokenizer) -> None:
-        first = template(TEMPLATE).prompt(tokenizer, USER)
+        first = encoded_chat(template(TEMPLATE), tokenizer, USER)
         turns = [*USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "more"}]
-        second = template(TEMPLATE).prompt(tokenizer, turns)
+        second = encoded_chat(template(TEMPLATE), tokenizer, turns)
         boundary = first.turn_boundary
         assert 0 < boundary < len(first.token_ids)
         assert second.token_ids[:boundary] == first.token_ids[:boundary]
 
     def test_multi_byte_text_does_not_shift_it(self, tokenizer: Tokenizer) -> None:
         messages = [{"role": "user", "content": "世界 🎉👩‍👧 ü"}]
-        prompt = template(TEMPLATE).prompt(tokenizer, messages)
+        prompt = encoded_chat(template(TEMPLATE), tokenizer, messages)
         closed = tokenizer.encode(template(TEMPLATE).render(messages, generation_prompt=False), special=False)
         assert prompt.turn_boundary == len(closed)
 
     def test_a_token_across_it_is_not_counted(self, tokenizer: Tokenizer) -> None:
         source = "{{ messages[0].content }}hel{% if add_generation_prompt %}lo{% endif %}"
-        prompt = template(source).prompt(tokenizer, [{"role": "user", "content": "a "}])
+        prompt = encoded_chat(template(source), tokenizer, [{"role": "user", "content": "a "}])
         text = tokenizer.decode(prompt.token_ids[: prompt.turn_boundary])
         assert "a hel".startswith(text)
 
@@ -149,20 +150,20 @@ class TestTurnBoundary:
         ],
     )
     def test_a_template_without_a_generation_prompt_has_none(self, tokenizer: Tokenizer, source: str) -> None:
-        assert template(source).prompt(tokenizer, USER).turn_boundary == 0
+        assert encoded_chat(template(source), tokenizer, USER).turn_boundary == 0
 
     def test_a_template_that_refuses_the_closed_conversation_has_none(self, tokenizer: Tokenizer) -> None:
         source = "{% if not add_generation_prompt %}{{ raise_exception('open ended') }}{% endif %}x: "
-        prompt = template(source).prompt(tokenizer, USER)
+        prompt = encoded_chat(template(source), tokenizer, USER)
         assert prompt.turn_boundary == 0
         assert tokenizer.decode(prompt.token_ids) == "x: "
 
     def test_a_template_that_rewrites_the_end_has_none(self, tokenizer: Tokenizer) -> None:
         source = "hello {% if add_generation_prompt %}there, assistant:{% else %}(the end){% endif %}"
-        assert template(source).prompt(tokenizer, USER).turn_boundary == 0
+        assert encoded_chat(template(source), tokenizer, USER).turn_boundary == 0
 
     def test_the_tokenizer_adds_no_second_bos(self, tokenizer: Tokenizer) -> None:
-        prompt = template(TEMPLATE).prompt(tokenizer, USER)
+        prompt = encoded_chat(template(TEMPLATE), tokenizer, USER)
         assert prompt.token_ids.count(tokenizer.bos_id or 0) == 1
 
 
@@ -233,10 +234,10 @@ PARTIAL = [*USER, {"role": "assistant", "content": " The answer "}]
 
 
 def test_a_continued_message_is_the_end_of_the_prompt(tokenizer: Tokenizer) -> None:
-    made = template(TEMPLATE).prompt(tokenizer, PARTIAL, continue_final=True)
+    made = encoded_chat(template(TEMPLATE), tokenizer, PARTIAL, continue_final=True)
     assert tokenizer.decode(made.token_ids, special=True).endswith("assistant\n The answer ")
     stripping = TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] | trim }}")
-    made = template(stripping).prompt(tokenizer, PARTIAL, continue_final=True)
+    made = encoded_chat(template(stripping), tokenizer, PARTIAL, continue_final=True)
     assert tokenizer.decode(made.token_ids, special=True).endswith("assistant\nThe answer")
     assert made.turn_boundary == 0
 
@@ -244,13 +245,16 @@ def test_a_continued_message_is_the_end_of_the_prompt(tokenizer: Tokenizer) -> N
 def test_a_message_that_is_not_shown_cannot_be_continued(tokenizer: Tokenizer) -> None:
     for content in ("", "gone"):
         with pytest.raises(TemplateRefused, match="cannot be continued"):
-            template("{{ messages[0].content }}").prompt(
-                tokenizer, [*USER, {"role": "assistant", "content": content}], continue_final=True
+            encoded_chat(
+                template("{{ messages[0].content }}"),
+                tokenizer,
+                [*USER, {"role": "assistant", "content": content}],
+                continue_final=True,
             )
 
 
 def test_without_generation_prompt_the_prompt_ends_with_the_last_message(tokenizer: Tokenizer) -> None:
-    made = template(TEMPLATE).prompt(tokenizer, USER, generation_prompt=False)
+    made = encoded_chat(template(TEMPLATE), tokenizer, USER, generation_prompt=False)
     assert tokenizer.decode(made.token_ids, special=True).endswith("hello<|im_end|>\n")
 
 
@@ -262,4 +266,4 @@ def test_a_prompt_that_is_refused_for_its_text_is_never_encoded(
 
     monkeypatch.setattr(tokenizer, "encoding", None)
     with pytest.raises(ValueError, match="characters"):
-        template(TEMPLATE).prompt(tokenizer, USER, check=refuse)
+        encoded_chat(template(TEMPLATE), tokenizer, USER, check=refuse)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from mamba_server.text.detokenizer import MOST_HELD, REPLACEMENT, Detokenizer
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.detokenizer import MOST_HELD, REPLACEMENT, Detokenizer
+from mamba_text.tokenizer import Tokenizer
 from tiny_model import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>", "eos_token": "</s>"})

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from eventually import turns
-from mamba_server.text.encoder_pool import LONG_FROM_CHARS, THREAD_FROM_CHARS, EncoderPool, GivenUp
+from mamba_text.encoder_pool import LONG_FROM_CHARS, THREAD_FROM_CHARS, EncoderPool, GivenUp
 
 
 def here(_: GivenUp) -> bool:

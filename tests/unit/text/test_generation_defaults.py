@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mamba_server.text.errors import BadTokenizer
-from mamba_server.text.generation_defaults import GenerationDefaults
+from mamba_text.errors import BadTokenizer
+from mamba_text.generation_defaults import GenerationDefaults
 from tiny_model import write_model
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.text.sequence_text import SequenceText, Shown
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.sequence_text import SequenceText, Shown
+from mamba_text.tokenizer import Tokenizer
 from tiny_model import SPECIAL, byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer(), {"bos_token": "<s>"})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.text.stop_strings import Matched, StopMatcher
+from mamba_text.stop_strings import Matched, StopMatcher
 
 LETTERS = st.text(alphabet="abc", max_size=24)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4).map(tuple)

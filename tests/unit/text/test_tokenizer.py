@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
 
-from mamba_server.text.errors import BadTokenizer
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.errors import BadTokenizer
+from mamba_text.tokenizer import Tokenizer
 from tiny_model import SPECIAL, byte_level_tokenizer, write_model
 
 

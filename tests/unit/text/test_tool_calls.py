@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_server.text.tool_calls import GRANITE, HERMES, NEMOTRON, Read, ToolCall, ToolCallFormat, format_of
-from mamba_server.text.tool_calls import ToolCallReader as Reader
+from mamba_text.tool_calls import GRANITE, HERMES, NEMOTRON, Read, ToolCall, ToolCallFormat, format_of
+from mamba_text.tool_calls import ToolCallReader as Reader
 
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "<\\u00e9>"}}'
 ADD = ToolCall("add", '{"a": 1, "b": "<é>"}')

@@ -1,13 +1,11 @@
 """Messages to the prompt of a chat model, by the model's own Jinja template in an immutable sandbox.
 
-Used by the API process. Templates come from the model directory and never from a request; what one raises for
-a conversation is that request's error. Also finds the turn boundary: the depth just before the generation
-prompt, where the next turn of the conversation will want to resume.
+Templates come from the model directory and never from a request; what one raises for a conversation is that
+request's error.
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mamba_server.text.errors import BadTemplate, TemplateRefused
-from mamba_server.text.tokenizer import Tokenizer, read_json
-from mamba_server.text.tool_calls import format_of
+from mamba_text.errors import BadTemplate, TemplateRefused
+from mamba_text.tokenizer import Tokenizer, read_json
+from mamba_text.tool_calls import format_of
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -52,15 +50,6 @@ class _Generation(Extension):
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     # Not Jinja's own filter: that one escapes for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A rendered conversation."""
-
-    token_ids: list[int]
-    turn_boundary: int
-    """Tokens before the generation prompt; 0 when the template has no separate one."""
 
 
 class ChatTemplate:
@@ -139,44 +128,19 @@ class ChatTemplate:
         except _FAILURES as error:
             raise TemplateRefused(f"the chat template failed for these messages: {error}") from error
 
-    def prompt(
+    def text(
         self,
-        tokenizer: Tokenizer,
         messages: list[dict[str, Any]],
         *,
         variables: dict[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
         generation_prompt: bool = True,
         continue_final: bool = False,
-        check: Callable[[str], None] = lambda _: None,
-    ) -> ChatPrompt:
-        """Render and encode. The template writes the special tokens itself, so the tokenizer adds none.
-
-        The boundary counts the tokens that end at or before the text rendered without generation prompt.
-        `continue_final`: the prompt ends where the text of the last message does. `check` sees the text
-        before it is encoded.
-        """
+    ) -> str:
+        """What is encoded, as a whole. `continue_final`: it ends where the text of the last message does."""
         answered = generation_prompt and not continue_final
         text = self.render(messages, variables=variables, tools=tools, generation_prompt=answered)
-        if continue_final:
-            text = _up_to_the_end_of(messages[-1]["content"], text)
-        check(text)
-        encoding = tokenizer.encoding(text)
-        token_ids: list[int] = encoding.ids
-        if not answered:
-            return ChatPrompt(token_ids, 0)
-        try:
-            closed = self.render(messages, generation_prompt=False, variables=variables, tools=tools)
-        except TemplateRefused:
-            return ChatPrompt(token_ids, 0)
-        if not text.startswith(closed) or len(closed) == len(text):
-            return ChatPrompt(token_ids, 0)
-        boundary = 0
-        for begin, end in encoding.offsets:
-            if end > len(closed) or begin >= len(closed):
-                break
-            boundary += 1
-        return ChatPrompt(token_ids, boundary)
+        return _up_to_the_end_of(messages[-1]["content"], text) if continue_final else text
 
 
 def _up_to_the_end_of(content: str, text: str) -> str:

@@ -7,9 +7,9 @@ stop string (keep the first tokens, drop the rest) is returned, not sent.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mamba_server.text.detokenizer import Detokenizer
-from mamba_server.text.stop_strings import StopMatcher
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.detokenizer import Detokenizer
+from mamba_text.stop_strings import StopMatcher
+from mamba_text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

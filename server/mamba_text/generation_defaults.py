@@ -7,8 +7,8 @@ the model directory, not of a request.
 from dataclasses import dataclass
 from pathlib import Path
 
-from mamba_server.text.errors import BadTokenizer
-from mamba_server.text.tokenizer import read_json
+from mamba_text.errors import BadTokenizer
+from mamba_text.tokenizer import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
-from mamba_server.text.tokenizer import Tokenizer
+from mamba_text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so at most four byte tokens: more than this and the bytes are broken.

@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
-from mamba_server.text.encoder_pool import THREAD_FROM_CHARS
-from mamba_server.text.errors import BadTokenizer
+from mamba_text.encoder_pool import THREAD_FROM_CHARS
+from mamba_text.errors import BadTokenizer
 
 # Else the library starts threads of its own for a batch, beside those of the pool.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,0 +1,133 @@
+"""From a validated request to the token ids of its prompts: the one way that API and gateway both go.
+
+The API runs the ids, the gateway looks up who can resume them: they can only find each other if they are the
+same ids. Nothing is refused here but what a template refuses; limits are the API's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_text.chat_messages import template_messages
+from mamba_text.chat_template import ChatTemplate
+from mamba_text.encoder_pool import GivenUp
+from mamba_text.errors import TemplateRefused
+from mamba_text.generation_defaults import GenerationDefaults
+from mamba_text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What the model directory says about text."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+
+    @classmethod
+    def load(cls, directory: Path) -> "TextSide":
+        """Of a model directory. Raises TextError."""
+        tokenizer = Tokenizer.load(directory)
+        template = ChatTemplate.load(directory, tokenizer)
+        return cls(tokenizer, template, GenerationDefaults.load(directory))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt."""
+
+    token_ids: list[int]
+    text: str = ""
+    """What `echo` shows of it."""
+    turn_boundary: int = 0
+    """Tokens before the generation prompt; 0 = not a chat."""
+
+    def last(self, tokens: int | None) -> "Prompt":
+        """Only its last so many tokens; None = all."""
+        cut = 0 if tokens is None else max(0, len(self.token_ids) - tokens)
+        if not cut:
+            return self
+        return Prompt(self.token_ids[cut:], self.text, max(0, self.turn_boundary - cut))
+
+
+def completion_token_ids(
+    tokenizer: Tokenizer, request: CompletionRequest, given_up: GivenUp = lambda: False
+) -> list[list[int]]:
+    """Of each prompt of the request, in order, whole. An empty one gets the beginning-of-sequence token."""
+    made = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            token_ids = [] if given_up() else tokenizer.encode(prompt)
+        else:
+            token_ids = prompt
+        made.append(token_ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id]))
+    return made
+
+
+def encoded_chat(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    *,
+    variables: dict[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
+    generation_prompt: bool = True,
+    continue_final: bool = False,
+    check: Callable[[str], None] = lambda _: None,
+) -> Prompt:
+    """Messages as the template shows them, encoded. It writes the special tokens itself, the tokenizer none.
+
+    The turn boundary is where the next turn will want to resume: the tokens that end at or before the text
+    rendered without generation prompt. `check` sees the text, not encoded yet. Raises TemplateRefused.
+    """
+    text = template.text(
+        messages,
+        variables=variables,
+        tools=tools,
+        generation_prompt=generation_prompt,
+        continue_final=continue_final,
+    )
+    check(text)
+    encoding = tokenizer.encoding(text)
+    if not generation_prompt or continue_final:
+        return Prompt(encoding.ids)
+    try:
+        closed = template.render(messages, generation_prompt=False, variables=variables, tools=tools)
+    except TemplateRefused:
+        return Prompt(encoding.ids)
+    if not text.startswith(closed) or len(closed) == len(text):
+        return Prompt(encoding.ids)
+    boundary = 0
+    for begin, end in encoding.offsets:
+        if end > len(closed) or begin >= len(closed):
+            break
+        boundary += 1
+    return Prompt(encoding.ids, turn_boundary=boundary)
+
+
+def chat_prompt(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    request: ChatCompletionRequest,
+    check: Callable[[str], None] = lambda _: None,
+) -> Prompt:
+    """That of a chat request, whole. `check` sees its text, not encoded yet. Raises TemplateRefused."""
+    return encoded_chat(template, tokenizer, template_messages(request), check=check, **_options(request))
+
+
+def chat_token_ids(
+    template: ChatTemplate, request: ChatCompletionRequest, encode: Callable[[str], list[int]]
+) -> list[int]:
+    """Those of `chat_prompt` alone. `encode`: as `Tokenizer.encoding`, ids only. Raises TemplateRefused."""
+    return encode(template.text(template_messages(request), **_options(request)))
+
+
+def _options(request: ChatCompletionRequest) -> dict[str, Any]:
+    return {
+        "variables": request.chat_template_kwargs,
+        "tools": request.offered_tools or None,
+        "generation_prompt": request.add_generation_prompt is not False,
+        "continue_final": bool(request.continue_final_message),
+    }

@@ -1,0 +1,79 @@
+"""Token ids of texts that begin as earlier ones did: conversations grow at their end, little of one is new.
+
+A special token in the text ends what stands before it for the tokenizer, so the text is cut before each, and
+pieces that were encoded before are not encoded again. Used by gateways: they see all turns of a conversation.
+"""
+
+import re
+import threading
+from collections import OrderedDict
+
+from mamba_text.tokenizer import Tokenizer
+
+MOST_CHARS = 8 << 20
+"""Characters of the pieces that are kept; the least recently used go first."""
+LEAST_CHARS = 64
+"""Shorter pieces are encoded sooner than found."""
+
+
+class SegmentCache:
+    """Over one tokenizer; may be used by several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, most_chars: int = MOST_CHARS) -> None:
+        self._tokenizer, self._most_chars = tokenizer, most_chars
+        self._cut = _cuts(tokenizer)
+        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
+        self._chars = 0
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `Tokenizer.encoding(text)`."""
+        if self._cut is None:
+            return self._plain(text)
+        token_ids: list[int] = []
+        starts = [match.start() for match in self._cut.finditer(text)]
+        for start, end in zip([0, *starts], [*starts, len(text)], strict=True):
+            token_ids += self._piece(text[start:end])
+        return token_ids
+
+    @property
+    def chars(self) -> int:
+        """Characters of the pieces that are kept."""
+        return self._chars
+
+    def _piece(self, text: str) -> list[int]:
+        if len(text) < LEAST_CHARS:
+            return self._plain(text) if text else []
+        with self._lock:
+            if (known := self._pieces.get(text)) is not None:
+                self._pieces.move_to_end(text)
+                return known
+        made = self._plain(text)
+        with self._lock:
+            if text not in self._pieces:
+                self._pieces[text] = made
+                self._chars += len(text)
+            while self._chars > self._most_chars:
+                self._chars -= len(self._pieces.popitem(last=False)[0])
+        return made
+
+    def _plain(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encoding(text).ids
+        return token_ids
+
+
+def _cuts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Finds where a text may be cut: before an added token, if none of them looks at what is around it."""
+    added = list(tokenizer.rust.get_added_tokens_decoder().values())
+    if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
+        return None
+    contents = sorted((token.content for token in added if token.content), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, contents))) if contents else None
+    if pattern is None:
+        return None
+    # Tokenizers are made of parts of any kind: one whose pieces do not add up is not cut.
+    probe = f"Two words{contents[0]} and\n\nmore.{contents[0]}{contents[-1]}x {contents[-1]}"
+    starts = [match.start() for match in pattern.finditer(probe)]
+    pieces = [probe[a:b] for a, b in zip([0, *starts], [*starts, len(probe)], strict=True)]
+    added_up = [i for piece in pieces if piece for i in tokenizer.encoding(piece).ids]
+    return pattern if added_up == tokenizer.encoding(probe).ids else None

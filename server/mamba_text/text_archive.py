@@ -1,0 +1,79 @@
+"""The files that say how a model's text becomes token ids, as one archive: what engines give to gateways.
+
+A plain zip of the few files that `TextSide.load` reads, the same bytes for the same files. What comes over
+the network is unpacked within limits, by the names that are known and no others.
+"""
+
+import hashlib
+import io
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from mamba_text.errors import BadTokenizer
+from mamba_text.prompt import TextSide
+
+FILES = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+MOST_PACKED_BYTES = 64 << 20
+"""Of an archive that is taken from another machine."""
+MOST_BYTES = 256 << 20
+"""Of its files together."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TextArchive:
+    """`fingerprint`: a digest of the files' names and contents; the same files have the same."""
+
+    data: bytes
+    fingerprint: str
+
+    @classmethod
+    def pack(cls, directory: Path) -> "TextArchive":
+        """Those of a model directory. Raises OSError."""
+        out, digest = io.BytesIO(), hashlib.blake2b(digest_size=16)
+        with zipfile.ZipFile(out, "w") as archive:
+            for name in FILES:
+                if not (path := directory / name).is_file():
+                    continue
+                content = path.read_bytes()
+                digest.update(f"{name}:{len(content)}:".encode() + content)
+                entry = zipfile.ZipInfo(name, _EPOCH)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, content, compresslevel=3)
+        return cls(out.getvalue(), digest.hexdigest())
+
+
+def load_text_side(data: bytes) -> TextSide:
+    """What a packed archive holds. Raises TextError for one that is broken, too large or of other files."""
+    with tempfile.TemporaryDirectory(prefix="mambaserve-text-") as folder:
+        try:
+            _unpack(data, Path(folder))
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise BadTokenizer(f"the archive of the tokenizer is broken: {error}") from error
+        return TextSide.load(Path(folder))
+
+
+def _unpack(data: bytes, folder: Path) -> None:
+    left = MOST_BYTES
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for entry in archive.infolist():
+            if entry.filename not in FILES:
+                raise BadTokenizer(
+                    f"the archive of the tokenizer has a file that is none of it: {entry.filename[:80]!r}"
+                )
+            with archive.open(entry) as file:  # what an entry says of its size is not believed
+                content = file.read(left + 1)
+            left -= len(content)
+            if left < 0:
+                raise BadTokenizer(f"the files of the tokenizer are larger than {MOST_BYTES} bytes together")
+            (folder / entry.filename).write_bytes(content)

@@ -1,0 +1,194 @@
+"""Prompts that wait to be routed: the very ids that an engine makes of them, or none in time."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from asgi import ask
+from eventually import until
+from mamba_gateway import prompt_reader
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.prompt_reader import (
+    MOST_BODY_BYTES,
+    MOST_PENDING,
+    MOST_SECONDS,
+    PromptReader,
+    prompt_of,
+    text_of,
+)
+from mamba_gateway.text_sides import ModelText
+from mamba_gateway.upstream import UpstreamRequest
+from mamba_text.segment_cache import SegmentCache
+from scripted_engine import READY, Api
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "hello there"}
+PART = {"type": "text", "text": "a"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, "x"]}'}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (TEXT, {"prompt": "a plain text"}),
+    (TEXT, {"prompt": ["first", "second"]}),
+    (TEXT, {"prompt": [5, 6, 7]}),
+    (TEXT, {"prompt": [[5, 6, 7], [8]]}),
+    (TEXT, {"prompt": ""}),
+    (TEXT, {"prompt": "<s>with<|im_start|>special tokens", "cache_salt": "alice"}),
+    (TEXT, {"prompt": "cut at its beginning", "truncate_prompt_tokens": 4}),
+    (TEXT, {"prompt": "unïcode \u2603 \U0001f600", "echo": True, "max_tokens": 1}),
+    (CHAT, {"messages": [USER]}),
+    (CHAT, {"messages": [{"role": "system", "content": "be brief"}, USER], "cache_salt": "bob"}),
+    (CHAT, {"messages": [{"role": "developer", "content": "be brief"}, USER]}),
+    (CHAT, {"messages": [{"role": "user", "content": [PART, {**PART, "text": "b"}]}]}),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                         {"role": "tool", "tool_call_id": "c1", "content": "42"}]}),
+    (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": "The ans"}],
+            "continue_final_message": True, "add_generation_prompt": False}),
+    (CHAT, {"messages": [USER], "add_generation_prompt": False}),
+    (CHAT, {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True, "x": [1]}}),
+    (CHAT, {"messages": [USER], "truncate_prompt_tokens": 3}),
+    (CHAT, {"messages": [{"role": "user", "content": "<|im_end|> injected"}], "unknown_field": {"a": 1}}),
+]  # fmt: skip
+
+
+def model_text() -> ModelText:
+    side = Api().serving.text
+    return ModelText(side, SegmentCache(side.tokenizer))
+
+
+MODEL_TEXT = model_text()
+
+
+async def the_same_ids(api: Api, path: str, body: dict[str, Any], text: ModelText) -> None:
+    """The engine's API and the gateway make the same of `body`."""
+    asked = ask(api.app, "POST", path, body, headers=[("Content-Type", "application/json")])
+    await until(lambda: api.engine.requests or asked.messages)
+    assert asked.messages == [], asked.body
+    add = api.engine.requests[0]
+    await asked.leave().done()
+
+    prompt = prompt_of(path, json.dumps(body).encode(), text)
+
+    assert prompt is not None
+    assert prompt.token_ids.tolist() == list(add.token_ids)
+    assert prompt.salt == add.cache_salt
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_the_gateway_makes_the_ids_that_the_engine_gets(path: str, body: dict[str, Any]) -> None:
+    await the_same_ids(Api(), path, body, MODEL_TEXT)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_tools_that_are_offered_are_in_the_prompt_at_both_ends(choice: str) -> None:
+    template = (
+        "{% if tools %}{{ tools | tojson }} call <tool_call>{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    )
+    api = Api(template=template)
+    api.engine.says(msgspec.structs.replace(READY, max_model_len=2048))
+    side = api.serving.text
+    assert side is not None
+    text = ModelText(side, SegmentCache(side.tokenizer))
+    body = {"messages": [USER], "tools": [TOOL], "tool_choice": choice}
+    await the_same_ids(api, CHAT, body, text)
+    shown = side.tokenizer.decode(prompt_of(CHAT, json.dumps(body).encode(), text).token_ids.tolist())
+    assert ("parameters" in shown) is (choice == "auto")
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        (CHAT, b"{"), (CHAT, b"[]"), (CHAT, b"{}"), (CHAT, b'{"messages": []}'), (CHAT, b'{"messages": "x"}'),
+        (TEXT, b'{"prompt": NaN}'), (TEXT, b'{"prompt": []}'), (TEXT, b'{"prompt": [-1, 2]}'),
+        (TEXT, b'{"prompt": "\xff"}'), (TEXT, b'{"prompt":' + b"[" * 5000),
+        (CHAT, b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}'),
+        (TEXT, b'{"prompt": [99999999999999999999]}'),
+    ],
+)  # fmt: skip
+def test_what_an_engine_will_refuse_has_no_prompt_and_no_error(path: str, raw: bytes) -> None:
+    assert prompt_of(path, raw, MODEL_TEXT) is None
+
+
+class Texts:
+    """In the place of the fetched tokenizers."""
+
+    def __init__(self, text: ModelText | None) -> None:
+        self.text = text
+
+    def of(self, model: str | None) -> ModelText | None:
+        return self.text if model == "m" else None
+
+
+class Reading:
+    def __init__(self, text: ModelText | None = MODEL_TEXT) -> None:
+        self.metrics = GatewayMetrics(lambda: ())
+        self.reader = PromptReader(Texts(text), self.metrics)  # type: ignore[arg-type]
+
+    async def read(self, text: str = "x", model: str = "m") -> PromptPrefix | None:
+        body = json.dumps({"prompt": text}).encode()
+        return await self.reader.read(UpstreamRequest(TEXT, "", [], body, model))
+
+    def outcomes(self) -> dict[str, float]:
+        return {
+            sample.labels["outcome"]: sample.value
+            for sample in next(iter(self.metrics.prompts.collect())).samples
+            if sample.name.endswith("_total")
+        }
+
+
+async def test_each_outcome_is_counted() -> None:
+    reading = Reading()
+    assert await reading.read() is not None
+    other = await reading.read(model="another")
+    assert other is not None
+    assert not other.exact
+    assert await reading.read("x" * MOST_BODY_BYTES) is None
+    assert await reading.reader.read(UpstreamRequest(CHAT, "", [], b"{}", "m")) is None
+    assert reading.outcomes() == {"read": 1, "no_tokenizer": 1, "too_large": 1, "unusable": 1}
+
+
+async def test_nobody_waits_for_a_prompt_longer_than_the_bound_and_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stuck:
+        async def run(self, _chars: int, _work: object) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(prompt_reader, "EncoderPool", Stuck)
+    reading, loop = Reading(), asyncio.get_running_loop()
+    begin = loop.time()
+    waiting = [asyncio.create_task(reading.read()) for _ in range(MOST_PENDING)]
+    await asyncio.sleep(0)
+    assert await reading.read() is None
+    assert loop.time() == begin
+    assert await asyncio.gather(*waiting) == [None] * MOST_PENDING
+    assert loop.time() - begin == pytest.approx(MOST_SECONDS)
+    assert reading.outcomes() == {"busy": 1, "late": MOST_PENDING}
+
+
+def chat(*contents: str, **more: Any) -> bytes:
+    messages = [{"role": "user" if n % 2 == 0 else "assistant", "content": c} for n, c in enumerate(contents)]
+    return json.dumps({"model": "m", **more, "messages": messages}).encode()
+
+
+def test_without_a_tokenizer_a_further_turn_has_the_text_of_the_one_before_and_others_have_not() -> None:
+    first = text_of(CHAT, chat("long question " * 200, temperature=0.1))
+    second = text_of(CHAT, chat("long question " * 200, "an answer", "and now?"))
+    other = text_of(CHAT, chat("another question " * 200))
+    salted = text_of(CHAT, chat("long question " * 200, cache_salt="alice"))
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert salted is not None
+    assert first.digests == second.digests[: len(first.digests)]
+    assert len(first.digests) > 5
+    for stranger in (other, salted):
+        assert not {d for _, d in first.digests} & {d for _, d in stranger.digests}
+    assert text_of(TEXT, b'{"prompt": [1, 2, 3]}') is not None
+    for nothing in (b"{", b"[]", b'{"messages": [', b"{}", b"\xff"):
+        assert text_of(CHAT, nothing) is None
