@@ -31,7 +31,7 @@ class StartBudget:
         self._started = 0
 
     def begin(self, *, answering: bool) -> None:
-        """The starts of a new step come next. `answering`: there is somebody whose next token they hold up."""
+        """The starts of a new step come next. `answering`: somebody's next token waits for them."""
         now = self._clock()
         self._seconds = MOST_SECONDS
         if answering:
