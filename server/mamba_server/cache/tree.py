@@ -8,6 +8,7 @@ Called by the state cache alone.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -49,14 +50,14 @@ MISS_CAUSES = (
 `prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeEvent:
-    """A checkpoint gained or lost, for subscribers outside the engine."""
+class CheckpointListener(Protocol):
+    """Who is told of checkpoints that come and go, each once."""
 
-    gained: bool
-    salt: str
-    token_ids: Tokens
-    depth: int
+    def gained(self, node: Node) -> None:
+        """`node` has a checkpoint now."""
+
+    def lost(self, node: Node) -> None:
+        """`node` is about to lose its checkpoint."""
 
 
 def _nobody(pages: Pages, change: int) -> None:
@@ -76,7 +77,7 @@ class RadixTree:
         self.pages = 0
         self.locked_pages = 0
         self.locked_states = 0
-        self.on_event: Callable[[TreeEvent], None] | None = None
+        self.listener: CheckpointListener | None = None
         self.on_pin: Callable[[Pages, int], None] = _nobody
         """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
@@ -246,7 +247,8 @@ class RadixTree:
                 if above.ghost is not None:
                     above.ghost.heir = None
                 self.eviction.offer(above)
-            self._emit(node, gained=True)
+            if self.listener is not None:
+                self.listener.gained(node)
         return node, at, taken
 
     def _split(self, child: Node, keep: int) -> Node:
@@ -277,7 +279,8 @@ class RadixTree:
         """Take the checkpoint from `node`; what is left is a tombstone. Returns the slot."""
         if node.state_lock:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
-        self._emit(node, gained=False)
+        if self.listener is not None:
+            self.listener.lost(node)
         slot, node.slot = node.slot, 0
         self.eviction.withdraw(node)
         if node.ghost is not None:
@@ -353,7 +356,3 @@ class RadixTree:
     def key_of(self, node: Node) -> Tokens:
         """All tokens from the root to the end of `node`."""
         return np.concatenate([each.token_ids for each in node.path()])
-
-    def _emit(self, node: Node, *, gained: bool) -> None:
-        if self.on_event is not None:
-            self.on_event(TreeEvent(gained, node.salt, self.key_of(node), node.depth))

@@ -32,6 +32,8 @@ from mamba_server.wire import (
 )
 
 STATS_SECONDS = 0.5
+CHANGES_SECONDS = 0.05
+"""Between two messages about checkpoints."""
 MOST_MESSAGES = 32
 """Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
 CHECK_SECONDS = 0.002
@@ -85,6 +87,7 @@ class EngineProcess:
         self._port = port
         self._clock = clock
         self._next_stats = 0.0
+        self._next_changes = 0.0
         self._checked = True
         self._audit: Iterator[None] | None = None
         """The recount under way; whatever comes in makes it void."""
@@ -95,7 +98,8 @@ class EngineProcess:
         stalled = False
         while True:
             resting = self._core.idle and self._audit is None
-            for message in self._port.receive(STATS_SECONDS if resting else 0.001 if stalled else 0.0):
+            rest = CHANGES_SECONDS if self._core.checkpoint_changes.pending else STATS_SECONDS
+            for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
@@ -127,7 +131,11 @@ class EngineProcess:
         search_new_objects()
         if self._core.idle and not self._checked:
             self._check()
-        if self._clock() >= self._next_stats:
+        now = self._clock()
+        if now >= self._next_changes and (changes := self._core.checkpoint_changes.take()) is not None:
+            self._next_changes = now + CHANGES_SECONDS
+            self._port.send(changes)
+        if now >= self._next_stats:
             self._send_stats()
 
     def _check(self) -> None:
