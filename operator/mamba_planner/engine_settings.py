@@ -114,6 +114,18 @@ class ExpectedTraffic(Group):
         return Workload(**declared) if declared else None
 
 
+class PrefixSharing(Group):
+    """Prefix index."""
+
+    redis_url: str | None = None
+    """Redis that gateways read what is cached here from; one with a password comes in the variable or a file;
+    default: gateways ask the engine itself."""
+    redis_url_file: str | None = None
+    """File with that address, such as a mounted Secret."""
+    prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)
+    """Name that the engines and gateways of one index share; default: the served model's name."""
+
+
 class Life(Group):
     """Process."""
 
@@ -125,7 +137,9 @@ class Life(Group):
     """Least severe message that is logged."""
 
 
-class EngineSettings(Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life):
+class EngineSettings(
+    Model, Server, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, PrefixSharing, Life
+):
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

@@ -8,7 +8,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
 from random import Random
 from urllib.parse import urlsplit
@@ -25,11 +25,13 @@ from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prefix_source import Sink, prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay import Relay
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.upstream import make_session
+from mamba_prefix.prefix_index import PrefixIndex
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -59,7 +61,8 @@ async def serve(
     )
     bound = listen(settings.host, settings.port)
     pool = Pool()
-    metrics = GatewayMetrics(pool.snapshot)
+    index = PrefixIndex()
+    metrics = GatewayMetrics(pool.snapshot, index)
     admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
         prober = Prober(
@@ -68,7 +71,10 @@ async def serve(
             key=(lambda: backend_keys.first) if backend_keys else None,
         )  # fmt: skip
         try:
-            async with _endpoint_source(settings, prober, rng) as wake:
+            async with (
+                prefixes_followed(settings, session, index, backend_keys) as follow,
+                _endpoint_source(settings, _both(prober.set_targets, follow), rng) as wake,
+            ):
                 relay = Relay(
                     session, pool, metrics, rng,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
@@ -97,13 +103,22 @@ async def serve(
             bound.close()
 
 
+def _both(one: Sink, other: Sink) -> Sink:
+    def tell(targets: Iterable[Target]) -> None:
+        known = tuple(targets)
+        one(known)
+        other(known)
+
+    return tell
+
+
 @contextlib.asynccontextmanager
 async def _endpoint_source(
-    settings: GatewaySettings, prober: Prober, rng: Random
+    settings: GatewaySettings, sink: Sink, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the targets up to date; yields what to call while a request waits for an engine."""
     if settings.deployment is None:
-        prober.set_targets(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
+        sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
@@ -116,9 +131,7 @@ async def _endpoint_source(
     async with connected(access) as server:
         waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
         tasks = [
-            asyncio.create_task(
-                watch_engines(server, namespace, settings.deployment, prober.set_targets, rng)
-            ),
+            asyncio.create_task(watch_engines(server, namespace, settings.deployment, sink, rng)),
             asyncio.create_task(waker.work()),
         ]
         try:

@@ -14,7 +14,7 @@ import structlog
 from mamba_prefix.errors import ForeignMessage, RedisAway
 from mamba_prefix.messages import Change, Heartbeat, Message, Snapshot, unpack
 from mamba_prefix.prefix_index import PrefixIndex
-from mamba_prefix.redis_store import START, Store
+from mamba_prefix.store import START, Store
 
 log = structlog.get_logger("mambaserve.prefix")
 
@@ -35,7 +35,6 @@ class Follower:
         self._index = index
         self._store = store
         self._jitter = jitter
-        self.failures = 0
         self.foreign = 0
         """Messages that nobody of this version wrote."""
         self._at = START
@@ -57,10 +56,15 @@ class Follower:
                 if not failures:
                     log.warning("prefix index not followed", reason=str(error))
                 self._index.state = "unavailable"
-                self.failures += 1
+                self._index.failures += 1
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 16))
                 failures += 1
                 await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
+            except Exception:
+                log.exception("prefix index not followed")
+                self._index.state = "unavailable"
+                self._index.failures += 1
+                await asyncio.sleep(LONGEST_PAUSE)
 
     async def _start(self) -> None:
         """Read every snapshot and what the stream has had since. Raises RedisAway."""

@@ -4,7 +4,8 @@ Feeds (the follower of Redis, or of the engines themselves) put in what they hea
 is advice: an engine looks again at its own tree.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,15 +35,22 @@ class EngineView:
     fresh: bool
     """All that it has published is here, as far as is known; False: some of it may be missing or outdated."""
     seq: int = 0
-    at: float = 0.0
-    """When its last batch was made, by its own clock: seconds since 1970."""
 
 
 class PrefixIndex:
     """One copy. `state`: off = nobody feeds it; following; stale = an engine's part has holes; unavailable =
     what feeds it is away, and this is the last that was heard."""
 
-    def __init__(self, most_entries: int = MOST_ENTRIES, *, off: bool = False) -> None:
+    def __init__(
+        self,
+        most_entries: int = MOST_ENTRIES,
+        *,
+        off: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall = wall
+        self.lag = 0.0
+        """Seconds from the making of the last batch to its arrival, by both machines' clocks."""
         self.state: State = "off" if off else "unavailable"
         self.refused_entries = 0
         """Checkpoints that there was no room for."""
@@ -52,6 +60,8 @@ class PrefixIndex:
         """Times that batches of an engine were missing."""
         self.snapshots = 0
         """Snapshots read."""
+        self.failures = 0
+        """Times that what feeds it was away."""
         self._table = PrefixTable(most_entries)
         self._views: dict[str, EngineView] = {}
         self._numbers: dict[str, int] = {}
@@ -103,10 +113,9 @@ class PrefixIndex:
         self._table.clear(number)
         self._add(number, np.unique(entries_of(message.entries)["hash"]))
         self.snapshots += 1
-        before = self._views.get(message.engine)
         self._views[message.engine] = EngineView(
             message.fingerprint, message.page_size, message.incarnation, message.epoch,
-            self._table.count(number), fresh=True, seq=message.seq, at=before.at if before else 0.0,
+            self._table.count(number), fresh=True, seq=message.seq,
         )  # fmt: skip
         self._keep_chains()
         return True
@@ -129,9 +138,10 @@ class PrefixIndex:
         self._table.remove(number, np.unique(hashes_of(message.lost)))
         self._add(number, np.unique(entries_of(message.gained)["hash"]))
         self._views[message.engine] = replace(
-            view, incarnation=message.incarnation, epoch=message.epoch, seq=message.seq, at=message.at,
+            view, incarnation=message.incarnation, epoch=message.epoch, seq=message.seq,
             entries=self._table.count(number), fresh=True,
         )  # fmt: skip
+        self.lag = max(0.0, self._wall() - message.at)
         return "taken"
 
     def matches(self, beat: Heartbeat) -> bool:

@@ -14,7 +14,7 @@ import structlog
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.errors import ForeignMessage, RedisAway
 from mamba_prefix.messages import Heartbeat, pack, unpack
-from mamba_prefix.redis_store import START, Store
+from mamba_prefix.store import START, Store
 
 log = structlog.get_logger("mambaserve.prefix")
 
@@ -60,6 +60,12 @@ class Publisher:
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 16))
                 failures += 1
                 await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
+            except Exception:
+                # A defect here must not end what goes on without the index.
+                log.exception("prefix index not published")
+                self.connected = False
+                self.failures += 1
+                await asyncio.sleep(LONGEST_PAUSE)
             else:
                 failures = 0
 

@@ -6,41 +6,21 @@ Every failure of Redis, whatever it is, is a RedisAway. Knows bytes and keys, no
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from redis.exceptions import RedisError
 
 from mamba_prefix.errors import RedisAway
+from mamba_prefix.redis_client import ANSWER_SECONDS, Client
 from mamba_prefix.redis_keys import RedisKeys
-from mamba_prefix.redis_url import ANSWER_SECONDS, Client
+from mamba_prefix.store import HEARTBEAT_SECONDS, SNAPSHOT_SECONDS, Batch
 
-HEARTBEAT_SECONDS = 5
-"""Life of a heartbeat: an engine that is silent for longer has died."""
-SNAPSHOT_SECONDS = 60
-"""Life of all else, renewed with each heartbeat: what is dead leaves nothing behind."""
 STREAM_LENGTH = 16_384
 """Batches that the stream keeps, about."""
 MANY = 16
 """Snapshots in one answer."""
-START = "0-0"
-Batch = tuple[str, bytes]
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Store(Protocol):
-    """What the publisher and the follower need."""
-
-    async def append(self, batches: Sequence[bytes]) -> str: ...
-    async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]: ...
-    async def put_snapshot(self, engine: str, raw: bytes) -> None: ...
-    async def heartbeats(self) -> dict[str, bytes | None]: ...
-    async def snapshots(self, engines: Iterable[str]) -> dict[str, bytes | None]: ...
-    async def read(self, after: str, most: int, block: float) -> list[Batch]: ...
-    async def between(self, after: str, last: str) -> list[Batch]: ...
-    async def want(self, engine: str) -> None: ...
-    async def forget(self, engine: str) -> None: ...
-    async def close(self) -> None: ...
 
 
 Method = Callable[Concatenate["RedisStore", P], Coroutine[Any, Any, R]]
@@ -138,6 +118,10 @@ class RedisStore:
     async def close(self) -> None:
         """Let go of the connections."""
         await self._client.aclose()
+        # Behind Sentinel the clients of the sentinels are its own.
+        pool = getattr(self._client, "connection_pool", None)
+        for each in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+            await each.aclose()
 
 
 def _text(raw: Any) -> str:

@@ -5,29 +5,19 @@ line, and is never shown.
 """
 
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
-
-import redis.asyncio as redis
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
+from urllib.parse import urlsplit
 
 from mamba_prefix.errors import BadRedisUrl
 
-ANSWER_SECONDS = 2.0
-"""Longest wait for a connection, and for an answer."""
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 SENTINEL_PORT, REDIS_PORT = 26379, 6379
-Client = Any
-"""redis.asyncio.Redis or redis.asyncio.cluster.RedisCluster: no common type, the same commands."""
 
 
 def check_url(url: str) -> str:
     """The address, if it can be one. Raises BadRedisUrl."""
     try:
         parts = urlsplit(url)
-        hosts = _hosts(parts.netloc, SENTINEL_PORT)
+        hosts = hosts_of(parts.netloc, SENTINEL_PORT)
     except ValueError as error:
         raise BadRedisUrl(f"is not an address: {error}") from None
     if parts.scheme not in SCHEMES:
@@ -50,10 +40,16 @@ def check_url(url: str) -> str:
     return url
 
 
-def has_password(url: str) -> bool:
-    """Whether a password stands in it."""
-    parts = urlsplit(url)
-    return bool(parts.password) or "password" in parse_qs(parts.query)
+def url_from(url: str | None, file: str | None) -> str | None:
+    """The address that one of the two settings gives. Raises BadRedisUrl, with the option's name."""
+    option, found = "--redis-url", url
+    try:
+        if file is not None:
+            option = "--redis-url-file"
+            found = read_url(file)
+        return None if found is None else check_url(found)
+    except BadRedisUrl as error:
+        raise BadRedisUrl(f"{option}: {error}") from None
 
 
 def read_url(path: str) -> str:
@@ -67,51 +63,7 @@ def read_url(path: str) -> str:
     return lines[0]
 
 
-def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
-    """A client that connects when it is first used and never tries again by itself. Raises BadRedisUrl."""
-    check_url(url)
-    parts = urlsplit(url)
-    options: dict[str, Any] = {
-        "socket_timeout": answer_seconds,
-        "socket_connect_timeout": answer_seconds,
-        "client_name": "mambaserve",
-    }
-    once = Retry(NoBackoff(), 0)
-    if parts.scheme.endswith("+cluster"):
-        from redis.asyncio.cluster import RedisCluster
-
-        hosts = ",".join(f"{_bracketed(host)}:{port}" for host, port in _hosts(parts.netloc, REDIS_PORT)[:1])
-        plain = parts._replace(scheme=parts.scheme.partition("+")[0], netloc=_login(parts.netloc) + hosts)
-        return RedisCluster.from_url(plain.geturl(), cluster_error_retry_attempts=1, **options)
-    if parts.scheme.endswith("+sentinel"):
-        if parts.scheme.startswith("rediss"):
-            options["ssl"] = True
-        if parts.password is not None:
-            options["password"] = unquote(parts.password)
-        if parts.username:
-            options["username"] = unquote(parts.username)
-        master, *database = [part for part in parts.path.split("/") if part]
-        sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            _hosts(parts.netloc, SENTINEL_PORT),
-            sentinel_kwargs={**options, "retry": once},
-            db=int(database[0]) if database else 0,
-            retry=once,
-            **options,
-        )
-        return sentinel.master_for(unquote(master))
-    return redis.Redis.from_url(url, retry=once, **options)
-
-
-def _login(netloc: str) -> str:
-    login, at, _ = netloc.rpartition("@")
-    return login + at
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _hosts(netloc: str, port: int) -> list[tuple[str, int]]:
+def hosts_of(netloc: str, port: int) -> list[tuple[str, int]]:
     """Hosts and ports between commas. Raises ValueError."""
     out = []
     for each in netloc.rpartition("@")[2].split(","):

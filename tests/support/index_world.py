@@ -15,7 +15,7 @@ from mamba_prefix.follower import Follower
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.publisher import Publisher
-from mamba_prefix.redis_store import Store
+from mamba_prefix.store import Store
 
 
 class EngineModel:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from mamba_prefix.errors import RedisAway
-from mamba_prefix.redis_store import HEARTBEAT_SECONDS, SNAPSHOT_SECONDS, Batch
+from mamba_prefix.store import HEARTBEAT_SECONDS, SNAPSHOT_SECONDS, Batch
 
 
 def place(where: str) -> tuple[int, int]:

@@ -17,6 +17,8 @@ import pytest
 
 from eventually import wait_until
 
+MEMORY_ONLY = ("--save", "", "--appendonly", "no")
+
 
 def redis_binary() -> str | None:
     """Path of a redis-server."""
@@ -29,7 +31,9 @@ class RedisServer:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        self.options = options
+        self.options = (*MEMORY_ONLY, *options)
+        self.leading: tuple[str, ...] = ()
+        """Arguments before all others: a configuration file."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -47,15 +51,15 @@ class RedisServer:
         bound = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         with (self.folder / f"redis-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*bound, binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-                 "--appendonly", "no", "--dir", str(self.folder), *self.options],
+                [*bound, binary, *self.leading, "--port", str(self.port), "--bind", "127.0.0.1",
+                 "--dir", str(self.folder), *self.options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         wait_until(self._answers, "redis-server")
 
     def _answers(self) -> bool:
         try:
-            return b"PONG" in self.command("PING")
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 

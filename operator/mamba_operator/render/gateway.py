@@ -12,6 +12,7 @@ from mamba_operator.render.pod import (
     ROUTER_PAUSE,
     container_security,
     pod_security,
+    prefix_sharing,
     probes,
 )
 from mamba_operator.strategic_merge import merge
@@ -112,7 +113,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
     }
-    return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
+    told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
+    return told + prefix_sharing(context.deployment)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
