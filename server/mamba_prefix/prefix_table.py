@@ -16,6 +16,7 @@ SMALLEST = 1 << 10
 FULL = 0.7
 """Share of places in use, empty ones included, at which the table is built anew."""
 _ONE = np.uint64(1)
+_NEAR = np.arange(1, 9)
 _BIT = (1 << np.arange(8)).astype(np.uint8)
 
 
@@ -58,12 +59,12 @@ class PrefixTable:
         first = np.flatnonzero(np.concatenate(([True], seen[1:] != seen[:-1])))
         out: dict[int, int] = {}
         before = 0
-        for index in first.tolist():
-            now = int(seen[index])
+        pages = perhaps[there[first]] + 1
+        for now, page in zip(seen[first].tolist(), pages.tolist(), strict=True):
             new = now & ~before
             while new:
                 lowest = new & -new
-                out[lowest.bit_length() - 1] = int(perhaps[there[index]]) + 1
+                out[lowest.bit_length() - 1] = page
                 new ^= lowest
             before = now
         return out
@@ -165,9 +166,16 @@ class PrefixTable:
         """Where each hash is, or the free place where it would be."""
         at = self._start(keys, hashes)
         there = keys[at]
-        missing = np.flatnonzero((there != hashes) & (there != 0))
-        while len(missing):
-            at[missing] = (at[missing] + 1) & (len(keys) - 1)
-            there = keys[at[missing]]
-            missing = missing[(there != hashes[missing]) & (there != 0)]
+        left = np.flatnonzero((there != hashes) & (there != 0))
+        while len(left):
+            # Some neighbours at once: they lie in one line of the processor's cache.
+            near = (at[left, None] + _NEAR) & (len(keys) - 1)
+            there = keys[near]
+            ends = (there == hashes[left, None]) | (there == 0)
+            which = ends.argmax(axis=1)
+            rows = np.arange(len(left))
+            at[left] = near[rows, which]
+            going = ~ends[rows, which]
+            at[left[going]] = near[going, -1]
+            left = left[going]
         return at

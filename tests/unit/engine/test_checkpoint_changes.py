@@ -68,17 +68,18 @@ def test_a_flush_is_one_word_and_what_it_spares() -> None:
         engine.add(list(range(start, start + 30)), 3)
     while not engine.core.idle:
         engine.step()
-    engine.add(list(range(1, 40)), 40)
-    for _ in range(4):
-        engine.step()
-    engine.check()
-    assert engine.cache.tree.checkpoints > 1
+    tree = engine.cache.tree
+    read = next(node for node in tree.walk() if node.slot)
+    tree.lock(read, state=True)
+    assert tree.checkpoints > 1
     engine.hear()
-    engine.flush()
+    engine.core.flush_cache()
     said = engine.hear()
     assert said is not None
     assert (said.cleared, said.epoch, said.lost) == (True, 2, b"")
-    assert len(entries_of(said.gained)) == engine.cache.tree.checkpoints
+    assert entries_of(said.gained)["depth"].tolist() == [read.depth]
+    tree.unlock_state(read)
+    tree.unlock(read)
     engine.close()
 
 
