@@ -70,6 +70,8 @@ ENV_PREFIX = "MAMBASERVE_"
 WAKE_KEY = "heldAt"
 """Key inside the ConfigMap X-wake: when (RFC 3339) a gateway last held a request for want of an engine."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
+REDIS_URL_KEY = "url"
+"""Key of the Secret with the address of a Redis."""
 API_KEYS_KEY = "api-keys"
 """Key inside the Secret of `spec.gateway.auth.secretRef`: one accepted API key a line."""
 

@@ -116,6 +116,18 @@ class ExpectedTraffic(Group):
         return Workload(**declared) if declared else None
 
 
+class PrefixSharing(Group):
+    """Prefix index."""
+
+    redis_url: str | None = None
+    """Redis that gateways read what is cached here from; one with a password comes in the variable or a file;
+    default: gateways ask the engine itself."""
+    redis_url_file: str | None = None
+    """File with that address, such as a mounted Secret."""
+    prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)
+    """Name that the engines and gateways of one index share; default: the served model's name."""
+
+
 class Life(Group):
     """Process."""
 
@@ -128,8 +140,9 @@ class Life(Group):
 
 
 class EngineSettings(
-    Model, Server, BrowserOrigins, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic, Life
-):
+    Model, Server, BrowserOrigins, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic,
+    PrefixSharing, Life,
+):  # fmt: skip
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 
     Fields of `spec.stateCache` are here as they are there: a new one needs no line in this file.

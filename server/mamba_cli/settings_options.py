@@ -7,6 +7,7 @@ looked at, so `mambaserve --help` does not wait for pydantic. Precedence: flag, 
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,6 +19,8 @@ from mamba_cli.errors import InvalidInput
 from mamba_cli.plain_help import CommandWithPanels
 
 PREFIX = "MAMBASERVE_"
+SHOWN_PASSWORD = re.compile(r"^[a-z+]+://[^/@\s]*:[^/@\s]+@|[?&]password=")
+"""An address with a password in it."""
 CONFIG = "config"
 Source = Literal["flag", "environment", "file", "default"]
 Run = Callable[[dict[str, Any]], int]
@@ -74,12 +77,24 @@ def given(context: Any, positional: str = "") -> dict[str, Any]:
         for name, value in context.params.items()
         if name != CONFIG and source_of(context, name) != "default"
     }
+    _refuse_shown_passwords(context, found)
     bare = found.pop(f"{positional}_argument", None)
     if bare is not None:
         if source_of(context, positional) == "flag" and found[positional] != bare:
             raise InvalidInput(f"--{positional}: is given twice, as {bare} and as {found[positional]}")
         found[positional] = bare
     return found
+
+
+def _refuse_shown_passwords(context: Any, found: Mapping[str, Any]) -> None:
+    """Everyone on the machine can read a command line. Raises `InvalidInput`."""
+    for name, value in found.items():
+        if isinstance(value, str) and SHOWN_PASSWORD.search(value) and source_of(context, name) == "flag":
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidInput(
+                f"{option}: a password on a command line can be read by everyone on the machine: set "
+                f"{PREFIX}{name.upper()} instead, or write the address to a file for {option}-file"
+            )
 
 
 def source_of(context: Any, name: str) -> Source:

@@ -10,6 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.prefix_metrics import PrefixIndexCollector
+from mamba_prefix.prefix_index import PrefixIndex
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -49,9 +51,12 @@ class _EndpointCollector(Collector):
 class GatewayMetrics:
     """All series of the gateway."""
 
-    def __init__(self, snapshot: Callable[[], tuple[Endpoint, ...]]) -> None:
+    def __init__(
+        self, snapshot: Callable[[], tuple[Endpoint, ...]], index: PrefixIndex | None = None
+    ) -> None:
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
+        registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
         prefix = "mambaserve_gateway"
         self.requests = Counter(
             f"{prefix}_requests",

@@ -8,7 +8,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
 from random import Random
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prefix_source import Sink, prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
@@ -35,6 +36,7 @@ from mamba_gateway.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
+from mamba_prefix.prefix_index import PrefixIndex
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -64,7 +66,8 @@ async def serve(
     )
     bound = listen(settings.host, settings.port)
     pool = Pool()
-    metrics = GatewayMetrics(pool.snapshot)
+    index = PrefixIndex()
+    metrics = GatewayMetrics(pool.snapshot, index)
     admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
     backend_key = (lambda: backend_keys.first) if backend_keys else None
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
@@ -74,14 +77,17 @@ async def serve(
             key=backend_key,
         )  # fmt: skip
         try:
-            async with _endpoint_source(settings, prober, rng) as wake:
+            async with (
+                prefixes_followed(settings, session, index, backend_keys) as follow,
+                _endpoint_source(settings, _both(prober.set_targets, follow), rng) as wake,
+            ):
                 # A weight of 0 says that nobody wants to know what an engine can resume.
                 texts = (
                     TextSides(session, pool, time.monotonic, backend_key) if settings.prefix_weight else None
                 )
                 prompts = PromptReader(texts, metrics) if texts else None
                 weights = Weights(settings.prefix_weight, settings.load_weight)
-                router = Router(pool, metrics, rng, weights=weights)
+                router = Router(pool, metrics, rng, weights=weights, index=index)
                 relay = Relay(
                     session, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
@@ -112,13 +118,22 @@ async def serve(
             bound.close()
 
 
+def _both(one: Sink, other: Sink) -> Sink:
+    def tell(targets: Iterable[Target]) -> None:
+        known = tuple(targets)
+        one(known)
+        other(known)
+
+    return tell
+
+
 @contextlib.asynccontextmanager
 async def _endpoint_source(
-    settings: GatewaySettings, prober: Prober, rng: Random
+    settings: GatewaySettings, sink: Sink, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the targets up to date; yields what to call while a request waits for an engine."""
     if settings.deployment is None:
-        prober.set_targets(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
+        sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
@@ -131,9 +146,7 @@ async def _endpoint_source(
     async with connected(access) as server:
         waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
         tasks = [
-            asyncio.create_task(
-                watch_engines(server, namespace, settings.deployment, prober.set_targets, rng)
-            ),
+            asyncio.create_task(watch_engines(server, namespace, settings.deployment, sink, rng)),
             asyncio.create_task(waker.work()),
         ]
         try:

@@ -13,6 +13,7 @@ from mamba_api.v1alpha1 import Limits, Rollout, Routing
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
+from mamba_prefix.redis_url import check_url
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
@@ -42,7 +43,12 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     """Port of the HTTP server; 0 takes a free one."""
     redis_url: str | None = None
-    """Redis of the shared prefix index; refused: the index is not part of this version."""
+    """Redis that engines publish what they have cached to; one with a password comes in the variable or a
+    file; default: the engines themselves are asked."""
+    redis_url_file: str | None = None
+    """File with that address, such as a mounted Secret."""
+    prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)
+    """Name that the engines and gateways of one index share; default: --namespace/--deployment."""
     api_key_file: str | None = None
     """File with one accepted API key a line, read again when it changes; default: no authentication."""
     backend_key_file: str | None = None
@@ -103,10 +109,21 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _no_shared_index(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise ValueError("the shared prefix index is not part of this version")
-        return value
+    def _check_redis(cls, value: str | None) -> str | None:
+        return None if value is None else check_url(value)
+
+    @model_validator(mode="after")
+    def _one_index(self) -> Self:
+        if self.redis_url is not None and self.redis_url_file is not None:
+            raise ValueError("give either --redis-url or --redis-url-file, and not both")
+        shared = self.redis_url is not None or self.redis_url_file is not None
+        placed = self.deployment is not None and self.namespace is not None
+        if shared and not placed and self.prefix_index_scope is None:
+            raise ValueError(
+                "with a Redis, --prefix-index-scope says which index is read: the engines' own "
+                "--prefix-index-scope, or the name of the model they serve"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

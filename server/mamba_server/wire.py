@@ -117,6 +117,10 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     plan: dict[str, Any]
+    fingerprint: str = ""
+    """Of model, tokenizer and number types: whose states cannot stand for each other differ in it."""
+    page_size: int = 0
+    """Tokens of a page; 0 = the engine does not say."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -185,6 +189,18 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
     batch_sizes: list[int]
 
 
+class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):
+    """Checkpoints gained and lost since the last such message; at most one every 50 ms."""
+
+    epoch: int
+    cleared: bool
+    """All that was said before is void."""
+    gained: bytes
+    """Entries as `mamba_prefix.messages` packs them."""
+    lost: bytes
+    """Hashes, likewise."""
+
+
 class AdminReply(msgspec.Struct, tag="reply", frozen=True):
     """Answer to an `AdminCall`: an HTTP status and a JSON body."""
 
@@ -200,7 +216,7 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     exit_code: int
 
 
-FromEngine = Progress | Ready | Outputs | RequestRejected | EngineStats | AdminReply | Fatal
+FromEngine = Progress | Ready | Outputs | RequestRejected | EngineStats | PrefixChanges | AdminReply | Fatal
 
 
 def encoder() -> msgspec.msgpack.Encoder:

@@ -15,6 +15,9 @@ from cache_bench import flush_and_sweep
 from depth_coded import VOCABULARY, DepthCodedRunner, oracle
 from guarded_arena import GuardedArena
 from mamba_planner.strategy import reservation
+from mamba_prefix.change_log import ChangeLog
+from mamba_prefix.messages import entries_of, hashes_of
+from mamba_prefix.page_chain import PageChain
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -24,7 +27,7 @@ from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.scheduler import Scheduler
-from mamba_server.wire import AbortRequest, AddRequest, SamplingParams, StopSequence
+from mamba_server.wire import AbortRequest, AddRequest, PrefixChanges, SamplingParams, StopSequence
 
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 LONGEST = 1024
@@ -94,6 +97,9 @@ class EngineTrial:
         self.got: dict[tuple[str, int], list[int]] = {}
         self.ended: dict[tuple[str, int], str] = {}
         self.count = 0
+        self.told = ChangeLog("trial", wall=lambda: 0.0)
+        """What the prefix index was told."""
+        self._checks = 0
 
     def _refuse(self, _: object) -> bool:
         return not self.calm and self.rng.random() < self.setup.refusals
@@ -139,7 +145,7 @@ class EngineTrial:
         self.check()
 
     def flush(self) -> None:
-        self.cache.flush()
+        self.core.flush_cache()
         self._sweep_some()
         self.check()
 
@@ -205,6 +211,32 @@ class EngineTrial:
             assert node.depth % self.setup.page_size == 0, "P5"
             if node.slot and not node.state_lock:
                 assert node.produced_step <= self.arena.completed, "O7"
+        self._checks += 1
+        if self._checks % 8 == 0:
+            self._check_told()
+
+    def hear(self) -> PrefixChanges | None:
+        """What the prefix index is told now."""
+        said = self.core.checkpoint_changes.take()
+        if said is not None:
+            before = set(self.told.depths) if not said.cleared else set()
+            gained = set(entries_of(said.gained)["hash"].tolist())
+            lost = set(hashes_of(said.lost).tolist())
+            assert not gained & before, "told twice"
+            assert lost <= before, "a loss of what was never told"
+            self.told.take(said.epoch, cleared=said.cleared, gained=said.gained, lost=said.lost)
+        return said
+
+    def _check_told(self) -> None:
+        """Whoever heard all of it knows the checkpoints of the tree, by the hashes of their texts."""
+        self.hear()
+        tree = self.cache.tree
+        chain = PageChain(tree.page_size, tree.fingerprint)
+        assert self.told.depths == {
+            int(chain.hashes(tree.key_of(node), node.salt)[-1]): node.depth
+            for node in tree.walk()
+            if node.slot and node.epoch == tree.epoch
+        }
 
     def close(self) -> int:
         """Let it run dry, check every answer and that nothing leaked. The number of engine steps."""

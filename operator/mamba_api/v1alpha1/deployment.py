@@ -68,7 +68,7 @@ class Spec(ApiModel):
     gateway: Gateway = Gateway()
     """The OpenAI endpoint in front of the engines."""
     prefix_index: PrefixIndex = PrefixIndex()
-    """Where gateways would learn which engine can resume which prefix."""
+    """How gateways learn which engine can resume which prefix."""
     telemetry: Telemetry = Telemetry()
     """Where traces go."""
     rollout: Rollout = Rollout()

@@ -1,4 +1,4 @@
-"""In front of the engines: `spec.gateway`, the `prefixIndex` it would route by, and `telemetry`."""
+"""In front of the engines: `spec.gateway`, the `prefixIndex` it follows, and `telemetry`."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef, refused
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef
 
 ORIGIN = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
 """An origin as browsers write it, or * for all."""
@@ -88,8 +88,17 @@ class Gateway(ApiModel):
 class Redis(ApiModel):
     """A Redis that all gateways and engines of the deployment share."""
 
-    url: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^(rediss?|unix)://.+$")] | None = None
-    """Address, such as redis://redis.cache.svc:6379/0."""
+    url: (
+        Annotated[
+            str,
+            Field(
+                min_length=1, max_length=1024, pattern=r"^(unix|rediss?(\+sentinel|\+cluster)?)://[^@\s]+$"
+            ),
+        ]
+        | None
+    ) = None
+    """Address without a password, such as redis://redis.cache.svc:6379/0, rediss://..., redis+cluster://...
+    or redis+sentinel://a,b,c/master/0."""
     secret_ref: SecretRef | None = None
     """Secret whose key url holds the whole address with its password; instead of url."""
 
@@ -103,16 +112,10 @@ class Redis(ApiModel):
 
 
 class PrefixIndex(ApiModel):
-    """Shared knowledge of resumable prefixes. This version's gateways have none and route by load."""
+    """How gateways learn which engine can resume which prefix."""
 
     redis: Redis | None = None
-    """Share the index through Redis; refused until gateways read it."""
-
-    rules = (
-        refused(
-            "redis", "its gateways route by load and its engines publish nothing; remove prefixIndex.redis"
-        ),
-    )
+    """Engines publish what they have cached there, gateways follow it; absent = gateways ask each engine."""
 
 
 class Telemetry(ApiModel):

@@ -12,6 +12,7 @@ from mamba_operator.render.pod import (
     container_security,
     from_pod,
     pod_security,
+    prefix_sharing,
     probes,
     tracing,
 )
@@ -147,6 +148,9 @@ def _environment(context: Context) -> list[dict[str, Any]]:
                 "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}},
             }
         )
+    if sharing := prefix_sharing(context.deployment):
+        # Discovery has the pod's name for it, so what it publishes is found under that.
+        variables += [from_pod("POD_NAME", "metadata.name"), *sharing]
     return variables + tracing(spec.telemetry)
 
 

@@ -12,6 +12,7 @@ from mamba_operator.render.pod import (
     ROUTER_PAUSE,
     container_security,
     pod_security,
+    prefix_sharing,
     probes,
 )
 from mamba_operator.strategic_merge import merge
@@ -116,7 +117,8 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     }
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
-    return [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
+    told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
+    return told + prefix_sharing(context.deployment)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:

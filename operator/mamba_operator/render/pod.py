@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from mamba_api import names
-from mamba_api.v1alpha1 import Telemetry
+from mamba_api.v1alpha1 import MambaDeployment, Telemetry
 from mamba_operator.render.context import number
 
 EVERY_ADDRESS = "::"
@@ -73,3 +73,20 @@ def tracing(telemetry: Telemetry) -> list[dict[str, Any]]:
 def from_pod(name: str, path: str) -> dict[str, Any]:
     """An environment variable with a field of the pod itself."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def prefix_sharing(deployment: MambaDeployment) -> list[dict[str, Any]]:
+    """Environment of a container that shares the prefix index; empty where engines are asked directly."""
+    redis = deployment.spec.prefix_index.redis
+    if redis is None:
+        return []
+    address: dict[str, Any] = {"value": redis.url}
+    if redis.secret_ref is not None:
+        address = {"valueFrom": {"secretKeyRef": {"name": redis.secret_ref.name, "key": names.REDIS_URL_KEY}}}
+    return [
+        {"name": f"{names.ENV_PREFIX}REDIS_URL", **address},
+        {
+            "name": f"{names.ENV_PREFIX}PREFIX_INDEX_SCOPE",
+            "value": f"{deployment.namespace}/{deployment.name}",
+        },
+    ]

@@ -53,6 +53,8 @@ PANELS = {
         "kubeconfig",
         "backend_key_file",
         "redis_url",
+        "redis_url_file",
+        "prefix_index_scope",
         "probe_interval",
         "probe_timeout",
     ),

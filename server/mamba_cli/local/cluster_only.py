@@ -24,8 +24,9 @@ OF_PODS = (
     "rollout.maxUnavailable", "rollout.progressDeadline", "podTemplate",
 )  # fmt: skip
 AUTH = "gateway.auth"
+REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec
 VALUE_FROM = "engine.env[].valueFrom"
-CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, AUTH, VALUE_FROM))
+CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, AUTH, REDIS_SECRET, VALUE_FROM))
 """Paths below spec, in YAML spelling."""
 
 _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
@@ -38,6 +39,8 @@ def not_in_local_mode(spec: Spec) -> list[str]:
         notes.append(f"{asked}: one engine runs here")
     if spec.gateway.auth is not None:
         notes.append(f"spec.{AUTH}: Secrets are not read here, so anyone on this machine may call")
+    if (redis := spec.prefix_index.redis) is not None and redis.secret_ref is not None:
+        notes.append(f"spec.{REDIS_SECRET}: Secrets are not read here; export MAMBASERVE_REDIS_URL instead")
     if unread := [one.name for one in spec.engine.env if one.value_from is not None]:
         notes.append(f"spec.engine.env: {', '.join(unread)}: valueFrom is not read here; export the variable")
     if asked := _asked(spec, OF_PODS):

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
@@ -64,14 +65,15 @@ class Unit:
     def commands(self) -> dict[str, Command]:
         """By the child's name. The deployment's own variables and extraArgs win over the document."""
         engine = self.loaded.deployment.spec.engine
+        sharing = prefix_sharing(self.loaded.deployment)
         return {
             self.engine: Command(
                 (*self.launcher, "serve", "--config", str(self.settings_file), *engine.extra_args),
-                {each.name: each.value for each in engine.env if each.value is not None},
+                {**sharing, **{each.name: each.value for each in engine.env if each.value is not None}},
                 self.settings_file,
                 json.dumps(self.settings.document(), indent=2) + "\n",
             ),
-            self.gateway: Command((*self.launcher, *self.gateway_argv), {}),
+            self.gateway: Command((*self.launcher, *self.gateway_argv), sharing),
         }
 
     def with_settings(self, settings: EngineSettings) -> "Unit":
@@ -160,3 +162,10 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
     return ["gateway", *(word for option in options.items() for word in option), *origins]
+
+
+def prefix_sharing(deployment: MambaDeployment) -> dict[str, str]:
+    """What tells engine and gateway of the spec's Redis, and of each other where the user exports one."""
+    redis = deployment.spec.prefix_index.redis
+    scope = {f"{ENV_PREFIX}PREFIX_INDEX_SCOPE": f"{deployment.namespace}/{deployment.name}"}
+    return scope if redis is None or redis.url is None else {**scope, f"{ENV_PREFIX}REDIS_URL": redis.url}

@@ -22,10 +22,12 @@ from mamba_edge.cors import with_cors
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import Info
+from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
 from mamba_server.api.request_body import limited_route
 from mamba_server.api.serving import Serving
 
 _TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
 _STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
 
@@ -67,6 +69,15 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
     )
     _add_generation(app, serving, guard)
     _add_info(app, Info(serving, registry), guard)
+    app.add_api_route(
+        "/v1/prefix_changes",
+        PrefixFeed(serving.engine.changes).prefix_changes,
+        operation_id="prefixChanges",
+        summary="What is cached here, for gateways",
+        response_class=Response,
+        dependencies=[Security(guard)],
+        responses=_UNAUTHORIZED | _MSGPACK | error_answers(e400="A parameter is wrong"),
+    )
 
     route_of = publish(
         app,

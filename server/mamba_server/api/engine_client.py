@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mamba_edge.errors import NotReady
+from mamba_prefix.change_log import ChangeLog
 from mamba_server import wire
 from mamba_server.api.engine_process import ENGINE_COMMAND, EngineProcess
 from mamba_server.api.engine_state import (
@@ -62,6 +63,8 @@ class EngineClient:
         """The last Ready; kept over a restart, since limits and plan do not change with it."""
         self.state = EngineState("loading", "the engine process is starting", "start", 0, 1)
         self.restarts = 0
+        self.changes = ChangeLog()
+        """What the engine has cached, for gateways."""
 
     # Requests.
 
@@ -192,6 +195,7 @@ class EngineClient:
         if self._fatal is not None:
             reason = self._fatal.message
         self.state = EngineState(self._unready_phase, reason)
+        self.changes.lose()
         lost = EngineLost(f"{reason}; it is being restarted, try again")
         for inbox in self._inboxes.values():
             inbox.fail(lost)
@@ -228,6 +232,8 @@ class EngineClient:
                         inbox.put(delta)
             case wire.EngineStats():
                 self._on_stats(message)
+            case wire.PrefixChanges(epoch=epoch, cleared=cleared, gained=gained, lost=lost):
+                self.changes.take(epoch, cleared=cleared, gained=gained, lost=lost)
             case wire.RequestRejected(request_id=request_id):
                 self._unstarted.discard(request_id)
                 if (inbox := self._inboxes.pop(request_id, None)) is not None:
@@ -239,6 +245,7 @@ class EngineClient:
                 self.loading(stage, done, total)
             case wire.Ready():
                 self.ready = message
+                self.changes.start(message.fingerprint, message.page_size)
                 self.state = EngineState("ready", "the model is loaded")
                 self._on_ready(message)
             case wire.Fatal():

@@ -6,11 +6,13 @@ Called by `mambaserve serve` and by local mode. It owns the order of things: lis
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -19,6 +21,10 @@ from mamba_edge.api_keys import KeyFile, KeyFileError
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
 from mamba_planner.engine_settings import EngineSettings
+from mamba_prefix.errors import BadRedisUrl
+from mamba_prefix.publisher import Publisher
+from mamba_prefix.redis_keys import RedisKeys
+from mamba_prefix.redis_url import url_from
 from mamba_server.api.admin import make_admin
 from mamba_server.api.app import make_app
 from mamba_server.api.drain import Drain
@@ -27,6 +33,7 @@ from mamba_server.api.engine_metrics import EngineMetrics
 from mamba_server.api.engine_process import ENGINE_COMMAND
 from mamba_server.api.engine_state import EngineState
 from mamba_server.api.errors import BadConfiguration, ServeError
+from mamba_server.api.prefix_metrics import PrefixMetrics
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.api.serving import Serving
 from mamba_server.model import source
@@ -117,6 +124,13 @@ class Server:
         self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
         metrics = RequestMetrics(self._registry, name)
         self._serving = Serving(settings, name, engine, metrics, Drain())
+        try:
+            self._redis_url = url_from(settings.redis_url, settings.redis_url_file)
+        except BadRedisUrl as error:
+            raise BadConfiguration(str(error)) from error
+        if settings.redis_url is not None and settings.redis_url_file is not None:
+            raise BadConfiguration("give either --redis-url or --redis-url-file, and not both")
+        self._prefix_metrics = PrefixMetrics(self._registry, name, engine.changes)
         self._serving.on_strategy = self._engine_metrics.on_strategy
         self._signals = 0
         self._signalled = asyncio.Event()
@@ -141,6 +155,9 @@ class Server:
             public.close()
             raise ServeError(f"--admin-port: the admin server {error}") from error
         self._urls = (url_of(public), url_of(private))
+        # The name that discovery has for it: the pod's, or the address that a gateway was given.
+        engine = os.environ.get("POD_NAME") or urlsplit(self._urls[0]).netloc
+        self._serving.engine.changes.engine = engine
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -155,19 +172,23 @@ class Server:
         life = asyncio.create_task(self._engine_life())
         stopping = asyncio.create_task(self._until_drained())
         watching = asyncio.create_task(self._watch_loading())
+        publishing = asyncio.create_task(self._publish())
         try:
             await asyncio.wait({life, stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
                 life.result()
             return stopping.result() if stopping.done() else 1
         finally:
+            # Gateways that wait for news are let go, or the servers would wait for them.
+            self._serving.engine.changes.close()
             for server, _ in servers:
                 server.should_exit = True
             stopping.cancel()
             await self._serving.engine.stop()
             life.cancel()
-            watching.cancel()
-            await asyncio.gather(*tasks, life, stopping, watching, return_exceptions=True)
+            for task in (watching, publishing):
+                task.cancel()
+            await asyncio.gather(*tasks, life, stopping, watching, publishing, return_exceptions=True)
             for listener in (public, private):
                 listener.close()
 
@@ -183,8 +204,29 @@ class Server:
             failure = ServeError(str(error))
             failure.exit_code = error.exit_code
             raise failure from error
-        changes = {"model": str(directory), "served_model_name": self._serving.model_name}
+        changes: dict[str, Any] = {
+            "model": str(directory), "served_model_name": self._serving.model_name,
+            # Not the engine's business, and arguments of a process are seen by all.
+            "redis_url": None, "redis_url_file": None,
+        }  # fmt: skip
         await engine.run(settings.model_copy(update=changes).model_dump_json())
+
+    async def _publish(self) -> None:
+        """Tell gateways through Redis what is cached here, if there is one."""
+        if self._redis_url is None:
+            return
+        # The client is large, and only this needs it.
+        from mamba_prefix.redis_client import make_client
+        from mamba_prefix.redis_store import RedisStore
+
+        scope = self._settings.prefix_index_scope or self._serving.model_name
+        store = RedisStore(make_client(self._redis_url), RedisKeys(scope))
+        publisher = Publisher(self._serving.engine.changes, store)
+        self._prefix_metrics.publisher = publisher
+        try:
+            await publisher.run()
+        finally:
+            await store.close()
 
     async def _watch_loading(self) -> None:
         """Tell who watches how far loading is, until it is done."""

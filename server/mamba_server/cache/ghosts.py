@@ -12,8 +12,8 @@ from enum import IntEnum
 from hashlib import blake2b
 
 import numpy as np
-import numpy.typing as npt
 
+from mamba_prefix.page_chain import PageMixer
 from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.returns import BINS, EDGES, ReturnTimes
 
@@ -116,8 +116,7 @@ class GhostTree:
         self._recent: OrderedDict[int, Ghost] = OrderedDict()
         self._clock: defaultdict[int, list[Ghost]] = defaultdict(list)
         """Who leaves the bin of its age at which request."""
-        rng = np.random.default_rng(0)
-        self._weights = rng.integers(1, 1 << 63, page_size, np.uint64) * np.uint64(2) + np.uint64(1)
+        self._mixer = PageMixer(page_size)
         everything = self._everything = ReturnTimes(None)
         self._of_place = {place: ReturnTimes(everything) for place in Place}
         self._of_class = {
@@ -141,12 +140,8 @@ class GhostTree:
 
     def hashes(self, token_ids: Tokens, salt: str) -> bytes:
         """One hash per whole page of `token_ids`; those of another salt differ from the first page on."""
-        pages = len(token_ids) // self.page_size
-        shaped = token_ids[: pages * self.page_size].reshape(pages, self.page_size).astype(np.uint64)
-        mixed: npt.NDArray[np.uint64] = shaped @ self._weights
-        mixed ^= mixed >> np.uint64(29)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)
-        if salt and pages:
+        mixed = self._mixer.pages(token_ids)
+        if salt and len(mixed):
             mixed[0] ^= np.frombuffer(blake2b(salt.encode(), digest_size=8).digest(), np.uint64)[0]
         return mixed.tobytes()
 

@@ -18,6 +18,7 @@ class Node:
     """`token_ids` and `pages` of the edge from the parent; `slot` != 0 is a checkpoint of depth `depth`."""
 
     __slots__ = (
+        "chain",
         "children",
         "depth",
         "epoch",
@@ -43,6 +44,8 @@ class Node:
         self.pages = pages
         self.depth: int = (parent.depth if parent else 0) + len(token_ids)
         self.children: dict[bytes, Node] = {}
+        self.chain: int | None = None
+        """The running sum of its prefix's page chain, once somebody needed it."""
         self.slot = 0
         self.produced_step = 0
         """The step that wrote the checkpoint: only later ones can match it (O7)."""

@@ -8,6 +8,7 @@ Called by the state cache alone.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -49,14 +50,14 @@ MISS_CAUSES = (
 `prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeEvent:
-    """A checkpoint gained or lost, for subscribers outside the engine."""
+class CheckpointListener(Protocol):
+    """Who is told of checkpoints that come and go, each once."""
 
-    gained: bool
-    salt: str
-    token_ids: Tokens
-    depth: int
+    def gained(self, node: Node) -> None:
+        """`node` has a checkpoint now."""
+
+    def lost(self, node: Node) -> None:
+        """`node` is about to lose its checkpoint."""
 
 
 def _nobody(pages: Pages, change: int) -> None:
@@ -80,7 +81,7 @@ class RadixTree:
         """Flushes so far."""
         self.forgotten = 0
         """Checkpoints of earlier epochs: nobody resumes from them, and they are still to be dropped."""
-        self.on_event: Callable[[TreeEvent], None] | None = None
+        self.listener: CheckpointListener | None = None
         self.on_pin: Callable[[Pages, int], None] = _nobody
         """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
@@ -253,11 +254,14 @@ class RadixTree:
                 if above.ghost is not None:
                     above.ghost.heir = None
                 self.eviction.offer(above)
-            self._emit(node, gained=True)
+            if self.listener is not None:
+                self.listener.gained(node)
         elif slot and node.epoch != self.epoch:
             # The same tokens were computed anew, so what was forgotten holds again.
             node.epoch = self.epoch
             self.forgotten -= 1
+            if self.listener is not None:
+                self.listener.gained(node)
         return node, at, taken
 
     def _split(self, child: Node, keep: int) -> Node:
@@ -301,7 +305,9 @@ class RadixTree:
         """Take the checkpoint from `node`; what is left is a tombstone. Returns the slot."""
         if node.state_lock:
             raise LedgerViolation(f"W4: checkpoint at depth {node.depth} dropped while locked")
-        self._emit(node, gained=False)
+        if self.listener is not None and node.epoch == self.epoch:
+            # What a flush forgot was told with it.
+            self.listener.lost(node)
         slot, node.slot = node.slot, 0
         self.forgotten -= node.epoch != self.epoch
         self.eviction.withdraw(node)
@@ -378,7 +384,3 @@ class RadixTree:
     def key_of(self, node: Node) -> Tokens:
         """All tokens from the root to the end of `node`."""
         return np.concatenate([each.token_ids for each in node.path()])
-
-    def _emit(self, node: Node, *, gained: bool) -> None:
-        if self.on_event is not None:
-            self.on_event(TreeEvent(gained, node.salt, self.key_of(node), node.depth))

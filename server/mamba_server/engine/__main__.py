@@ -73,6 +73,8 @@ def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
                 max_model_len=engine.plan.max_model_len,
                 eos_token_ids=engine.model.eos_token_ids,
                 plan=shown,
+                fingerprint=engine.core.cache.tree.fingerprint,
+                page_size=engine.core.cache.page_size,
             )
         )
     finally:

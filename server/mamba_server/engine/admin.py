@@ -15,14 +15,17 @@ class Admin:
     def __init__(self, core: EngineCore, plan: dict[str, Any]) -> None:
         self._core = core
         self.plan = plan
-        self.epoch = 1
-        """Rises when cached prefixes published before are no longer to be trusted."""
         self._verbs: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]] = {
             "flush_cache": self._flush,
             "plan": lambda _: (200, self.plan),
             "strategy": self._strategy,
             "requests": self._requests,
         }
+
+    @property
+    def epoch(self) -> int:
+        """Rises when cached prefixes published before are void: by a flush, not by a change of strategy."""
+        return self._core.checkpoint_changes.epoch
 
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """An unknown verb or a bad body is a 4xx. `recounted`: the books were, and nothing changed since."""
@@ -35,8 +38,7 @@ class Admin:
         return AdminReply(call.call_id, status, body)
 
     def _flush(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        lost = self._core.cache.flush()
-        self.epoch += 1
+        lost = self._core.flush_cache()
         return 200, {"checkpointsDropped": lost, "epoch": self.epoch}
 
     def _ledger(self, *, recounted: bool) -> dict[str, Any]:
@@ -65,7 +67,6 @@ class Admin:
         if refusal:
             return 409, {"message": refusal}
         cache.track_interval = interval
-        self.epoch += 1
         self.plan = {
             **self.plan,
             "strategy": name,

@@ -30,6 +30,7 @@ from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.errors import NoDevice
+from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
 from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
@@ -94,7 +95,9 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
     most = _most_running(settings, made, device)
-    cache = _cache(settings, made, layout, most, f"{directory}:{dtype}:{made.state_dtype}", trial.fail)
+    cache = _cache(
+        settings, made, layout, most, fingerprint_of(directory, dtype, made.state_dtype), trial.fail
+    )
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     limits = Limits(step_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens)
     stream = make_stream(device, overlap=made.overlap)

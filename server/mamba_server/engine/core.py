@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from mamba_planner.strategy import reservation
 from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.engine.checkpoint_changes import CheckpointChanges
 from mamba_server.engine.errors import ends_the_device
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.prefill_speed import PrefillSpeed
@@ -101,6 +102,7 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.cache = scheduler.cache
+        self.checkpoint_changes = CheckpointChanges(scheduler.cache.tree)
         self.overlap = overlap
         self.step_number = 0
         self.sequences: dict[str, list[Sequence]] = {}
@@ -190,6 +192,13 @@ class EngineCore:
         for sequence in self.sequences.get(message.request_id, ()):
             if sequence.phase is not Phase.FINISHED:
                 self._finish(sequence, "abort")
+
+    def flush_cache(self) -> int:
+        """Forget every checkpoint that no sequence reads just now; how many they were."""
+        lost = self.cache.flush()
+        read = [each.match_node for each in self.cache.allocations.values() if each.match_node is not None]
+        self.checkpoint_changes.begin_epoch(read)
+        return lost
 
     def change_strategy(self, name: str) -> str:
         """Run under strategy `name` from the next step on. Returns why not (with numbers), or ""."""

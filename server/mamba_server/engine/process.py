@@ -32,6 +32,8 @@ from mamba_server.wire import (
 )
 
 STATS_SECONDS = 0.5
+CHANGES_SECONDS = 0.05
+"""Between two messages about checkpoints."""
 MOST_MESSAGES = 32
 """Taken in between two steps: a burst of thousands must not stop the answers that are being written."""
 
@@ -88,6 +90,7 @@ class EngineProcess:
         """Nothing has come in since the statistics of the idle engine were sent."""
         self._looks: list[AdminCall] = []
         """Looks at the ledger that wait for their answer."""
+        self._next_changes = 0.0
 
     def run(self, ready: Ready) -> None:
         """Serve until `Shutdown` comes. Raises LedgerViolation where the books are wrong, DeviceLost."""
@@ -95,7 +98,8 @@ class EngineProcess:
         stalled = False
         while True:
             resting = self._core.idle and not self._upkeep.due
-            for message in self._port.receive(STATS_SECONDS if resting else 0.001 if stalled else 0.0):
+            rest = CHANGES_SECONDS if self._core.checkpoint_changes.pending else STATS_SECONDS
+            for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
@@ -135,7 +139,11 @@ class EngineProcess:
         self._upkeep.go_on(idle=idle)
         if not idle or not self._upkeep.due:
             self._answer_looks()
-        if self._clock() >= self._next_stats:
+        now = self._clock()
+        if now >= self._next_changes and (changes := self._core.checkpoint_changes.take()) is not None:
+            self._next_changes = now + CHANGES_SECONDS
+            self._port.send(changes)
+        if now >= self._next_stats:
             self._send_stats()
 
     def _answer_looks(self) -> None:

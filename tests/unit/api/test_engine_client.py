@@ -3,6 +3,7 @@
 import pytest
 
 from mamba_edge.errors import NotReady
+from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_server import wire
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.errors import EngineLost, EngineRefused
@@ -98,3 +99,16 @@ async def test_admin_calls_are_refused_until_ready() -> None:
 def test_replies_nobody_waits_for_are_dropped(client: EngineClient) -> None:
     client._route(wire.AdminReply(77, 200, {}))
     assert client.state.phase == "ready"
+
+
+def test_what_the_engine_has_cached_is_kept_for_gateways_until_it_ends(client: EngineClient) -> None:
+    client._route(wire.Ready(100, 64, (2,), {}, fingerprint="model", page_size=16))
+    first = client.changes.incarnation
+    client._route(wire.PrefixChanges(1, False, pack_entries({7: 16, 9: 32}), b""))
+    client._route(wire.PrefixChanges(1, False, b"", pack_hashes({7})))
+    client._route(wire.PrefixChanges(2, True, pack_entries({5: 48}), b""))
+    assert (client.changes.depths, client.changes.epoch) == ({5: 48}, 2)
+    assert (client.changes.fingerprint, client.changes.page_size) == ("model", 16)
+    client._lose("killed")
+    assert client.changes.depths == {}
+    assert client.changes.incarnation != first

@@ -21,7 +21,6 @@ from mamba_api.v1alpha1 import (
     EnvVar,
     Limits,
     Model,
-    PrefixIndex,
     Redis,
     Resources,
     Rollout,
@@ -153,7 +152,6 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
     Engine: some({}, tensorParallel=SMALL),
     Resources: some({}, gpus=COUNT),
-    PrefixIndex: some({}, redis=some({"url": st.just("redis://r:6379")})),
     Model: some(
         {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
         cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),

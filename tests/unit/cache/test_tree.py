@@ -7,7 +7,7 @@ from cache_bench import ids
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Node
-from mamba_server.cache.tree import RadixTree, TreeEvent
+from mamba_server.cache.tree import RadixTree
 
 
 def make(policy: str = "LRU") -> RadixTree:
@@ -173,22 +173,32 @@ def test_a_tombstone_keeps_its_pages_and_still_shows_the_branch() -> None:
     assert (tree.nodes, tree.pages, tree.roots) == (0, 0, {})
 
 
-def test_replaying_the_events_gives_the_checkpoints_that_there_are() -> None:
-    tree, known = make(), set()
+class Listener:
+    """Remembers the texts of the checkpoints it was told of."""
 
-    def follow(event: TreeEvent) -> None:
-        key = (event.salt, event.token_ids.tobytes())
-        assert event.depth == len(event.token_ids)
-        known.add(key) if event.gained else known.remove(key)
+    def __init__(self, tree: RadixTree) -> None:
+        self.tree = tree
+        self.known: set[tuple[str, bytes]] = set()
 
-    tree.on_event = follow
+    def gained(self, node: Node) -> None:
+        key = (node.salt, self.tree.key_of(node).tobytes())
+        assert key not in self.known
+        self.known.add(key)
+
+    def lost(self, node: Node) -> None:
+        self.known.remove((node.salt, self.tree.key_of(node).tobytes()))
+
+
+def test_who_listens_knows_the_checkpoints_that_there_are() -> None:
+    tree = make()
+    tree.listener = listener = Listener(tree)
     a = put(tree, ids(range(16)), slot=1)
     put(tree, ids(range(8)), slot=2)
     put(tree, ids(range(8), 1, 2, 3, 4), slot=3, salt="x")
     tree.drop_state(a)
     there = {(each.salt, tree.key_of(each).tobytes()) for each in tree.walk() if each.slot}
-    assert known == there
-    assert len(known) == 2
+    assert listener.known == there
+    assert len(there) == 2
 
 
 def test_a_root_with_nothing_below_it_is_forgotten() -> None:

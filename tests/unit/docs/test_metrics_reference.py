@@ -10,7 +10,9 @@ from prometheus_client.metrics_core import Metric
 from engine_trial import EngineTrial, TrialSetup
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_operator.metrics import OperatorMetrics
+from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.engine_metrics import EngineMetrics
+from mamba_server.api.prefix_metrics import PrefixMetrics
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.engine.stats import collect
 from mamba_server.wire import Ready
@@ -38,6 +40,7 @@ def engine() -> list[Metric]:
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")
+    PrefixMetrics(registry, "m", ChangeLog("m"))
     trial = EngineTrial(TrialSetup(slabs=24, rows=3), random.Random(3))
     stem = list(range(1, 33))
     for number in range(6):

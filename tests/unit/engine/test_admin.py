@@ -50,7 +50,7 @@ def test_a_change_shows_in_the_plan_and_nothing_else_of_it_changes(
     call: Caller, name: str, slots: int
 ) -> None:
     status, body = call("strategy", strategy=name, trackInterval=8)
-    assert (status, body) == (200, {"strategy": name, "trackInterval": 8, "epoch": 2})
+    assert (status, body) == (200, {"strategy": name, "trackInterval": 8, "epoch": 1})
     shown = call("plan")[1]
     assert shown == {
         **PLAN, "strategy": name, "slotsPerSequence": slots, "reason": f"changed while serving to {name}",
@@ -130,7 +130,8 @@ def test_any_walk_through_the_strategies_under_load_changes_no_token(overlap: bo
         done += status == 200
         engine.check()
     assert done > 10
-    assert call.admin.epoch == done + 1
+    # The checkpoints stay, so what was published of them stays true.
+    assert call.admin.epoch == 1
     engine.close()
 
 

@@ -11,10 +11,17 @@ import pytest
 
 from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
+from mamba_prefix.change_log import ChangeLog
 from mamba_server.cache.errors import LedgerViolation
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.errors import DeviceLost
-from mamba_server.engine.process import STATS_SECONDS, EngineProcess, report_progress, say_fatal
+from mamba_server.engine.process import (
+    CHANGES_SECONDS,
+    STATS_SECONDS,
+    EngineProcess,
+    report_progress,
+    say_fatal,
+)
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -24,6 +31,7 @@ from mamba_server.wire import (
     Fatal,
     FromEngine,
     Outputs,
+    PrefixChanges,
     Progress,
     Ready,
     RequestRejected,
@@ -382,3 +390,26 @@ def test_last_words_carry_the_exit_code() -> None:
     port = ScriptedPort()
     say_fatal(port, "needs 12Gi, has 8Gi", 3)
     assert port.sent == [Fatal("needs 12Gi, has 8Gi", 3)]
+
+
+def test_checkpoints_are_told_at_their_pace_and_the_last_ones_before_the_engine_rests() -> None:
+    engine = trial(slabs=400)
+    prompts = [add(f"r{start}", list(range(start, start + 40)), 60) for start in range(1, 50, 7)]
+    port = serve(ScriptedPort(prompts, *idle(200)), engine)
+    told = ChangeLog("e", wall=lambda: 0.0)
+    for message in port.of(PrefixChanges):
+        told.take(message.epoch, cleared=message.cleared, gained=message.gained, lost=message.lost)
+    assert len(told.depths) == engine.cache.tree.checkpoints > 10
+    times = [
+        at for message, at in zip(port.sent, port.sent_at, strict=True) if type(message) is PrefixChanges
+    ]
+    assert len(times) > 3
+    assert all(later - before >= CHANGES_SECONDS for before, later in itertools.pairwise(times))
+    # Idle, it waits no longer for the rest of them than for the pace.
+    assert CHANGES_SECONDS in port.timeouts
+    assert port.timeouts[-1] == STATS_SECONDS
+
+
+def test_a_flush_is_told_though_nothing_was_cached() -> None:
+    port = serve(ScriptedPort([AdminCall(1, "flush_cache")], *idle(2)))
+    assert port.of(PrefixChanges) == [PrefixChanges(2, True, b"", b"")]

@@ -117,7 +117,6 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "tensorParallel": {"engine": {"tensorParallel": 2}},
     "disaggregation": {"disaggregation": {}},
     "ttftTarget": {"scaling": {"ttftTarget": "1s"}},
-    "prefixIndex": {"prefixIndex": {"redis": {"url": "redis://r"}}},
 }
 
 

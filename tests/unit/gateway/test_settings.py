@@ -117,13 +117,26 @@ def test_a_size_that_would_be_read_in_part_is_refused(text: str) -> None:
         GatewaySettings(backend=("http://h",), max_body_bytes=text)
 
 
-def test_the_shared_prefix_index_is_refused_while_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValidationError, match="shared prefix index is not part of this version") as caught:
-        GatewaySettings(backend=("http://h",), redis_url="redis://r")
-    assert caught.value.errors()[0]["loc"] == ("redis_url",)
-    monkeypatch.setenv("MAMBASERVE_REDIS_URL", "redis://r")
-    with pytest.raises(ValidationError, match="shared prefix index"):
-        GatewaySettings(backend=("http://h",))
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"redis_url": "http://r"}, "has to begin with one of redis://"),
+        ({"redis_url": "redis://r"}, "--prefix-index-scope says which index"),
+        ({"redis_url": "redis://r", "redis_url_file": "/f", "prefix_index_scope": "m"}, "not both"),
+        ({"redis_url_file": "/f"}, "--prefix-index-scope says which index"),
+    ],
+)
+def test_a_redis_that_cannot_be_used_is_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        GatewaySettings(backend=("http://h",), **given)
+
+
+def test_a_redis_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAMBASERVE_REDIS_URL", "rediss://u:p@r:6380/1")
+    monkeypatch.setenv("MAMBASERVE_PREFIX_INDEX_SCOPE", "m")
+    assert GatewaySettings(backend=("http://h",)).redis_url == "rediss://u:p@r:6380/1"
+    monkeypatch.delenv("MAMBASERVE_PREFIX_INDEX_SCOPE")
+    assert GatewaySettings(deployment="d", namespace="n").prefix_index_scope is None
 
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:

@@ -40,6 +40,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 1}}, "cluster alone"),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "cluster alone"),
     ("podTemplate", {"podTemplate": {"spec": {}}}, "cluster alone"),
+    (
+        "prefixIndex.redis.secretRef",
+        {"prefixIndex": {"redis": {"secretRef": {"name": "s"}}}},
+        "export MAMBASERVE_REDIS_URL",
+    ),
 ]
 
 

@@ -140,6 +140,15 @@ def test_the_gateway_here_lets_the_pages_of_the_spec_call() -> None:
     assert GatewaySettings(**parsed(tuple(argv))).cors_origin == tuple(origins)
 
 
+def test_the_redis_of_the_spec_is_told_to_both_children(planned: MemoryPlan, tmp_path: Path) -> None:
+    unit = unit_for(deployment(prefixIndex={"redis": {"url": "redis://r:1"}}), planned, tmp_path)
+    for command in unit.commands().values():
+        assert command.environment["MAMBASERVE_REDIS_URL"] == "redis://r:1"
+        assert command.environment["MAMBASERVE_PREFIX_INDEX_SCOPE"].endswith(f"/{unit.name}")
+    without = unit_for(deployment(), planned, tmp_path)
+    assert all("MAMBASERVE_REDIS_URL" not in each.environment for each in without.commands().values())
+
+
 def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
     spec = deployment(
         model={"uri": "file://./model"},
@@ -151,7 +160,9 @@ def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: 
     assert (unit.url, unit.engine_url) == ("http://127.0.0.1:8000", "http://127.0.0.1:5")
     assert settings_of(unit).model == str(tmp_path / "model")
     assert unit.gateway_argv[-2:] == ("--drain-timeout", "12")
-    assert unit.commands()[unit.engine].environment == {"A": "b"}
+    assert unit.commands()[unit.engine].environment == {
+        "A": "b", "MAMBASERVE_PREFIX_INDEX_SCOPE": "default/one",
+    }  # fmt: skip
     assert '"model": "one"' in unit.curl()
 
 

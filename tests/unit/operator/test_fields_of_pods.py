@@ -39,6 +39,12 @@ def variable(made: Children, name: str) -> Any:
     return found.get(name)
 
 
+def of_gateway(made: Children, name: str) -> Any:
+    container = gateway(made)["template"]["spec"]["containers"][0]
+    found = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    return found.get(name)
+
+
 def claim(made: Children) -> Manifest:
     return made["PersistentVolumeClaim", "nano-model"]["spec"]
 
@@ -57,6 +63,12 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Children], Any], Any]] = [
      lambda made: claim(made)["resources"]["requests"]["storage"], "7Gi"),
     ("model.cache.storageClassName", {"model": CACHE}, lambda made: claim(made)["storageClassName"], "fast"),
     ("model.cache.accessMode", {"model": CACHE}, lambda made: claim(made)["accessModes"], ["ReadWriteOnce"]),
+    ("prefixIndex.redis.url", {"prefixIndex": {"redis": {"url": "redis://r"}}},
+     lambda made: (variable(made, "MAMBASERVE_REDIS_URL"), of_gateway(made, "MAMBASERVE_REDIS_URL")),
+     ("redis://r", "redis://r")),
+    ("prefixIndex.redis.secretRef.name", {"prefixIndex": {"redis": {"secretRef": {"name": "r"}}}},
+     lambda made: (variable(made, "MAMBASERVE_REDIS_URL"), of_gateway(made, "MAMBASERVE_REDIS_URL")),
+     ({"secretKeyRef": {"name": "r", "key": "url"}}, {"secretKeyRef": {"name": "r", "key": "url"}})),
     ("replicas", {"replicas": 7}, lambda made: engine(made)["replicas"], 7),
     ("engine.image", {"engine": {"image": "mine:1"}},
      lambda made: pod(made)["containers"][0]["image"], "mine:1"),
@@ -135,3 +147,12 @@ def test_the_share_that_is_traced_is_that_of_the_spec_whatever_a_gateway_says(
     found = sum(traced() for _ in range(2000)) / 2000
 
     assert least <= found <= most
+
+
+def test_engines_and_gateways_of_one_deployment_share_one_index_under_the_names_of_the_pods() -> None:
+    made = children(prefixIndex={"redis": {"url": "redis://r"}})
+    scope = "MAMBASERVE_PREFIX_INDEX_SCOPE"
+    assert variable(made, scope) == of_gateway(made, scope)
+    assert str(variable(made, scope)).endswith("/nano")
+    assert variable(made, "POD_NAME")["fieldRef"]["fieldPath"] == "metadata.name"
+    assert variable(children(), scope) is None

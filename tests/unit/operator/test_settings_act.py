@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.settings import OperatorSettings
@@ -17,10 +17,9 @@ CODE: dict[type[BaseModel], tuple[str, ...]] = {
     GatewaySettings: ("server/mamba_gateway", "server/mamba_cli/commands", "server/mamba_edge"),
     EngineSettings: ("server/mamba_server", "operator/mamba_planner", "server/mamba_edge"),
 }
-REFUSED = {(GatewaySettings, "redis_url")}
 READ_AS = {name: "workload" for name in EngineSettings.model_fields if name.startswith("workload_")}
 """Settings that are read together under another name."""
-CASES = [(kind, name) for kind in CODE for name in kind.model_fields if (kind, name) not in REFUSED]
+CASES = [(kind, name) for kind in CODE for name in kind.model_fields]
 
 
 @cache
@@ -39,8 +38,3 @@ def read(kind: type[BaseModel]) -> frozenset[str]:
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind.__name__}.{name}" for kind, name in CASES])
 def test_a_setting_is_read(kind: type[BaseModel], name: str) -> None:
     assert READ_AS.get(name, name) in read(kind)
-
-
-def test_a_setting_that_nothing_reads_is_refused() -> None:
-    with pytest.raises(ValidationError, match="redis_url"):
-        GatewaySettings(backend=("http://a:1",), redis_url="redis://h/0")

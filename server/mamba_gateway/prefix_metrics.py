@@ -1,0 +1,47 @@
+"""Series of a gateway's copy of the prefix index, read at scrape time."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mamba_prefix.prefix_index import PrefixIndex, State
+
+_PREFIX = "mambaserve_prefix_index"
+
+
+class PrefixIndexCollector(Collector):
+    """Of one copy."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        index = self._index
+        state = GaugeMetricFamily(
+            f"{_PREFIX}_state", "1 for the state that the copy of the prefix index is in.", labels=["state"]
+        )
+        for each in get_args(State):
+            state.add_metric([each], float(index.state == each))
+        yield state
+        for name, said, value in (
+            ("entries", "Prefixes that an engine can resume, as far as is known.", index.entries),
+            ("engines", "Engines whose checkpoints are known.", len(index.engines())),
+            ("bytes", "Memory of the copy's table.", index.bytes),
+            ("lag_seconds", "Of the last batch, from its making to its arrival.", index.lag),
+            (
+                "refused_engines",
+                "Engines beyond those that the copy has room for.",
+                len(index.refused_engines),
+            ),
+        ):
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", said, value)
+        for name, said, value in (
+            ("gaps", "Times that batches of an engine were missing; a snapshot fills them.", index.gaps),
+            ("snapshots", "Snapshots of engines that were read.", index.snapshots),
+            ("refused_entries", "Prefixes that there was no room for.", index.refused_entries),
+            ("failures", "Times that Redis, or an engine asked directly, was away.", index.failures),
+        ):
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", said, value)

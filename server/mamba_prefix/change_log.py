@@ -1,0 +1,134 @@
+"""An engine's side of the index, in its API process: what its checkpoints are, and the last changes of them.
+
+Filled with what the engine process says; the publisher to Redis and the gateways that follow directly read
+it, each from where it stopped. Who stopped too long ago takes a snapshot: nothing here grows with slow
+readers.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+from mamba_prefix.messages import (
+    Change,
+    Heartbeat,
+    Snapshot,
+    entries_of,
+    hashes_of,
+    pack_entries,
+)
+
+KEPT = 1024
+"""Batches that a reader may be behind."""
+KEPT_BYTES = 4 << 20
+"""The same in bytes of what they carry."""
+
+
+class ChangeLog:
+    """One engine's checkpoints. `engine`: the name by which gateways know it."""
+
+    def __init__(
+        self,
+        engine: str = "",
+        *,
+        wall: Callable[[], float] = time.time,
+        new_incarnation: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self.engine = engine
+        self.incarnation = ""
+        self.epoch = 0
+        self.seq = 0
+        self.fingerprint = ""
+        self.page_size = 0
+        self.depths: dict[int, int] = {}
+        """Tokens of each checkpoint by its hash."""
+        self.closed = False
+        self._wall = wall
+        self._new_incarnation = new_incarnation
+        self._kept: deque[Change] = deque()
+        self._kept_bytes = 0
+        self._changed = asyncio.Event()
+
+    # --- what the engine says ------------------------------------------------------------------------
+
+    def start(self, fingerprint: str, page_size: int) -> None:
+        """An engine process is ready, with nothing cached."""
+        self.fingerprint, self.page_size = fingerprint, page_size
+        self._begin()
+
+    def lose(self) -> None:
+        """The engine process ended: nothing it had can be resumed any more."""
+        if self.depths:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.incarnation = self._new_incarnation()
+        self.epoch, self.seq = 1, 0
+        self.depths.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._append(cleared=True, gained=b"", lost=b"")
+
+    def take(self, epoch: int, *, cleared: bool, gained: bytes, lost: bytes) -> None:
+        """What changed, as the engine process packed it."""
+        self.epoch = epoch
+        if cleared:
+            self.depths.clear()
+        for each in hashes_of(lost).tolist():
+            self.depths.pop(each, None)
+        entries = entries_of(gained)
+        self.depths.update(zip(entries["hash"].tolist(), entries["depth"].tolist(), strict=True))
+        self._append(cleared=cleared, gained=gained, lost=lost)
+
+    def _append(self, *, cleared: bool, gained: bytes, lost: bytes) -> None:
+        self.seq += 1
+        change = Change(
+            self.engine, self.incarnation, self.epoch, self.seq, cleared, gained, lost, self._wall()
+        )
+        self._kept.append(change)
+        self._kept_bytes += len(gained) + len(lost)
+        while len(self._kept) > KEPT or (self._kept_bytes > KEPT_BYTES and len(self._kept) > 1):
+            gone = self._kept.popleft()
+            self._kept_bytes -= len(gone.gained) + len(gone.lost)
+        self._wake()
+
+    def close(self) -> None:
+        """Nothing comes any more; who waits is let go."""
+        self.closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # --- what readers get ----------------------------------------------------------------------------
+
+    async def changed(self) -> None:
+        """Return after the next change."""
+        if not self.closed:
+            await self._changed.wait()
+
+    def since(self, incarnation: str, seq: int, most: int = KEPT) -> list[Change] | None:
+        """At most `most` batches after `seq`; None: they are not there any more, take a snapshot."""
+        if incarnation != self.incarnation or seq > self.seq:
+            return None
+        first = self.seq - len(self._kept)
+        if seq < first:
+            return None
+        skip = seq - first
+        return [self._kept[index] for index in range(skip, min(len(self._kept), skip + most))]
+
+    def heartbeat(self) -> Heartbeat:
+        """How far it is."""
+        return Heartbeat(
+            self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size
+        )
+
+    def snapshot(self, after: str = "") -> Snapshot:
+        """Everything, as of now."""
+        return Snapshot(
+            self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size,
+            pack_entries(self.depths), after,
+        )  # fmt: skip

@@ -1,0 +1,192 @@
+"""Keeps a gateway's copy up to date from Redis. No request waits for it, and it fails none.
+
+Reads snapshots once, then the stream; each second the heartbeats, which tell who has died and whether
+anything was missed. What was missed is in the engine's next snapshot, which it is asked for. When Redis is
+away the copy stays as it is, and is read anew once it is back.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from mamba_prefix.errors import ForeignMessage, RedisAway
+from mamba_prefix.messages import Change, Heartbeat, Message, Snapshot, unpack
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.store import START, Store
+
+log = structlog.get_logger("mambaserve.prefix")
+
+BLOCK_SECONDS = 0.5
+SHORTEST_BLOCK = 0.001
+LOOK_SECONDS = 1.0
+MOST = 512
+"""Batches in one answer."""
+SILENT_SECONDS = 3.0
+"""How long a heartbeat may be missing before its engine counts as dead: Redis may just have been emptied."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+class Follower:
+    """Follows one scope."""
+
+    def __init__(self, index: PrefixIndex, store: Store, jitter: Callable[[], float] = random.random) -> None:
+        self._index = index
+        self._store = store
+        self._jitter = jitter
+        self.foreign = 0
+        """Messages that nobody of this version wrote."""
+        self._at = START
+        self._silent: dict[str, float] = {}
+        """Since when which engine's heartbeat is missing."""
+        self._unsynced: set[str] = set()
+
+    async def run(self) -> None:
+        """Follow for ever; only cancelling ends it."""
+        failures = 0
+        while True:
+            try:
+                await self._start()
+                failures = 0
+                while True:
+                    await self._follow(LOOK_SECONDS)
+                    await self._look()
+            except RedisAway as error:
+                if not failures:
+                    log.warning("prefix index not followed", reason=str(error))
+                self._index.state = "unavailable"
+                self._index.failures += 1
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 16))
+                failures += 1
+                await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
+            except Exception:
+                log.exception("prefix index not followed")
+                self._index.state = "unavailable"
+                self._index.failures += 1
+                await asyncio.sleep(LONGEST_PAUSE)
+
+    async def _start(self) -> None:
+        """Read every snapshot and what the stream has had since. Raises RedisAway."""
+        self._unsynced, self._silent = set(), {}
+        beats = await self._heartbeats()
+        afters = await self._read_snapshots([name for name, beat in beats.items() if beat], beats)
+        self._at = min(afters, key=_place) if afters else START
+        await self._look(beats)
+        log.info("prefix index followed", engines=len(self._index.engines()), entries=self._index.entries)
+
+    async def _follow(self, seconds: float) -> None:
+        """Take what comes for so long."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > SHORTEST_BLOCK:
+            await self._read(min(left, BLOCK_SECONDS))
+
+    async def _read(self, block: float) -> int:
+        """Take what the stream has, waiting so long for the first; how many batches it was."""
+        batches = await self._store.read(self._at, MOST, block)
+        for where, raw in batches:
+            self._at = where
+            message = self._unpack(raw)
+            if isinstance(message, Change):
+                self._take(message)
+        return len(batches)
+
+    def _take(self, message: Change) -> None:
+        if message.engine in self._unsynced and not message.cleared:
+            return  # the snapshot that is due tells more
+        if self._index.take_change(message) == "gap":
+            self._unsynced.add(message.engine)
+        else:
+            self._unsynced.discard(message.engine)
+
+    async def _look(self, beats: dict[str, Heartbeat | None] | None = None) -> None:
+        """Who lives, and whether all they published is here; mend what is not. Raises RedisAway."""
+        now = asyncio.get_running_loop().time()
+        if beats is None:
+            beats = await self._heartbeats()
+        # What a heartbeat tells of stood in the stream before it: what is missing now was lost.
+        while await self._read(SHORTEST_BLOCK) == MOST:
+            pass
+        for engine in {*beats, *self._index.engines()}:
+            beat = beats.get(engine)
+            if beat is None:
+                if now - self._silent.setdefault(engine, now) >= SILENT_SECONDS:
+                    await self._bury(engine)
+                continue
+            self._silent.pop(engine, None)
+            if not self._index.matches(beat):
+                self._unsynced.add(engine)
+        await self._mend(beats)
+        whole = not self._unsynced and all(each.fresh for each in self._index.engines().values())
+        self._index.state = "following" if whole else "stale"
+
+    async def _bury(self, engine: str) -> None:
+        self._index.drop(engine)
+        self._unsynced.discard(engine)
+        await self._store.forget(engine)
+        self._silent.pop(engine, None)
+
+    async def _mend(self, beats: dict[str, Heartbeat | None]) -> None:
+        """Read anew what has gaps: the snapshot, and what the stream has had since. Raises RedisAway."""
+        wanted = {name for name in self._unsynced if self._index.admits(name)}
+        for engine in wanted:
+            self._index.doubt(engine)
+        if not wanted:
+            return
+        afters = await self._read_snapshots(wanted, beats)
+        start = min((*afters, self._at), key=_place)
+        if start != self._at:
+            for where, raw in await self._store.between(start, self._at):
+                start = where
+                message = self._unpack(raw)
+                if isinstance(message, Change) and message.engine in wanted:
+                    self._take(message)
+            # The last that is there: a stream that was begun anew may be far behind where we were.
+            self._at = start
+        for engine in wanted:
+            beat = beats.get(engine)
+            if beat is not None and not self._index.matches(beat):
+                self._unsynced.add(engine)
+            if engine in self._unsynced:
+                self._index.doubt(engine, again=True)
+                await self._store.want(engine)
+
+    async def _read_snapshots(
+        self, engines: Iterable[str], beats: Mapping[str, Heartbeat | None]
+    ) -> list[str]:
+        """Take the snapshots of these; where in the stream each goes on."""
+        out = []
+        for engine, raw in (await self._store.snapshots(sorted(engines))).items():
+            message, beat = self._unpack(raw) if raw is not None else None, beats.get(engine)
+            if (
+                not isinstance(message, Snapshot)
+                or message.engine != engine
+                or beat is None
+                or beat.incarnation != message.incarnation
+            ):
+                self._unsynced.add(engine)
+            elif self._index.take_snapshot(message):
+                self._unsynced.discard(engine)
+                out.append(message.after)
+        return out
+
+    async def _heartbeats(self) -> dict[str, Heartbeat | None]:
+        out: dict[str, Heartbeat | None] = {}
+        for engine, raw in (await self._store.heartbeats()).items():
+            message = self._unpack(raw) if raw is not None else None
+            out[engine] = message if isinstance(message, Heartbeat) and message.engine == engine else None
+        return out
+
+    def _unpack(self, raw: bytes) -> Message | None:
+        try:
+            return unpack(raw)
+        except ForeignMessage:
+            self.foreign += 1
+            return None
+
+
+def _place(where: str) -> tuple[int, int]:
+    """The place of an entry, in order: its milliseconds and its number in them."""
+    milliseconds, _, number = where.partition("-")
+    return int(milliseconds or 0), int(number or 0)

@@ -1,0 +1,134 @@
+"""What engines publish of their checkpoints and gateways read: changes, heartbeats, snapshots, as msgpack.
+
+A message names its version first; a reader leaves what it does not know alone. Hashes and depths are packed,
+little-endian, so that a thousand of them are one piece of memory.
+"""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mamba_prefix.errors import ForeignMessage
+from mamba_prefix.page_chain import Hashes
+
+VERSION = 1
+ENTRY = np.dtype([("hash", "<u8"), ("depth", "<u4")])
+"""A checkpoint: the hash of its prefix, and the tokens in it. 12 bytes."""
+Entries = npt.NDArray[np.void]
+
+
+class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
+    """What one engine gained and lost since its batch before."""
+
+    engine: str
+    incarnation: str
+    """Another one after each start of the engine process: all that was published before is gone."""
+    epoch: int
+    """Rises when everything published before in this incarnation is void."""
+    seq: int
+    """1 more than that of the batch before; begins with 1 in each incarnation."""
+    cleared: bool
+    """All before it is void: what it gains is all there is."""
+    gained: bytes
+    """`ENTRY` after `ENTRY`."""
+    lost: bytes
+    """Hashes, 8 bytes each."""
+    at: float = 0.0
+    """Seconds since 1970 on the engine's machine."""
+    version: int = VERSION
+
+
+class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, frozen=True):
+    """The engine lives, and this is how far it has published."""
+
+    engine: str
+    incarnation: str
+    epoch: int
+    seq: int
+    fingerprint: str
+    page_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    version: int = VERSION
+
+
+class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
+    """All checkpoints of one engine after its batch `seq`."""
+
+    engine: str
+    incarnation: str
+    epoch: int
+    seq: int
+    fingerprint: str
+    page_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    entries: bytes
+    """`ENTRY` after `ENTRY`."""
+    after: str = ""
+    """Where in the stream `seq` is certain to be passed: later batches stand behind it."""
+    version: int = VERSION
+
+
+class Feed(msgspec.Struct, tag="feed", array_like=True, frozen=True):
+    """An engine's own answer to who follows it without Redis: a snapshot if one is needed, then changes."""
+
+    heartbeat: Heartbeat
+    snapshot: Snapshot | None
+    changes: list[Change]
+    version: int = VERSION
+
+
+Message = Change | Heartbeat | Snapshot | Feed
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def pack(message: Message) -> bytes:
+    """The message on the wire."""
+    return _encoder.encode(message)
+
+
+def unpack(raw: bytes) -> Message:
+    """The message in `raw`. Raises ForeignMessage for what this version cannot read."""
+    try:
+        message: Message = _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ForeignMessage(f"is no message of this version of the prefix index: {error}") from error
+    if message.version != VERSION:
+        raise ForeignMessage(f"is of version {message.version}, and this is version {VERSION}")
+    if isinstance(message, Feed) and message.snapshot is not None:
+        _check(message.snapshot.entries, ENTRY.itemsize)
+    for each in message.changes if isinstance(message, Feed) else (message,):
+        if isinstance(each, Change):
+            _check(each.gained, ENTRY.itemsize)
+            _check(each.lost, 8)
+        elif isinstance(each, Snapshot):
+            _check(each.entries, ENTRY.itemsize)
+    return message
+
+
+def _check(raw: bytes, size: int) -> None:
+    if len(raw) % size:
+        raise ForeignMessage(f"has {len(raw)} bytes where each item takes {size}")
+
+
+def pack_entries(depths: dict[int, int]) -> bytes:
+    """Depths by hash, packed."""
+    entries = np.empty(len(depths), ENTRY)
+    entries["hash"] = np.fromiter(depths.keys(), np.uint64, len(depths))
+    entries["depth"] = np.fromiter(depths.values(), np.uint32, len(depths))
+    return entries.tobytes()
+
+
+def pack_hashes(hashes: set[int]) -> bytes:
+    """Hashes, packed."""
+    return np.fromiter(hashes, "<u8", len(hashes)).tobytes()
+
+
+def entries_of(raw: bytes) -> Entries:
+    """What `pack_entries` packed: `ENTRY` items."""
+    return np.frombuffer(raw, ENTRY)
+
+
+def hashes_of(raw: bytes) -> Hashes:
+    """What `pack_hashes` packed."""
+    return np.frombuffer(raw, "<u8").astype(np.uint64, copy=False)

@@ -1,0 +1,92 @@
+"""One chained hash per page of a prompt: hash i stands for all tokens up to the end of page i.
+
+Engines publish their checkpoints under these hashes and gateways look prompts up by them, so they are the
+same on every machine and for ever: 64-bit arithmetic alone. Two prompts with one hash cost a recomputation,
+no more: the engine compares tokens.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+Hashes = npt.NDArray[np.uint64]
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_ONE = np.uint64(1)
+_ALL = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def mixed(values: Hashes) -> Hashes:
+    """The finalizer of splitmix64 of each value, in place."""
+    values ^= values >> _S30
+    values *= _FIRST
+    values ^= values >> _S27
+    values *= _SECOND
+    values ^= values >> _S31
+    return values
+
+
+class PageMixer:
+    """64 bits of each whole page, wherever it stands."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        # The splitmix64 stream, made odd so that no bit of a token is lost.
+        self._weights = mixed(np.arange(1, page_size + 1, dtype=np.uint64) * GOLDEN) | _ONE
+
+    def pages(self, token_ids: Tokens) -> Hashes:
+        """uint64[whole pages of `token_ids`]."""
+        count = len(token_ids) // self.page_size
+        shaped = token_ids[: count * self.page_size].reshape(count, self.page_size)
+        return mixed(shaped.astype(np.uint64) @ self._weights)
+
+
+class PageChain:
+    """The hashes of one model: `fingerprint` tells models apart whose states cannot stand for each other."""
+
+    def __init__(self, page_size: int, fingerprint: str) -> None:
+        self.page_size = page_size
+        self.fingerprint = fingerprint
+        self._mixer = PageMixer(page_size)
+
+    def start(self, salt: str) -> int:
+        """The running sum before the first page, for prompts under `salt`."""
+        key = blake2b(digest_size=8)
+        for part in (self.fingerprint, salt, str(self.page_size)):
+            raw = part.encode("utf-8", "surrogatepass")
+            key.update(len(raw).to_bytes(4, "little") + raw)
+        return int.from_bytes(key.digest(), "little")
+
+    def extend(self, running: int, pages: int, token_ids: Tokens) -> int:
+        """The running sum after the whole pages of `token_ids`, which follow `pages` pages summed already."""
+        return (running + int(self._placed(token_ids, pages).sum(dtype=np.uint64))) & _ALL
+
+    def hash_of(self, running: int) -> int:
+        """The hash of the prefix whose running sum this is; never 0."""
+        # One number: Python's own arithmetic is quicker than an array of one.
+        running = ((running ^ (running >> 30)) * int(_FIRST)) & _ALL
+        running = ((running ^ (running >> 27)) * int(_SECOND)) & _ALL
+        return running ^ (running >> 31) or 1
+
+    def hashes(self, token_ids: Tokens, salt: str) -> Hashes:
+        """uint64[whole pages of `token_ids`], each never 0."""
+        running = np.cumsum(self._placed(token_ids, 0), dtype=np.uint64)
+        running += np.uint64(self.start(salt))
+        return _final(running)
+
+    def _placed(self, token_ids: Tokens, at: int) -> Hashes:
+        """What each page adds where it stands: the same page elsewhere adds something else."""
+        pages = self._mixer.pages(token_ids)
+        pages += np.arange(at + 1, at + 1 + len(pages), dtype=np.uint64) * GOLDEN
+        return mixed(pages)
+
+
+def _final(running: Hashes) -> Hashes:
+    hashes = mixed(running)
+    # 0 is an empty place in a table of hashes.
+    hashes[hashes == 0] = _ONE
+    return hashes

@@ -1,0 +1,196 @@
+"""A gateway's local copy of the prefix index: what each engine can resume. Never waits, never asks anybody.
+
+Feeds (the follower of Redis, or of the engines themselves) put in what they hear; routing reads. What it says
+is advice: an engine looks again at its own tree.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_prefix.messages import Change, Heartbeat, Snapshot, entries_of, hashes_of
+from mamba_prefix.page_chain import PageChain
+from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable
+
+State = Literal["off", "following", "stale", "unavailable"]
+Verdict = Literal["taken", "old", "gap"]
+MOST_ENTRIES = 4 << 20
+"""Hashes that the copy holds at most: about 140 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What is known of one engine."""
+
+    fingerprint: str
+    page_size: int
+    incarnation: str
+    epoch: int
+    entries: int
+    """Checkpoints."""
+    fresh: bool
+    """All that it has published is here, as far as is known; False: some of it may be missing or outdated."""
+    seq: int = 0
+
+
+class PrefixIndex:
+    """One copy. `state`: off = nobody feeds it; following; stale = an engine's part has holes; unavailable =
+    what feeds it is away, and this is the last that was heard."""
+
+    def __init__(
+        self,
+        most_entries: int = MOST_ENTRIES,
+        *,
+        off: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall = wall
+        self.lag = 0.0
+        """Seconds from the making of the last batch to its arrival, by both machines' clocks."""
+        self.state: State = "off" if off else "unavailable"
+        self.refused_entries = 0
+        """Checkpoints that there was no room for."""
+        self.refused_engines: set[str] = set()
+        """Engines beyond those that there are bits for; routing knows nothing of their checkpoints."""
+        self.gaps = 0
+        """Times that batches of an engine were missing."""
+        self.snapshots = 0
+        """Snapshots read."""
+        self.failures = 0
+        """Times that what feeds it was away."""
+        self._table = PrefixTable(most_entries)
+        self._views: dict[str, EngineView] = {}
+        self._numbers: dict[str, int] = {}
+        self._free = list(range(MOST_ENGINES))[::-1]
+        self._chains: dict[tuple[str, int], PageChain] = {}
+
+    # --- what routing reads --------------------------------------------------------------------------
+
+    def engines(self) -> Mapping[str, EngineView]:
+        """What is known of each engine, by its name."""
+        return self._views
+
+    def resumable(self, token_ids: npt.NDArray[np.int32], salt: str) -> Mapping[str, int]:
+        """Tokens that each engine could resume of this prompt, always fewer than it has; without zeros."""
+        out: dict[str, int] = {}
+        names = {number: name for name, number in self._numbers.items()}
+        for (_, page_size), chain in self._chains.items():
+            # The last token has to be computed: a checkpoint at the very end is of no use.
+            hashes = chain.hashes(token_ids[: max(0, len(token_ids) - 1)], salt)
+            if len(hashes):
+                for number, pages in self._table.depths(hashes).items():
+                    out[names[number]] = pages * page_size
+        return out
+
+    @property
+    def entries(self) -> int:
+        """Prefixes that any engine can resume."""
+        return self._table.entries
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the table."""
+        return self._table.bytes
+
+    # --- what feeds put in ---------------------------------------------------------------------------
+
+    def admits(self, engine: str) -> bool:
+        """Whether it has a place or can get one."""
+        if engine in self._numbers or self._free:
+            return True
+        self.refused_engines.add(engine)
+        return False
+
+    def take_snapshot(self, message: Snapshot) -> bool:
+        """All that an engine has. False: this is one engine too many."""
+        number = self._number(message.engine)
+        if number is None:
+            return False
+        self._table.clear(number)
+        self._add(number, np.unique(entries_of(message.entries)["hash"]))
+        self.snapshots += 1
+        self._views[message.engine] = EngineView(
+            message.fingerprint, message.page_size, message.incarnation, message.epoch,
+            self._table.count(number), fresh=True, seq=message.seq,
+        )  # fmt: skip
+        self._keep_chains()
+        return True
+
+    def take_change(self, message: Change) -> Verdict:
+        """What an engine gained and lost. "gap": a batch before this one is missing; a snapshot is needed."""
+        view = self._views.get(message.engine)
+        if view is None:
+            return "gap"
+        same = view.incarnation == message.incarnation
+        if same and message.seq <= view.seq:
+            return "old"
+        if not message.cleared and not (same and message.seq == view.seq + 1):
+            self.doubt(message.engine)
+            return "gap"
+        number = self._numbers[message.engine]
+        if message.cleared:
+            self._table.clear(number)
+        # Losses first: what was lost and gained again within a batch stands in both only after a collision.
+        self._table.remove(number, np.unique(hashes_of(message.lost)))
+        self._add(number, np.unique(entries_of(message.gained)["hash"]))
+        self._views[message.engine] = replace(
+            view, incarnation=message.incarnation, epoch=message.epoch, seq=message.seq,
+            entries=self._table.count(number), fresh=True,
+        )  # fmt: skip
+        self.lag = max(0.0, self._wall() - message.at)
+        return "taken"
+
+    def matches(self, beat: Heartbeat) -> bool:
+        """Whether the copy has all that the engine had published by this heartbeat."""
+        view = self._views.get(beat.engine)
+        return (
+            view is not None
+            and view.incarnation == beat.incarnation
+            and view.seq >= beat.seq
+            and (view.fingerprint, view.page_size) == (beat.fingerprint, beat.page_size)
+        )
+
+    def doubt(self, engine: str, *, again: bool = False) -> None:
+        """Something of this engine is missing or outdated; `again`: it was before."""
+        view = self._views.get(engine)
+        if view is not None and view.fresh:
+            self.gaps += not again
+            self._views[engine] = replace(view, fresh=False)
+
+    def drop(self, engine: str) -> None:
+        """The engine is gone, and all it had."""
+        self.refused_engines.discard(engine)
+        if self._views.pop(engine, None) is None:
+            return
+        number = self._numbers.pop(engine)
+        self._table.clear(number)
+        self._free.append(number)
+        self._keep_chains()
+
+    def hashes_of(self, engine: str) -> npt.NDArray[np.uint64]:
+        """The prefixes that this engine can resume, in no order."""
+        number = self._numbers.get(engine)
+        return np.empty(0, np.uint64) if number is None else self._table.of(number)
+
+    def _number(self, engine: str) -> int | None:
+        if engine in self._numbers:
+            return self._numbers[engine]
+        if not self.admits(engine):
+            return None
+        self.refused_engines.discard(engine)
+        self._numbers[engine] = number = self._free.pop()
+        return number
+
+    def _add(self, number: int, hashes: npt.NDArray[np.uint64]) -> None:
+        self.refused_entries += self._table.add(number, hashes)
+
+    def _keep_chains(self) -> None:
+        """One chain for each kind of engine: most often there is one kind."""
+        wanted = {(each.fingerprint, each.page_size) for each in self._views.values()}
+        self._chains = {
+            key: self._chains.get(key) or PageChain(key[1], key[0]) for key in wanted if key[1] > 0
+        }

