@@ -26,6 +26,16 @@ def redis_binary() -> str | None:
     return str(own) if own.exists() else shutil.which("redis-server")
 
 
+def free_port() -> int:
+    """One whose neighbour 10,000 further exists too: a Cluster's nodes talk to each other there."""
+    while True:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port: int = free.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
 class RedisServer:
     """One server at 127.0.0.1:`port` that can be stopped and started again, empty."""
 
@@ -34,9 +44,7 @@ class RedisServer:
         self.options = (*MEMORY_ONLY, *options)
         self.leading: tuple[str, ...] = ()
         """Arguments before all others: a configuration file."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,6 +66,8 @@ class RedisServer:
         wait_until(self._answers, "redis-server")
 
     def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / f"redis-{self.port}.log").read_text()[-2000:]
         try:
             return self.command("PING").startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
