@@ -1,9 +1,26 @@
-"""y = x W^T + b. In batch-invariant mode the product is made in tiles of a fixed number of rows."""
+"""y = x W^T + b. In batch-invariant mode the product is made in tiles of a fixed number of rows.
+
+A CPU without instructions for bfloat16 multiplies it element by element, so that 64 rows take 64 times as
+long as one. There, products of more than a few rows convert the weights, block by block, and use float32.
+"""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
+
+CONVERTED_FROM = 16
+"""Rows from which converting the weights costs less than it saves."""
+_BLOCK = 1 << 20
+"""Most weights that are held converted at once: 4 MiB."""
+
+
+@lru_cache(1)
+def emulates_bfloat16() -> bool:
+    """This CPU has no instructions for products of bfloat16."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and not supported()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +34,29 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, inputs] -> [T, outputs]."""
         if not self.row_tile:
-            return F.linear(x, self.weight, self.bias)
+            return self._product(x)
         rows, tile = x.shape[0], self.row_tile
         padded = F.pad(x, (0, 0, 0, -rows % tile))
-        parts = [F.linear(part, self.weight, self.bias) for part in padded.split(tile)]
+        parts = [self._product(part) for part in padded.split(tile)]
         return torch.cat(parts)[:rows]
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if (
+            self.weight.dtype is torch.bfloat16
+            and x.shape[0] >= CONVERTED_FROM
+            and not x.is_cuda
+            and emulates_bfloat16()
+        ):
+            return self._converted_product(x)
+        return F.linear(x, self.weight, self.bias)
+
+    def _converted_product(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.weight.shape[0])
+        wide = x.float()
+        at = 0
+        for block in self.weight.split(max(1, _BLOCK // self.weight.shape[1])):
+            end = at + block.shape[0]
+            bias = None if self.bias is None else self.bias[at:end].float()
+            out[:, at:end] = F.linear(wide, block.float(), bias)
+            at = end
+        return out
