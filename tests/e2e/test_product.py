@@ -214,11 +214,15 @@ def everything(deployed: Deployed) -> dict[str, set[str]]:
 def test_deleting_the_object_removes_everything_it_made(installed: Node, namespace: str) -> None:
     deployed = Deployed(installed, namespace)
     deployed.apply()
-    made = installed.wait_for(
-        lambda: found if len(found := everything(deployed)) >= 11 and len(found["Pod"]) == 2 else None,
-        "all children and their pods",
-    )
-    assert {"quick-start", "quick-start-engine"} <= made["Deployment"] & made["Service"]
+    both = {"quick-start", "quick-start-engine"}
+
+    def whole() -> bool:
+        # Kind after kind is listed while the operator still makes them.
+        found = everything(deployed)
+        named = both <= found.get("Deployment", set()) & found.get("Service", set())
+        return named and len(found) >= 11 and len(found.get("Pod", ())) == 2
+
+    installed.wait_for(whole, "all children and their pods")
 
     installed.kubectl("delete", "mdep", "quick-start", "-n", namespace, "--timeout=30s")
 

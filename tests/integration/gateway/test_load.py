@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import pytest
 
 STREAM = {"model": "m", "prompt": "x", "stream": True}
 
@@ -27,7 +28,8 @@ async def test_reported_load_of_others_counts(engine, gateway, client) -> None:
     engines = [await engine("a", running=30), await engine("b", waiting=20), await engine("c")]
     through = await gateway(*engines)
     await asyncio.gather(*(read(client, through.url, max_tokens=10, gap=0.05) for _ in range(70)))
-    assert [one.most_active for one in engines] == [10, 20, 40]
+    # Forty each with those of others; what an engine costs is told apart from another's by a tenth at most.
+    assert [one.most_active for one in engines] == pytest.approx([10, 20, 40], abs=4)
 
 
 async def test_the_engine_that_finishes_first_gets_the_next_request(
