@@ -28,11 +28,11 @@ from mamba_cli.bench.traces import parse
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.prefix_index import IndexState
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.scoring import Weights
+from mamba_prefix.prefix_index import State
 from mamba_server.cache.state_cache import StateCache
 
 Knowledge = Literal["load", "attention", "own", "resumable"]
@@ -83,7 +83,7 @@ class SimulatedEngine:
 class _Index:
     """What the engines' caches hold, as a gateway that follows them would see it."""
 
-    state: IndexState = "following"
+    state: State = "following"
 
     def __init__(self, engines: Sequence[SimulatedEngine], knowledge: Knowledge) -> None:
         self._engines, self._pages = engines, knowledge == "attention"

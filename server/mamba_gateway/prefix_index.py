@@ -5,19 +5,19 @@ where.
 """
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-IndexState = Literal["off", "following", "stale", "unavailable"]
+from mamba_prefix.prefix_index import State
 
 
 class PrefixIndex(Protocol):
     """A local copy; asked for each request, so it does no I/O."""
 
     @property
-    def state(self) -> IndexState:
+    def state(self) -> State:
         """off: there is none; following: up to date; else its answers are old or none."""
 
     def resumable(self, token_ids: NDArray[np.int32], salt: str) -> Mapping[str, int]:
@@ -27,7 +27,7 @@ class PrefixIndex(Protocol):
 class NoIndex:
     """Nothing is published."""
 
-    state: IndexState = "off"
+    state: State = "off"
 
     def resumable(self, token_ids: NDArray[np.int32], salt: str) -> Mapping[str, int]:
         """Nobody can resume anything, as far as is known."""

@@ -248,8 +248,11 @@ class StateCache:
 
     def flush(self) -> int:
         """Forget every checkpoint that no sequence reads just now; how many those were."""
-        read = [each.match_node for each in self.allocations.values() if each.match_node is not None]
-        return self.reclaimer.flush(read)
+        return self.reclaimer.flush(self.being_read())
+
+    def being_read(self) -> list[Node]:
+        """The checkpoints that sequences resume from just now: each is locked."""
+        return [each.match_node for each in self.allocations.values() if each.match_node is not None]
 
     @property
     def available_pages(self) -> int:

@@ -196,8 +196,7 @@ class EngineCore:
     def flush_cache(self) -> int:
         """Forget every checkpoint that no sequence reads just now; how many they were."""
         lost = self.cache.flush()
-        read = [each.match_node for each in self.cache.allocations.values() if each.match_node is not None]
-        self.checkpoint_changes.begin_epoch(read)
+        self.checkpoint_changes.begin_epoch(self.cache.being_read())
         return lost
 
     def change_strategy(self, name: str) -> str:
