@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from mamba_gateway.admission import Clock
 from mamba_gateway.engine_speed import EngineSpeed
@@ -82,6 +83,11 @@ class Endpoint:
     """How long a request of ours stays with it, lately."""
     ejected: bool = False
     """It is left out, since requests failed there."""
+
+    @property
+    def address(self) -> str:
+        """Its host:port, as proxies write it."""
+        return urlsplit(self.url).netloc
 
     @property
     def key(self) -> int:
