@@ -1,4 +1,4 @@
-"""A real Redis between engines and a gateway's copy: restarted empty, with a password, behind Sentinel."""
+"""A real Redis between engines and a gateway's copy: restarted empty, full, with a password, a Cluster."""
 
 import asyncio
 import os
@@ -88,6 +88,19 @@ async def test_who_dies_leaves_nothing_that_stays(redis_server: RedisServer) -> 
             assert 0 < left <= 60
 
 
+async def test_a_full_redis_fails_nothing_and_is_taken_up_again(redis_server: RedisServer) -> None:
+    async with world(redis_server.url) as made:
+        engine = made.start("a")
+        await until(lambda: made.agrees)
+        redis_server.command("CONFIG", "SET", "maxmemory", "1")
+        try:
+            await change(made, 50)
+            await until(lambda: not engine.publisher.connected)
+        finally:
+            redis_server.command("CONFIG", "SET", "maxmemory", "0")
+        await until(lambda: made.agrees)
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     made: list[RedisServer] = []
@@ -100,6 +113,17 @@ def server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     yield start
     for each in made:
         each.stop()
+
+
+async def test_a_cluster_keeps_an_index_on_one_node(server: Callable[..., RedisServer]) -> None:
+    node = server("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+    node.command("CLUSTER", "ADDSLOTS", *map(str, range(16384)))
+    async with world(node.url.replace("redis://", "redis+cluster://")) as made:
+        made.start("a").change(20)
+        made.start("b").change(20)
+        await until(lambda: made.agrees)
+        made.engines["a"].change(5)
+        await until(lambda: made.agrees)
 
 
 async def test_behind_sentinel_the_master_is_found(
