@@ -36,6 +36,7 @@ from mamba_gateway.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
+from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -100,7 +101,9 @@ async def serve(
                 )  # fmt: skip
                 bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
                 metrics.buffered.set_function(lambda: bodies.held)
-                app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
+                warm_up = WarmUp(pool, index, texts, time.monotonic)
+                routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
+                app = make_app(routes, proxy, keys, bodies)
                 app = with_cors(app, settings.cors_origin)
                 async with _working(texts):
                     return await _serve_until_drained(
