@@ -55,6 +55,7 @@ class Reason(StrEnum):
     GATEWAY_NOT_READY = "GatewayNotReady"
     PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
     APPLY_FAILED = "ApplyFailed"
+    KIND_NOT_SERVED = "KindNotServed"
     FORBIDDEN = "Forbidden"
     SERVING = "Serving"
 
@@ -108,6 +109,10 @@ REASONS: dict[Reason, str] = {
         "address, the password in the Secret, Redis' memory and network policies; it heals by itself."
     ),
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
+    Reason.KIND_NOT_SERVED: (
+        "The spec asks for an object of a kind that the cluster does not have, or that the operator may not "
+        "list; the message names it. All else is as asked. Install its CRD or take the field out."
+    ),
     Reason.FORBIDDEN: (
         "The operator may not read or write what it has to; the message names verb and resource. Give its "
         "role the missing rule. What it could not see, it did not change."
@@ -165,6 +170,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.UNSCHEDULABLE,
             Reason.PREFIX_INDEX_UNAVAILABLE,
             Reason.APPLY_FAILED,
+            Reason.KIND_NOT_SERVED,
             Reason.FORBIDDEN,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,

@@ -29,7 +29,8 @@ from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 
 WAITING_PERIOD = 30.0
-"""Seconds to the next look while pods wait for what they mount: nothing tells when a Secret goes."""
+"""Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
+goes or a CRD comes."""
 
 
 class Change(StrEnum):
@@ -74,6 +75,8 @@ class ReconcilePlan:
     """Engines wanted; None when nothing may be changed."""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
+    not_served: tuple[str, ...] = ()
+    """Why children that the spec asks for cannot be had in this cluster."""
     terminating: tuple[Ref, ...] = ()
     """Children that must be gone before they can be made again."""
     again_in: float | None = None
@@ -108,6 +111,8 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         wanted = render(context)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
+    not_served = [snapshot.not_served[one["kind"]] for one in wanted if one["kind"] in snapshot.not_served]
+    wanted = [manifest for manifest in wanted if manifest["kind"] not in snapshot.not_served]
     applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
     waiting = any(map(is_being_created, snapshot.pods))
     engine = snapshot.child("Deployment", context.children.engine)
@@ -120,7 +125,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     trouble = index_trouble(deployment, asked, now)
     moments = [
         *([] if awake is None else [awake]),
-        *([WAITING_PERIOD] if waiting else []),
+        *([WAITING_PERIOD] if waiting or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
     ]
     return ReconcilePlan(
@@ -129,6 +134,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         replicas,
         tuple(apply for apply in applies if not _is_terminating(ref(apply.manifest), snapshot)),
         _prune(snapshot, keep),
+        tuple(not_served),
         tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
         min(moments, default=None),
         trouble,
