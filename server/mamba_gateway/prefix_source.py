@@ -48,8 +48,7 @@ async def prefixes_followed(
     from mamba_prefix.redis_client import make_client
     from mamba_prefix.redis_store import RedisStore
 
-    scope = settings.prefix_index_scope or f"{settings.namespace}/{settings.deployment}"
-    source = RedisSource(index, RedisStore(make_client(url), RedisKeys(scope)), feed)
+    source = RedisSource(index, RedisStore(make_client(url), RedisKeys(settings.index_scope)), feed)
     try:
         yield PrefixSource(source.set_targets, source.trouble)
     finally:
