@@ -10,8 +10,9 @@ import pytest
 from aiohttp import web
 
 from eventually import until
-from mamba_gateway.direct_feed import FORGET_SECONDS, LONGEST_BACKOFF, STRANGER_SECONDS, DirectFeed
+from mamba_gateway.direct_feed import FORGET_SECONDS, STRANGER_SECONDS, DirectFeed
 from mamba_gateway.endpoints import Target
+from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
@@ -151,10 +152,10 @@ async def test_an_engine_that_is_away_keeps_its_part_a_while_and_loses_it_then(
     assert following.index.state == "unavailable"
     assert not following.index.engines()["pod"].fresh
     assert following.index.hashes_of("pod").size
-    await asyncio.sleep(FORGET_SECONDS / 2 + LONGEST_BACKOFF)
+    await asyncio.sleep(FORGET_SECONDS / 2 + LONGEST_PAUSE)
     assert not following.index.engines()
     engine.status = 200
-    await asyncio.sleep(LONGEST_BACKOFF)
+    await asyncio.sleep(LONGEST_PAUSE)
     assert following.has(engine)
     assert following.index.failures > 1
 
@@ -197,5 +198,5 @@ async def test_an_answer_that_is_none_is_not_taken(engine: Engine, following: Fo
     await asyncio.sleep(2)
     assert following.index.failures > 2
     engine.body = None
-    await asyncio.sleep(LONGEST_BACKOFF)
+    await asyncio.sleep(LONGEST_PAUSE)
     assert following.has(engine)
