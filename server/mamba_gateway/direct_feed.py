@@ -47,6 +47,8 @@ class DirectFeed:
         """By URL, with the name."""
         self._well: dict[str, bool] = {}
         """Which targets that know the question answered it last time."""
+        self._asked: set[str] = set()
+        """URLs whose engine has answered, or not, at least once."""
         self._resting: set[asyncio.Task[None]] = set()
         """Cancelled, and not ended yet."""
 
@@ -57,6 +59,7 @@ class DirectFeed:
             name, task = self._tasks.pop(url)
             task.cancel()
             self._well.pop(url, None)
+            self._asked.discard(url)
             self._index.drop(name)
         for url in wanted.keys() - self._tasks.keys():
             name = wanted[url]
@@ -72,6 +75,7 @@ class DirectFeed:
             task.add_done_callback(self._resting.discard)
         self._tasks.clear()
         self._well.clear()
+        self._asked.clear()
 
     async def close(self) -> None:
         """End all of it."""
@@ -80,7 +84,8 @@ class DirectFeed:
 
     def _tell(self) -> None:
         fresh = all(each.fresh for each in self._index.engines().values())
-        if self._well and not any(self._well.values()):
+        unheard = bool(self._tasks) and not self._asked
+        if unheard or (self._well and not any(self._well.values())):
             self._index.state = "unavailable"
         else:
             self._index.state = "following" if fresh and all(self._well.values()) else "stale"
@@ -113,6 +118,7 @@ class DirectFeed:
                 self._well[url] = True
                 backoff.worked()
                 pause, answered = PAUSE_SECONDS, loop.time()
+            self._asked.add(url)
             self._tell()
             await asyncio.sleep(pause)
 

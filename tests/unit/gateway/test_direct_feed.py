@@ -107,6 +107,13 @@ async def test_a_change_is_known_a_moment_later_under_the_name_of_the_target(
     assert following.index.snapshots == 1
 
 
+async def test_it_follows_from_the_first_answer_on(engine: Engine, following: Following) -> None:
+    following.feed.set_targets([Target(engine.url, "pod")])
+    assert following.index.state == "unavailable"
+    await until(lambda: following.index.state == "following", 5)
+    assert following.index.engines().keys() == {"pod"}
+
+
 async def test_an_idle_engine_is_asked_a_few_times_a_minute(engine: Engine, following: Following) -> None:
     following.feed.set_targets([Target(engine.url, "pod")])
     await until(lambda: following.has(engine), 5)
