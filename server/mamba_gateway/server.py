@@ -33,6 +33,7 @@ from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
 from mamba_gateway.scoring import Weights
+from mamba_gateway.serving_status import EngineAsker, StatusEndpoint
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
@@ -100,7 +101,11 @@ async def serve(
                 )  # fmt: skip
                 bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
                 metrics.buffered.set_function(lambda: bodies.held)
-                app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
+                routes = LocalRoutes(pool, admission, metrics, router.log)
+                status = StatusEndpoint(
+                    pool, admission, metrics, routes.readiness, EngineAsker(session, backend_key).ask
+                )
+                app = make_app(routes, status, proxy, keys, bodies)
                 app = with_cors(app, settings.cors_origin)
                 async with _working(texts):
                     return await _serve_until_drained(

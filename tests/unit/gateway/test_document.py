@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.types import Message, Receive, Scope, Send
 
+from mamba_api.serving_status import EngineStatus
 from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
@@ -22,6 +23,7 @@ from mamba_gateway.explanation import DecisionLog
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.serving_status import NoStatus, StatusEndpoint
 from mamba_gateway.upstream import UpstreamRequest
 
 CARD = {
@@ -41,6 +43,7 @@ OPERATIONS = [
     ("/readyz", "GET"),
     ("/health", "GET"),
     ("/v1/routing/decisions", "GET"),
+    ("/v1/status", "GET"),
     ("/livez", "GET"),
     ("/metrics", "GET"),
     ("/version", "GET"),
@@ -60,6 +63,10 @@ class RefusingRelay:
         await send({"type": "http.response.body", "body": json.dumps(REFUSAL).encode()})
 
 
+async def no_engine(_url: str) -> EngineStatus:
+    raise NoStatus("away")
+
+
 def application() -> Any:
     pool = Pool()
     pool.set_targets([Target("http://e", "e")])
@@ -75,7 +82,9 @@ def application() -> Any:
                 admission, metrics, None, max_body_bytes=100_000,
                 body_timeout=5.0, comment_interval=0.0,
             )  # fmt: skip
-            made.append(make_app(LocalRoutes(pool, admission, metrics, DecisionLog()), proxy, None))
+            routes = LocalRoutes(pool, admission, metrics, DecisionLog())
+            status = StatusEndpoint(pool, admission, metrics, routes.readiness, no_engine)
+            made.append(make_app(routes, status, proxy, None))
         await made[0](scope, receive, send)
 
     return app
