@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest_asyncio
 
 from browser import BROWSER, Page, browser_page
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.http_server import HttpServer
-from mamba_edge.listener import listen, url_of
 from mamba_gateway.server import serve
 from mamba_gateway.settings import GatewaySettings
 from mamba_server import wire
 from scripted_engine import Api
+from served_app import served
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no browser on this machine: install chromium"),
@@ -64,22 +62,14 @@ def numbers(*, live: int, cached: int) -> wire.EngineStats:
     return wire.EngineStats(counters, gauges, [], [])
 
 
-@asynccontextmanager
-async def served(app: Any) -> AsyncIterator[str]:
-    """The application at a URL, and below PREFIX as behind a proxy that takes it off."""
+def behind_prefix(app: Any) -> Any:
+    """The application as behind a proxy that takes PREFIX off."""
 
     async def behind(scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "").removeprefix(PREFIX)
         await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
-    with listen("127.0.0.1", 0) as listener:
-        server = HttpServer(behind, last_bytes_seconds=1)
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield url_of(listener)
-        finally:
-            server.should_exit = True
-            await running
+    return behind
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -166,7 +156,7 @@ async def test_with_keys_it_asks_for_one_and_forgets_it_with_the_page(page: Page
 async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that_went(page: Page) -> None:
     api = Api()
     makes(api)
-    async with served(api.app) as url:
+    async with served(behind_prefix(api.app)) as url:
         await page.open(f"{url}{PREFIX}/ui/", lands=f"{url}{PREFIX}/ui")
         await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
         assert "green tea" in await chat(page, "Hello")
