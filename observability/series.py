@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
@@ -64,6 +65,10 @@ class Series:
     def like(self, **labels: str) -> "Series":
         """Only label sets whose values match these expressions as a whole. Raises UnknownSeries."""
         return self._narrowed("=~", labels)
+
+    def without(self, **labels: str) -> "Series":
+        """Only label sets with other values. Raises UnknownSeries."""
+        return self._narrowed("!=", labels)
 
     def _narrowed(self, operator: str, labels: Mapping[str, str]) -> "Series":
         self._known(labels)
@@ -165,7 +170,7 @@ def _exposed(registry: CollectorRegistry) -> Iterable[Series]:
     named = {
         family.name: frozenset(collector._labelnames)  # noqa: SLF001
         for collector in set(registry._collector_to_names)  # noqa: SLF001
-        if hasattr(collector, "_labelnames")
+        if isinstance(collector, MetricWrapperBase)
         for family in collector.describe()
     }
     for family in registry.collect():

@@ -20,14 +20,14 @@ STATE_CACHE = Dashboard(
                 stacked=True,
             ),
             Panel(
-                "KV pages by owner",
-                (Line(series("pages").summed("owner"), "{{owner}}"),),
+                "KV pages in use by owner",
+                (Line(series("pages").without(owner="free").summed("owner"), "{{owner}}"),),
                 "sequence: running sequences; tree: cached prefixes.",
                 stacked=True,
             ),
             Panel(
-                "Arena by owner",
-                (Line(series("slabs").summed("owner"), "{{owner}}"),),
+                "Arena in use by owner",
+                (Line(series("slabs").without(owner="free").summed("owner"), "{{owner}}"),),
                 "Slots and pages trade slabs as the traffic asks; pages stands for all slabs of pages.",
                 stacked=True,
             ),

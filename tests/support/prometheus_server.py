@@ -73,6 +73,11 @@ class Prometheus:
         """The samples of an expression now. Raises AssertionError with what Prometheus says against it."""
         return list(self._get("query", query=expression)["result"])
 
+    def range(self, expression: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
+        """The samples between two times (Unix seconds), `step` seconds apart."""
+        times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        return list(self._get("query_range", query=expression, **times)["result"])
+
     def alerts(self) -> dict[str, list[dict[str, str]]]:
         """Labels of the alerts that fire, by name."""
         found: dict[str, list[dict[str, str]]] = {}
