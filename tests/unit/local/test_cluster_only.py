@@ -33,6 +33,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("scheduling.runtimeClassName", {"scheduling": {"runtimeClassName": "nvidia"}}, "cluster alone"),
     ("gateway.image", {"gateway": {"image": "mine"}}, "cluster alone"),
     ("gateway.replicas", {"gateway": {"replicas": 2}}, "cluster alone"),
+    ("gateway.inferencePool", {"gateway": {"inferencePool": {"proxyNamespace": "envoy"}}}, "cluster alone"),
     ("gateway.podTemplate", {"gateway": {"podTemplate": {"spec": {}}}}, "cluster alone"),
     ("telemetry.otlpEndpoint", {"telemetry": {"otlpEndpoint": "http://c:4318"}}, "cluster alone"),
     ("telemetry.sampling", {"telemetry": {"sampling": 1.0}}, "cluster alone"),
