@@ -6,6 +6,7 @@ Pure. Names are lower-case bytes, as ASGI has them.
 import re
 
 from mamba_edge.request_body import RawHeaders
+from mamba_edge.sending import USAGE_HEADER
 
 HOP_BY_HOP = frozenset(
     (
@@ -24,7 +25,15 @@ HOP_BY_HOP = frozenset(
 
 # Made anew for the connection to the engine, or set by the gateway itself.
 _OWN_REQUEST = frozenset(
-    (b"host", b"content-length", b"expect", b"x-request-id", b"traceparent", b"x-mambaserve-explain")
+    (
+        b"host",
+        b"content-length",
+        b"expect",
+        b"x-request-id",
+        b"traceparent",
+        b"x-mambaserve-explain",
+        USAGE_HEADER,
+    )
 )
 # Set by the server that answers.
 _OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))

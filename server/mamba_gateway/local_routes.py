@@ -89,6 +89,9 @@ class LocalRoutes:
         """Prometheus text."""
         self._metrics.in_flight.set(self._admission.in_flight)
         self._metrics.queued.set(self._admission.queued)
+        self._metrics.waiting.clear()
+        for key, count in self._admission.waiting().items():
+            self._metrics.waiting.labels(key).set(count)
         body, content_type = expose(self._metrics.registry)
         return Response(body, headers={"content-type": content_type})
 

@@ -23,9 +23,12 @@ from mamba_edge.cors import with_cors
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
+from mamba_gateway.allowance import LEAVE_SECONDS
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.engine_places import places
 from mamba_gateway.hold import Hold
+from mamba_gateway.key_limits import KeyLimitTable
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.parts import Parts
@@ -33,6 +36,7 @@ from mamba_gateway.prefix_source import Sink, prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
 from mamba_gateway.scoring import Weights
@@ -42,6 +46,7 @@ from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
 from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.redis_url import url_from
 
 if TYPE_CHECKING:
     from mamba_gateway.endpoint_picker.server import PickerServer
@@ -79,7 +84,14 @@ async def serve(
     pool = Pool()
     index = PrefixIndex()
     metrics = GatewayMetrics(pool.snapshot, index)
-    admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
+    limits = settings.key_limits
+    admission = Admission(
+        settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
+        places=lambda model: places(pool.snapshot(), model),
+        weight=lambda key: limits.of(key).weight,
+        refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
+    )  # fmt: skip
+    pool.on_change = admission.dispatch
     backend_key = (lambda: backend_keys.first) if backend_keys else None
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
         prober = Prober(
@@ -91,21 +103,23 @@ async def serve(
             async with (
                 prefixes_followed(settings, session, index, backend_keys) as follow,
                 _endpoint_source(settings, _both(prober.set_targets, follow), rng) as wake,
+                _limiter(settings, limits, metrics) as limiter,
             ):
                 # A weight of 0 says that nobody wants to know what an engine can resume.
-                texts = (
-                    TextSides(session, pool, time.monotonic, backend_key) if settings.prefix_weight else None
-                )
+                wanted = settings.prefix_weight or limits.count_tokens
+                texts = TextSides(session, pool, time.monotonic, backend_key) if wanted else None
                 prompts = PromptReader(texts, metrics) if texts else None
                 weights = Weights(settings.prefix_weight, settings.load_weight)
                 router = Router(pool, metrics, rng, weights=weights, index=index)
                 relay = Relay(
                     session, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
-                    request_timeout=settings.request_timeout, wake=wake, prompts=prompts,
+                    request_timeout=settings.request_timeout, wake=wake,
+                    silence_timeout=settings.silence_timeout, probe_timeout=settings.probe_timeout,
                 )  # fmt: skip
                 proxy = ProxyEndpoint(
-                    relay, admission, metrics, keys, backend_keys=backend_keys,
+                    relay, admission, metrics, keys,
+                    limiter=limiter, prompts=prompts, backend_keys=backend_keys,
                     max_body_bytes=settings.max_body_bytes,
                     body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
                 )  # fmt: skip
@@ -176,6 +190,29 @@ async def _endpoint_source(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _limiter(
+    settings: GatewaySettings, limits: KeyLimitTable, metrics: GatewayMetrics
+) -> AsyncIterator[RateLimiter]:
+    """Limits of keys hold inside, in Redis where there is one."""
+    url = url_from(settings.redis_url, settings.redis_url_file) if limits.limited else None
+    shared = None
+    if url is not None:
+        # The client is large, and only this count needs it.
+        from mamba_gateway.shared_allowance import SharedAllowances
+        from mamba_prefix.redis_client import make_client
+
+        shared = SharedAllowances(make_client(url, answer_seconds=LEAVE_SECONDS), settings.index_scope)
+    limiter = RateLimiter(limits, metrics, time.monotonic, shared)
+    task = asyncio.create_task(limiter.work(), name="limits of keys")
+    try:
+        yield limiter
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await limiter.close()
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
+from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
@@ -60,7 +61,17 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)
     """Name that the engines and gateways of one index share; default: --namespace/--deployment."""
     api_key_file: str | None = None
-    """File with one accepted API key a line, read again when it changes; default: no authentication."""
+    """File with one accepted API key a line, behind it its name, read again when it changes; default: no
+    authentication."""
+    requests_per_minute: int | None = Field(None, ge=1, le=MOST)
+    """Most requests of one key in a minute; default: no limit."""
+    tokens_per_minute: int | None = Field(None, ge=1, le=MOST)
+    """Most tokens of one key in a minute, of prompts and answers together; default: no limit."""
+    concurrent_requests: int | None = Field(None, ge=1, le=MOST)
+    """Most requests of one key at once, those that wait included; default: no limit."""
+    key_limit: tuple[str, ...] = ()
+    """Limits of one key by its name, in place of those for all: NAME:requests=60,tokens=9000,concurrent=4,
+    and its share while others wait, weight=2; in the environment separated by spaces."""
     backend_key_file: str | None = None
     """File whose first key is shown to engines that ask for one, in place of the client's; default: none."""
     endpoint_picker_port: int | None = Field(None, ge=0, le=65535)
@@ -88,6 +99,9 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
+    silence_timeout: float = Field(20.0, gt=0)
+    """An engine that sends nothing for so long is asked at `/livez` whether it lives, and given up if it does
+    not say so."""
     request_timeout: float = Field(_LIMITS.request_timeout.seconds, gt=0)
     """Longest life of one request once it is its turn."""
     comment_interval: float = Field(15.0, ge=0)
@@ -108,7 +122,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
 
-    @field_validator("backend", mode="before")
+    @field_validator("backend", "key_limit", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(value.split()) if isinstance(value, str) else value
@@ -132,6 +146,27 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     @classmethod
     def _check_redis(cls, value: str | None) -> str | None:
         return None if value is None else check_url(value)
+
+    @property
+    def index_scope(self) -> str:
+        """Under what gateways and engines of one deployment find each other in Redis."""
+        return self.prefix_index_scope or f"{self.namespace}/{self.deployment}"
+
+    @property
+    def key_limits(self) -> KeyLimitTable:
+        """Of every key."""
+        default = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
+        return KeyLimitTable.parsed(default, self.key_limit)
+
+    @model_validator(mode="after")
+    def _limits_of_keys(self) -> Self:
+        if self.key_limit and self.api_key_file is None:
+            raise ValueError("--key-limit is for keys by name, and there are none without --api-key-file")
+        try:
+            _ = self.key_limits
+        except ValueError as error:
+            raise ValueError(f"--key-limit {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _one_index(self) -> Self:

@@ -82,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "a permit is lost when a relay fails", GATEWAY + "admission.py",
-        "        try:\n            yield\n        finally:\n            self.in_flight -= 1",
-        "        yield\n        if True:\n            self.in_flight -= 1",
+        "        try:\n            yield permit\n        finally:\n            permit.sent()\n",
+        "        yield permit\n        if True:\n            permit.sent()\n",
         (UNIT + "test_admission.py",),
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "keys are asked for after the body", GATEWAY + "proxy_endpoint.py",
         "            if self._keys:\n",
-        "            if self._keys and (await self._body(scope[\"headers\"], receive)):\n",
+        "            if self._keys and (await self._body(scope, receive)):\n",
         PROXY,
     ),
     Mutant(
@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "engines are not shown the gateway's own key", GATEWAY + "proxy_endpoint.py",
-        "key = self._backend_keys.first if self._backend_keys else None", "key = None",
+        "shown = self._backend_keys.first if self._backend_keys else None", "shown = None",
         PROXY,
     ),
     Mutant(

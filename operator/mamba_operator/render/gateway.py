@@ -5,6 +5,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.gateway import Limits, NamedKeyLimits
 from mamba_operator.kinds import DEPLOYMENT, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
@@ -127,8 +128,35 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     }
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
+    settings |= _key_limits(limits)
     told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
     return told + prefix_sharing(context.deployment)
+
+
+def _key_limits(limits: Limits) -> dict[str, str]:
+    """Settings of the gateway, without their prefix."""
+    told = {}
+    if limits.per_key is not None:
+        each = limits.per_key
+        told = {
+            "REQUESTS_PER_MINUTE": each.requests_per_minute,
+            "TOKENS_PER_MINUTE": each.tokens_per_minute,
+            "CONCURRENT_REQUESTS": each.concurrent_requests,
+        }
+    settings = {name: str(value) for name, value in told.items() if value is not None}
+    if limits.keys:
+        settings["KEY_LIMIT"] = " ".join(_key_limit(key) for key in limits.keys)
+    return settings
+
+
+def _key_limit(key: NamedKeyLimits) -> str:
+    told = {
+        "requests": key.requests_per_minute,
+        "tokens": key.tokens_per_minute,
+        "concurrent": key.concurrent_requests,
+        "weight": key.weight,
+    }
+    return f"{key.name}:" + ",".join(f"{name}={value}" for name, value in told.items() if value is not None)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:

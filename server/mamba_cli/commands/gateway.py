@@ -77,9 +77,11 @@ PANELS = {
         "header_timeout",
         "body_timeout",
         "keep_alive_timeout",
+        "read_nothing_timeout",
         "max_connections",
     ),
     "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
+    "Limits of keys": ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "key_limit"),
     "Endpoint picker": (
         "endpoint_picker_port",
         "endpoint_picker_tls",
@@ -88,7 +90,14 @@ PANELS = {
         "inference_pool",
     ),
     "Routing": ("prefix_weight", "load_weight"),
-    "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout", "comment_interval"),
+    "Relay": (
+        "max_attempts",
+        "connect_timeout",
+        "silence_timeout",
+        "idle_timeout",
+        "request_timeout",
+        "comment_interval",
+    ),
     "Process": ("drain_timeout", "log_level"),
 }
 CLASS = settings_command("mamba_gateway.settings:GatewaySettings", run, panels=PANELS)

@@ -29,8 +29,9 @@ from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionR
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.parts import Parts
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.proxy_endpoint import LOGGED_MODEL, RoutingFields, routing_fields
+from mamba_gateway.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay import RETRIED_STATUSES
+from mamba_gateway.routing_fields import RoutingFields, routing_fields
 from mamba_gateway.scoring import Cost
 from mamba_gateway.upstream import UpstreamRequest
 
@@ -121,8 +122,9 @@ class EndpointPicker:
             if head.path in (COMPLETIONS, CHAT_COMPLETIONS):
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
-        async with self._admission.permit():
+        async with self._admission.permit() as permit:
             await self._choose(exchange)
+            permit.sent()
             try:
                 await self._tell(exchange, write)
                 await self._look_on(exchange, incoming, write)

@@ -19,6 +19,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("scaling.maxReplicas", {"scaling": {"maxReplicas": 3}}, "one engine runs here"),
     ("scaling.scaleDownDelay", {"scaling": {"scaleDownDelay": "1s"}}, "one engine runs here"),
     ("gateway.auth", {"gateway": {"auth": {"secretRef": {"name": "s"}}}}, "anyone on this machine"),
+    (
+        "gateway.limits.keys[]",
+        {"gateway": {"auth": {"secretRef": {"name": "s"}}, "limits": {"keys": [{"name": "a"}]}}},
+        "anyone on this machine",
+    ),
     ("engine.env[].valueFrom", {"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "A: valueFrom"),
     ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
     ("model.cache", {"model": {"uri": "hf://a/b", "cache": {"size": "1Gi"}}}, "cluster alone"),
