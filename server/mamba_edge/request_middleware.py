@@ -29,7 +29,7 @@ _tracer = trace.get_tracer("mambaserve")
 
 CLIENT_GONE = 499
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
-_QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+_QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/status"})
 
 
 def request_id_of(given: str | None) -> str:

@@ -76,7 +76,7 @@ class LocalRoutes:
 
     async def readyz(self) -> Response:
         """200 when requests are welcome. Engines may be absent: a request then waits for one for a while."""
-        state = self._readiness()
+        state = self.readiness()
         body = state.model_dump_json().encode()
         if state.status == "ready":
             return JsonResponse(body)
@@ -99,7 +99,8 @@ class LocalRoutes:
         """The installed version of mambaserve."""
         return {"version": version("mambaserve"), "component": "gateway"}
 
-    def _readiness(self) -> GatewayReadiness:
+    def readiness(self) -> GatewayReadiness:
+        """Whether requests are welcome, and which engines may be chosen."""
         snapshot = self._pool.snapshot()
         endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
         reasons = self._pool.reasons()

@@ -143,6 +143,11 @@ class GatewayMetrics:
         known = any(model in (endpoint.models or ()) for endpoint in self._snapshot())
         return str(model) if known else "unknown"
 
+    @property
+    def waiting_for_engines(self) -> int:
+        """The value of `held`."""
+        return int(next(iter(self.held.collect())).samples[0].value)
+
     def decided(self, reason: str, seconds: float) -> None:
         """An engine was chosen."""
         self.decisions.labels(reason).inc()

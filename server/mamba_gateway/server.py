@@ -40,6 +40,7 @@ from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
 from mamba_gateway.scoring import Weights
+from mamba_gateway.serving_status import EngineAsker, StatusEndpoint
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
@@ -126,7 +127,10 @@ async def serve(
                 metrics.buffered.set_function(lambda: bodies.held)
                 warm_up = WarmUp(pool, index, texts, time.monotonic)
                 routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
-                app = make_app(routes, proxy, keys, bodies)
+                status = StatusEndpoint(
+                    pool, admission, metrics, routes.readiness, EngineAsker(session, backend_key).ask
+                )
+                app = make_app(routes, status, proxy, keys, bodies)
                 app = with_cors(app, settings.cors_origin)
                 parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
                 async with (
