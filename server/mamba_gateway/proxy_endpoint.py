@@ -17,16 +17,18 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, InvalidRequest, as_api_error
 from mamba_edge.request_body import ClientGone, find_header, read_body
-from mamba_edge.request_middleware import CLIENT_GONE
+from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.sending import while_connected
 from mamba_gateway.admission import DRAINING, Admission
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
 from mamba_gateway.explanation import REQUEST_HEADER
 from mamba_gateway.headers import to_engine
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.metrics import UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.relay import Relay, ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import RequestTrace
 
 DISCARDED_LIMITS = 4
 """How many times the limit of a body that is too large is read and dropped, at most."""
@@ -138,12 +140,15 @@ class ProxyEndpoint:
         request = UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
-            headers=to_engine(scope["headers"], scope["request_id"], scope["traceparent"], key),
+            headers=to_engine(
+                scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=key
+            ),
             body=body,
             model=fields.model,
             body_share=scope.get("body_share"),
             request_id=scope["request_id"],
             explain=find_header(scope["headers"], REQUEST_HEADER) == b"1",
+            trace=scope["trace"],
         )
         return request, fields
 
@@ -187,13 +192,27 @@ class ProxyEndpoint:
             self._running.discard(work)
 
     async def _work(self, request: UpstreamRequest, response: ClientResponse) -> None:
-        async with self._admission.permit():
-            await self._relay.run(request, response)
+        waiting = request.trace.begin(names.GATEWAY_QUEUE)
+        try:
+            async with self._admission.permit():
+                request.trace.end(waiting)
+                await self._relay.run(request, response)
+        finally:
+            request.trace.end(waiting)
 
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
         model = metrics.model_label(fields.model)
         metrics.requests.labels(scope["path"], model, str(response.status)).inc()
-        metrics.duration.labels(model).observe(now - begin)
+        trace: RequestTrace = scope["trace"]
+        # Comments that kept the stream alive meanwhile are no answer.
+        trace.answered_at = response.first_byte
+        if response.status >= FAILED_FROM:
+            trace.root.fail(str(response.status))
+        if model != UNKNOWN_MODEL:
+            trace.root.set(names.REQUEST_MODEL, model)
+        trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
+        exemplar = trace.exemplar()
+        metrics.duration.labels(model).observe(now - begin, exemplar)
         if response.first_byte is not None:
-            metrics.first_byte.labels(model).observe(response.first_byte - begin)
+            metrics.first_byte.labels(model).observe(response.first_byte - begin, exemplar)

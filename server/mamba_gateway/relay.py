@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import aiohttp
 import structlog
+from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError, ModelNotFound
@@ -31,11 +32,17 @@ from mamba_gateway.upstream import (
     attempt,
     translated_errors,
 )
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote
 
 log = structlog.get_logger("mambaserve.gateway")
 
 RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
+
+
+ERROR_EVENT = b'data: {"error":'
+"""How the last event of a stream begins that failed; within an answer's text the quotes have backslashes."""
 
 
 class ResponseTruncated(Exception):
@@ -80,37 +87,50 @@ class Relay:
     async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: asyncio.Timeout) -> None:
         prompt: PromptPrefix | None = None
         if self._prompts is not None and len(self._pool.snapshot()) > 1:
-            prompt = await self._prompts.read(request)
+            with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
+                prompt = await self._prompts.read(request)
+                reading.set(names.PROMPT_TOKENS, prompt.tokens if prompt is not None else None)
         died: tuple[str, ...] = ()
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             last = number == self._max_attempts
-            record = await self._decision(request, prompt, died, deadline)
+            with request.trace.span(names.GATEWAY_ROUTE) as routing:
+                record = await self._decision(request, prompt, died, deadline)
+                _describe(routing, record)
             endpoint = record.decision.endpoint
             ticket = self._router.sent(record, prompt)
+            span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
+            span.set(names.ENDPOINT, endpoint.name)
+            span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
             try:
-                async with attempt(self._session, endpoint.url, request) as (response, first):
+                async with attempt(self._session, endpoint.url, request, span) as (response, first):
+                    span.set(names.HTTP_STATUS, response.status)
                     if response.status not in RETRIED_STATUSES or last:
                         self._pool.answered(endpoint.url, ticket)
                         request.let_body_go()
                         added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                        await self._forward(response, first, send, endpoint, lifetime, added)
+                        await self._forward(response, first, send, endpoint, lifetime, added, span)
                         return
                 reason, detail = "refused", f"it answered {response.status}"
+                span.fail(reason)
             except Unreachable as error:
                 reason, detail = "unreachable", str(error)
+                span.fail(reason)
                 if last:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
             except ConnectionLost as error:
                 reason, detail = "died", str(error)
+                span.fail(reason)
                 if last or died:
                     # A request that takes engines down with it must not go round the whole pool.
                     raise UpstreamLost("the engine closed the connection before it answered") from error
                 died = (endpoint.url,)
             except IdleTimeout as error:
+                span.fail("idle_timeout")
                 raise UpstreamIdleTimeout("the engine sent nothing for too long") from error
             finally:
                 self._pool.end(endpoint.url, ticket)
+                request.trace.end(span)
             self._pool.suspect(endpoint.url, detail)
             self._metrics.retries.labels(reason).inc()
             log.warning(
@@ -152,6 +172,7 @@ class Relay:
         endpoint: Endpoint,
         lifetime: asyncio.Timeout,
         added: tuple[tuple[bytes, bytes], ...],
+        span: SpanNote,
     ) -> None:
         headers = [*to_client(response.raw_headers), *added]
         events = response.content_type == "text/event-stream" and "Content-Encoding" not in response.headers
@@ -162,12 +183,15 @@ class Relay:
         try:
             chunk = first
             while chunk:
+                if ERROR_EVENT in chunk:
+                    span.fail("error_event")
                 if out := aligner.feed(chunk) if aligner else chunk:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                 with translated_errors():
                     chunk = await response.content.readany()
         except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
+            span.fail("broke_off")
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
             await _end_broken(aligner, _upstream_error(error), send)
         except asyncio.CancelledError:
@@ -184,6 +208,17 @@ class Relay:
 
     def _timed_out(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
+
+
+def _describe(span: SpanNote, record: DecisionRecord) -> None:
+    decision = record.decision
+    span.set(names.ENDPOINT, decision.endpoint.name)
+    span.set(names.ROUTE_REASON, decision.reason)
+    span.set(names.ROUTE_INDEX, record.index)
+    span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
+    span.set(names.ROUTE_CANDIDATES, len(decision.costs))
+    span.set(names.PROMPT_TOKENS, record.request.prompt_tokens)
+    span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
 
 def _upstream_error(error: Exception) -> ApiError:

@@ -37,6 +37,7 @@ from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_telemetry.tracing import OFF, Tracing
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -53,6 +54,7 @@ async def serve(
     *,
     stop: asyncio.Event | None = None,
     rng: Random | None = None,
+    tracing: Tracing = OFF,
 ) -> int:
     """Serve until `stop` or a signal; `ready` gets the URL once. Returns 0, or 1 if requests were cut.
 
@@ -67,7 +69,7 @@ async def serve(
     bound = listen(settings.host, settings.port)
     pool = Pool()
     index = PrefixIndex()
-    metrics = GatewayMetrics(pool.snapshot, index)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing)
     admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
     backend_key = (lambda: backend_keys.first) if backend_keys else None
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
@@ -100,7 +102,8 @@ async def serve(
                 )  # fmt: skip
                 bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
                 metrics.buffered.set_function(lambda: bodies.held)
-                app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
+                routes = LocalRoutes(pool, admission, metrics, router.log)
+                app = make_app(routes, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
                 async with _working(texts):
                     return await _serve_until_drained(

@@ -13,13 +13,14 @@ from mamba_api.v1alpha1 import Limits, Rollout, Routing
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
+from mamba_planner.trace_choices import TraceChoices
 from mamba_prefix.redis_url import check_url
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
 
 
-class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
+class GatewaySettings(HttpLimits, BrowserOrigins, TraceChoices, BaseSettings):
     """One gateway. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(

@@ -14,6 +14,7 @@ from mamba_operator.render.pod import (
     pod_security,
     prefix_sharing,
     probes,
+    tracing,
 )
 from mamba_operator.strategic_merge import merge
 
@@ -118,7 +119,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
-    return told + prefix_sharing(context.deployment)
+    return told + prefix_sharing(context.deployment) + tracing(context.deployment)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:

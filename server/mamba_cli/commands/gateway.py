@@ -23,12 +23,14 @@ def run(given: dict[str, Any]) -> int:
     from mamba_gateway.server import serve
     from mamba_gateway.settings import GatewaySettings
     from mamba_telemetry.logs import set_up_logs
+    from mamba_telemetry.traces import set_up_traces
 
     try:
         settings = GatewaySettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from None
     set_up_logs(level=settings.log_level, process="gateway")
+    tracing = set_up_traces(settings, process="mambaserve-gateway")
 
     def ready(url: str) -> None:
         process_memory.freeze()
@@ -36,13 +38,15 @@ def run(given: dict[str, Any]) -> int:
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(process_memory.kept_low(serve(settings, ready)))
+            return runner.run(process_memory.kept_low(serve(settings, ready, tracing=tracing)))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except CannotListen as error:
         raise RunFailed(f"--port: {error}") from error
     except OSError as error:
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
+    finally:
+        tracing.close()
 
 
 PANELS = {
@@ -72,6 +76,7 @@ PANELS = {
     ),
     "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
     "Routing": ("prefix_weight", "load_weight"),
+    "Traces": ("otlp_endpoint", "otlp_protocol", "trace_sampling", "slow_request"),
     "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout", "comment_interval"),
     "Process": ("drain_timeout", "log_level"),
 }
