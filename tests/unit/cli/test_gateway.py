@@ -20,7 +20,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
     """The settings the gateway was started with; it ends at once, with code 0."""
     seen: list[GatewaySettings] = []
 
-    async def serve(settings: GatewaySettings, ready: Callable[[str], None]) -> int:
+    async def serve(settings: GatewaySettings, ready: Callable[[str], None], **_: Any) -> int:
         seen.append(settings)
         ready(f"http://{settings.host}:{settings.port}")
         return 0
@@ -132,7 +132,7 @@ def test_all_wrong_options_are_named_at_once(gateway: Run) -> None:
 def test_each_failure_has_its_exit_code(
     gateway: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
 ) -> None:
-    async def serve(*_: Any) -> int:
+    async def serve(*_: Any, **__: Any) -> int:
         raise error
 
     monkeypatch.setattr("mamba_gateway.server.serve", serve)
@@ -145,7 +145,7 @@ def test_each_failure_has_its_exit_code(
 def test_requests_that_were_cut_at_the_end_are_a_failure(
     gateway: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def serve(*_: Any) -> int:
+    async def serve(*_: Any, **__: Any) -> int:
         return 1
 
     monkeypatch.setattr("mamba_gateway.server.serve", serve)
