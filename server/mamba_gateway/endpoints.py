@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from mamba_gateway.admission import Clock
 from mamba_gateway.engine_speed import EngineSpeed
@@ -75,6 +76,11 @@ class Endpoint:
     """Prompt tokens that it has memory for, as last reported; None = it does not say."""
     service_seconds: float = 1.0
     """How long a request of ours stays with it, lately."""
+
+    @property
+    def address(self) -> str:
+        """Its host:port, as proxies write it."""
+        return urlsplit(self.url).netloc
 
     @property
     def key(self) -> int:

@@ -44,12 +44,17 @@ def to_engine(
     passed = [
         (name.decode("latin-1"), _text(value))
         for name, value in _end_to_end(headers, _OWN_REQUEST)
-        if not _CREDENTIAL.search(name) and (traced or name != b"tracestate")
+        if not is_credential(name) and (traced or name != b"tracestate")
     ]
     passed.append(("x-request-id", request_id))
     if key is not None:
         passed.append(("authorization", bearer(key)))
     return passed
+
+
+def is_credential(name: bytes) -> bool:
+    """Whether a header of this name, in lower case, carries what somebody is known by."""
+    return _CREDENTIAL.search(name) is not None
 
 
 def bearer(key: bytes) -> str:

@@ -12,18 +12,19 @@ import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
-from mamba_edge.errors import ApiError, ModelNotFound
+from mamba_edge.errors import ApiError
 from mamba_gateway.client_response import ERROR_EVENT_SECONDS
 from mamba_gateway.endpoints import Endpoint, Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
 from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import to_client
+from mamba_gateway.hold import Hold
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.router import Router
-from mamba_gateway.routing import NoCandidate, no_such_model
+from mamba_gateway.routing import NoCandidate
 from mamba_gateway.upstream import (
     ConnectionLost,
     IdleTimeout,
@@ -67,7 +68,8 @@ class Relay:
     ) -> None:
         self._session, self._pool, self._metrics, self._router = session, pool, metrics, router
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._request_timeout, self._wake, self._prompts = request_timeout, wake, prompts
+        self._request_timeout, self._prompts = request_timeout, prompts
+        self._hold = Hold(pool, metrics, wake)
         self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
 
@@ -140,29 +142,12 @@ class Relay:
     async def _decision(
         self, request: UpstreamRequest, prompt: PromptPrefix | None, died: tuple[str, ...], deadline: float
     ) -> DecisionRecord:
-        # Choose, or wait until an endpoint is ready: a rollout or a wake-up from zero takes a moment.
         def decide() -> DecisionRecord | NoCandidate:
             return self._router.decide(
                 request.model, prompt, body_bytes=len(request.body), tried=died, request_id=request.request_id
             )
 
-        found = decide()
-        if isinstance(found, DecisionRecord):
-            return found
-        with self._metrics.held.track_inprogress():
-            while not isinstance(found, DecisionRecord):
-                self._wake()
-                if found is NoCandidate.MODEL_UNKNOWN:
-                    raise ModelNotFound(no_such_model(request.model), param="model")
-                if found is NoCandidate.ALL_TRIED:
-                    raise UpstreamLost("the engine closed the connection before it answered")
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await self._pool.changed()
-                except TimeoutError:
-                    raise NoEndpoint(_explained(found, self._pool.reasons()), retry_after=2) from None
-                found = decide()
-        return found
+        return await self._hold.until_decided(decide, request.model, deadline)
 
     async def _forward(
         self,
@@ -236,8 +221,3 @@ async def _end_broken(aligner: EventAligner | None, error: ApiError, send: Send)
     except TimeoutError:
         # A client that has stopped reading does not get to keep the request.
         raise ResponseTruncated from error
-
-
-def _explained(outcome: NoCandidate, reasons: dict[str, str]) -> str:
-    listed = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3])
-    return f"{outcome.value}; retry later" + (f" ({listed})" if listed else "")

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
 from random import Random
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
@@ -24,8 +25,10 @@ from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.hold import Hold
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.parts import Parts
 from mamba_gateway.prefix_source import Sink, prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.prompt_reader import PromptReader
@@ -36,8 +39,12 @@ from mamba_gateway.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
+from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.tracing import OFF, Tracing
+
+if TYPE_CHECKING:
+    from mamba_gateway.endpoint_picker.server import PickerServer
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -52,14 +59,17 @@ async def serve(
     settings: GatewaySettings,
     ready: Callable[[str], None],
     *,
+    picker_ready: Callable[[int], None] = lambda _: None,
     stop: asyncio.Event | None = None,
     rng: Random | None = None,
     tracing: Tracing = OFF,
 ) -> int:
-    """Serve until `stop` or a signal; `ready` gets the URL once. Returns 0, or 1 if requests were cut.
+    """Serve until `stop` or a signal; `ready` gets the URL once, `picker_ready` the endpoint picker's port
+    before it. Returns 0, or 1 if requests were cut.
 
-    Raises CannotListen when the address cannot be bound, KeyFileError for a key file that cannot be read or
-    holds no key, NoClusterAccess without a Kubernetes configuration.
+    Raises CannotListen when an address cannot be bound, KeyFileError for a key file that cannot be read or
+    holds no key, CertificateError for a certificate that cannot be used, NoClusterAccess without a
+    Kubernetes configuration, ModuleNotFoundError for a picker without its extra.
     """
     rng = rng or Random()
     keys = KeyFile(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
@@ -102,16 +112,22 @@ async def serve(
                 )  # fmt: skip
                 bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
                 metrics.buffered.set_function(lambda: bodies.held)
-                routes = LocalRoutes(pool, admission, metrics, router.log)
+                warm_up = WarmUp(pool, index, texts, time.monotonic)
+                routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
                 app = make_app(routes, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
-                async with _working(texts):
+                parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
+                async with (
+                    _working(texts),
+                    _picker(settings, parts, keys, backend_keys, picker_ready) as picker,
+                ):
                     return await _serve_until_drained(
                         app,
                         bound,
                         pool,
                         admission,
                         proxy,
+                        picker,
                         settings,
                         ready,
                         stop or asyncio.Event(),
@@ -174,12 +190,34 @@ async def _working(texts: TextSides | None) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def _picker(
+    settings: GatewaySettings,
+    parts: Parts,
+    keys: KeyFile | None,
+    backend_keys: KeyFile | None,
+    ready: Callable[[int], None],
+) -> AsyncIterator["PickerServer | None"]:
+    """The endpoint picker listens inside, where one is asked for."""
+    if settings.endpoint_picker_port is None:
+        yield None
+        return
+    # gRPC is large, and only the picker needs it.
+    from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
+
+    picker = make_picker(settings, parts, keys, backend_keys)
+    async with picker_listening(settings, picker, parts.pool) as listening:
+        ready(listening.port)
+        yield listening
+
+
 async def _serve_until_drained(
     app: ASGIApp,
     bound: socket.socket,
     pool: Pool,
     admission: Admission,
     proxy: ProxyEndpoint,
+    picker: "PickerServer | None",
     limits: GatewaySettings,
     ready: Callable[[str], None],
     stop: asyncio.Event,
@@ -204,13 +242,14 @@ async def _serve_until_drained(
         ready(url_of(bound))
         await _first_done(serving, stop.wait())
         admission.draining = True
+        if picker is not None:
+            await picker.drain()
         log.info("draining", requests=admission.admitted, timeout=limits.drain_timeout)
-        cancelled = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.drain_timeout):
                 await _first_done(serving, forced.wait(), admission.idle())
-        if admission.admitted:
-            cancelled = proxy.cancel_running()
+        if cancelled := admission.admitted:  # streams of the picker end with it
+            proxy.cancel_running()
             log.warning("requests cancelled", requests=cancelled)
         server.should_exit = True
         await serving

@@ -3,6 +3,7 @@
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
+import ipaddress
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -18,6 +19,15 @@ from mamba_prefix.redis_url import check_url
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
+
+
+def _is_plain_address(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        ipaddress.ip_address(parts.hostname or "")
+    except ValueError:
+        return False
+    return parts.scheme == "http" and parts.port is not None and not parts.path and parts.username is None
 
 
 class GatewaySettings(HttpLimits, BrowserOrigins, TraceChoices, BaseSettings):
@@ -54,6 +64,17 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceChoices, BaseSettings):
     """File with one accepted API key a line, read again when it changes; default: no authentication."""
     backend_key_file: str | None = None
     """File whose first key is shown to engines that ask for one, in place of the client's; default: none."""
+    endpoint_picker_port: int | None = Field(None, ge=0, le=65535)
+    """Port of the endpoint picker: gRPC, for Envoy and what else speaks the Gateway API Inference Extension;
+    0 takes a free one; default: there is none."""
+    endpoint_picker_tls: bool = True
+    """Whether the endpoint picker speaks TLS, as proxies of the Gateway API do."""
+    endpoint_picker_certificate: str | None = None
+    """PEM file with the endpoint picker's certificate, read again when it changes; default: self-signed."""
+    endpoint_picker_key: str | None = None
+    """PEM file with the key of that certificate."""
+    inference_pool: str | None = Field(None, min_length=1, max_length=253)
+    """Name of the InferencePool that the endpoint picker's metrics carry; default: --deployment."""
     max_in_flight: int = Field(_LIMITS.max_in_flight, ge=1)
     """Most requests relayed at once."""
     max_queue: int = Field(_LIMITS.max_queued, ge=0)
@@ -124,6 +145,31 @@ class GatewaySettings(HttpLimits, BrowserOrigins, TraceChoices, BaseSettings):
                 "with a Redis, --prefix-index-scope says which index is read: the engines' own "
                 "--prefix-index-scope, or the name of the model they serve"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_picker(self) -> Self:
+        options = {
+            "--no-endpoint-picker-tls": not self.endpoint_picker_tls,
+            "--endpoint-picker-certificate": self.endpoint_picker_certificate is not None,
+            "--endpoint-picker-key": self.endpoint_picker_key is not None,
+            "--inference-pool": self.inference_pool is not None,
+        }
+        given = [name for name, is_given in options.items() if is_given]
+        if self.endpoint_picker_port is None:
+            if given:
+                raise ValueError(f"{given[0]} is for the endpoint picker: give --endpoint-picker-port, too")
+            return self
+        if (self.endpoint_picker_certificate is None) != (self.endpoint_picker_key is None):
+            raise ValueError("--endpoint-picker-certificate and --endpoint-picker-key belong together")
+        if self.endpoint_picker_certificate is not None and not self.endpoint_picker_tls:
+            raise ValueError("--no-endpoint-picker-tls shows no certificate: leave out one of the two")
+        for url in self.backend:
+            if not _is_plain_address(url):
+                raise ValueError(
+                    f"--backend {url}: the endpoint picker tells a proxy IP and port: give it as "
+                    "http://IP:PORT"
+                )
         return self
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ log = get_logger(__name__)
 GRPC, HTTP = "grpc", "http/protobuf"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _REMEDY = "install mambaserve[telemetry]"
+_REPAIR = "pip install --force-reinstall --no-deps opentelemetry-proto: another package overwrote its files"
 
 
 class TraceChoices(Protocol):
@@ -82,7 +83,8 @@ def set_up_traces(choices: TraceChoices, *, process: str) -> Tracing:
 
         exporter = _exporter(protocol)
     except ImportError as error:
-        log.warning("traces_unavailable", missing=error.name, remedy=_REMEDY)
+        overwritten = (error.name or "").startswith("opentelemetry.proto.")
+        log.warning("traces_unavailable", missing=error.name, remedy=_REPAIR if overwritten else _REMEDY)
         return OFF
     # The exporters tell of each failure; the queue tells when that begins and ends.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

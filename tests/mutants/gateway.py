@@ -6,6 +6,7 @@ GATEWAY, KUBE = "server/mamba_gateway/", "operator/mamba_kube/"
 UNIT = "tests/unit/gateway/"
 RELAY = (UNIT + "test_relay.py",)
 PROXY = (UNIT + "test_proxy_endpoint.py",)
+PICKER = ("tests/integration/gateway/test_endpoint_picker.py",)
 
 MUTANTS = (
     Mutant(
@@ -114,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client's credentials go to the engine", GATEWAY + "headers.py",
-        "if not _CREDENTIAL.search(name) and (", "if (",
+        "if not is_credential(name) and (", "if (",
         PROXY,
     ),
     Mutant(
@@ -183,6 +184,21 @@ MUTANTS = (
         "readiness forgets the drain", GATEWAY + "local_routes.py",
         "if self._admission.draining:", "if False:",
         (UNIT + "test_app.py",),
+    ),
+    Mutant(
+        "a request that the proxy ends keeps its engine", GATEWAY + "endpoint_picker/picker.py",
+        "        self._pool.end(endpoint.url, exchange.ticket)\n", "",
+        PICKER,
+    ),
+    Mutant(
+        "a subset hint is not asked", GATEWAY + "routing.py",
+        "if among is None or endpoint.address in among", "if True or endpoint.address in among",
+        PICKER,
+    ),
+    Mutant(
+        "a fallback that answered is not known to have the request", GATEWAY + "endpoint_picker/picker.py",
+        "            exchange.cost = other\n", "",
+        PICKER,
     ),
     Mutant(
         "a refusal of the API server passes for its answer", KUBE + "api_server.py",

@@ -63,6 +63,16 @@ class Limits(ApiModel):
     )
 
 
+class InferencePool(ApiModel):
+    """The engines as an InferencePool of the Gateway API Inference Extension, for a proxy that sends requests
+    to them itself and asks the gateway pods which one to take."""
+
+    proxy_namespace: Annotated[
+        str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
+    ]
+    """Namespace that the proxy's pods run in; besides the gateway they alone may send requests to engines."""
+
+
 class Gateway(ApiModel):
     """The gateway pods."""
 
@@ -81,6 +91,9 @@ class Gateway(ApiModel):
     all; absent = none."""
     limits: Limits = Limits()
     """Admission limits of each gateway pod."""
+    inference_pool: InferencePool | None = None
+    """An InferencePool of the same name, with the gateway pods as its endpoint picker; absent = none. The
+    cluster needs the kind inference.networking.k8s.io/v1."""
     pod_template: FreeForm | None = None
     """Pod template (metadata, spec) that is merged strategically into the gateway pods."""
 

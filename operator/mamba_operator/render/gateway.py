@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.kinds import DEPLOYMENT, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
@@ -79,13 +80,15 @@ def _container(context: Context) -> dict[str, Any]:
     if deployment.spec.gateway.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_MOUNT}/{names.API_KEYS_KEY}"]
         mounts.append({"name": "api-keys", "mountPath": API_KEYS_MOUNT, "readOnly": True})
+    if deployment.spec.gateway.inference_pool is not None:
+        arguments += ["--endpoint-picker-port", str(names.ENDPOINT_PICKER_PORT)]
     return {
         "name": names.GATEWAY_CONTAINER,
         "image": deployment.spec.gateway.image,
         "command": ["mambaserve"],
         "args": arguments,
         "env": _environment(context),
-        "ports": [{"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"}],
+        "ports": _container_ports(deployment),
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": container_security(),
         "volumeMounts": mounts,
@@ -93,6 +96,13 @@ def _container(context: Context) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_probes(),
     }
+
+
+def _container_ports(deployment: MambaDeployment) -> list[dict[str, Any]]:
+    ports = {names.HTTP_PORT_NAME: names.HTTP_PORT}
+    if deployment.spec.gateway.inference_pool is not None:
+        ports[names.ENDPOINT_PICKER_PORT_NAME] = names.ENDPOINT_PICKER_PORT
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def _probes() -> dict[str, Any]:
@@ -135,18 +145,29 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
 def gateway_service(context: Context) -> Manifest:
     """The address is the cluster's choice."""
     deployment = context.deployment
+    ports = [
+        {
+            "name": names.HTTP_PORT_NAME,
+            "port": names.SERVICE_PORT,
+            "targetPort": names.HTTP_PORT_NAME,
+            "protocol": "TCP",
+        }
+    ]
+    if deployment.spec.gateway.inference_pool is not None:
+        ports.append(
+            {
+                "name": names.ENDPOINT_PICKER_PORT_NAME,
+                "port": names.ENDPOINT_PICKER_PORT,
+                "targetPort": names.ENDPOINT_PICKER_PORT_NAME,
+                "protocol": "TCP",
+                "appProtocol": "http2",
+            }
+        )
     return {
         **child(context, SERVICE, context.children.gateway, "gateway"),
         "spec": {
             "type": "ClusterIP",
             "selector": names.selector(deployment.name, "gateway"),
-            "ports": [
-                {
-                    "name": names.HTTP_PORT_NAME,
-                    "port": names.SERVICE_PORT,
-                    "targetPort": names.HTTP_PORT_NAME,
-                    "protocol": "TCP",
-                }
-            ],
+            "ports": ports,
         },
     }

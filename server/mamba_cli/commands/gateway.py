@@ -32,17 +32,27 @@ def run(given: dict[str, Any]) -> int:
     set_up_logs(level=settings.log_level, process="gateway")
     tracing = set_up_traces(settings, process="mambaserve-gateway")
 
+    def picker_ready(port: int) -> None:
+        said = f"mambaserve endpoint picker ready at {settings.host} port {port}"
+        print(said, file=sys.stderr, flush=True)  # noqa: T201
+
     def ready(url: str) -> None:
         process_memory.freeze()
         print(f"mambaserve gateway ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(process_memory.kept_low(serve(settings, ready, tracing=tracing)))
+            serving = serve(settings, ready, picker_ready=picker_ready, tracing=tracing)
+            return runner.run(process_memory.kept_low(serving))
+    except ModuleNotFoundError as error:
+        if settings.endpoint_picker_port is None:
+            raise
+        missing = f"--endpoint-picker-port needs the extra 'endpoint-picker' ({error})"
+        raise InvalidInput(f"{missing}: pip install 'mambaserve[gateway,endpoint-picker]'") from error
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except CannotListen as error:
-        raise RunFailed(f"--port: {error}") from error
+        raise RunFailed(f"{error.option}: {error}") from error
     except OSError as error:
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
     finally:
@@ -75,6 +85,13 @@ PANELS = {
         "max_connections",
     ),
     "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
+    "Endpoint picker": (
+        "endpoint_picker_port",
+        "endpoint_picker_tls",
+        "endpoint_picker_certificate",
+        "endpoint_picker_key",
+        "inference_pool",
+    ),
     "Routing": ("prefix_weight", "load_weight"),
     "Traces": ("otlp_endpoint", "otlp_protocol", "trace_sampling", "slow_request"),
     "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout", "comment_interval"),

@@ -33,6 +33,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("scheduling.runtimeClassName", {"scheduling": {"runtimeClassName": "nvidia"}}, "cluster alone"),
     ("gateway.image", {"gateway": {"image": "mine"}}, "cluster alone"),
     ("gateway.replicas", {"gateway": {"replicas": 2}}, "cluster alone"),
+    ("gateway.inferencePool", {"gateway": {"inferencePool": {"proxyNamespace": "envoy"}}}, "cluster alone"),
     ("gateway.podTemplate", {"gateway": {"podTemplate": {"spec": {}}}}, "cluster alone"),
     ("rollout.maxSurge", {"rollout": {"maxSurge": 2}}, "cluster alone"),
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 1}}, "cluster alone"),

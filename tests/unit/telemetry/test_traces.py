@@ -131,6 +131,7 @@ def test_the_bounds_are_those_of_the_standard_variables(queues: list[Any]) -> No
             "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
             "mambaserve[telemetry]",
         ),
+        ({}, "opentelemetry.proto.common.v1.common_pb2", "--force-reinstall --no-deps opentelemetry-proto"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "", "http/protobuf or grpc"),
         ({"OTEL_TRACES_EXPORTER": "console"}, "", "otlp or none"),
     ],
@@ -140,6 +141,9 @@ def test_traces_that_cannot_be_had_are_a_warning_with_the_remedy(
 ) -> None:
     os.environ.update({"OTEL_TRACES_EXPORTER": "otlp", **environ})
     if missing:
+        for name in list(sys.modules):
+            if name.startswith("opentelemetry.exporter.otlp.proto"):
+                monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, missing, None)
     with structlog.testing.capture_logs() as lines:
         assert traces.set_up_traces(NOTHING, process="api") is OFF
