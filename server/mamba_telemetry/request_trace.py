@@ -1,6 +1,6 @@
 """The spans of one request in one process: noted while it runs, made into real ones only if they are kept.
 
-A note is a few fields, so that every request can be noted and the slow and the failed kept, at a hundredth of
+A note is a few fields, so that every request can be noted and the slow and the failed kept, at a tenth of
 the cost of real spans. `Tracing` begins and ends them. Times are `time.monotonic()` seconds, the engine's
 too.
 """

@@ -183,17 +183,27 @@ def test_what_failed_is_kept_by_every_process_that_saw_it_fail(processes: Proces
     assert {"gateway.route", "gateway.attempt"} <= {span.name for span in kept}
 
 
+def scraped(url: str) -> list[str]:
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=accept)) as answer:
+        lines: list[str] = answer.read().decode().splitlines()
+    return lines
+
+
 def test_a_scraper_finds_the_trace_behind_a_latency(processes: Processes) -> None:
     processes.ask("e1", sampled=True, **chat())
     for url, series in (
         (processes.url, "mambaserve_gateway_request_duration_seconds_bucket"),
         (processes.engine.url, "mambaserve_time_to_first_token_seconds_bucket"),
     ):
-        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=accept)) as answer:
-            lines = answer.read().decode().splitlines()
-        assert lines[-1] == "# EOF"
-        assert any(line.startswith(series) and f'trace_id="{"e1" * 16}"' in line for line in lines)
+        assert scraped(url)[-1] == "# EOF"
+
+        def points(url: str = url, series: str = series) -> bool:
+            wanted = f'trace_id="{"e1" * 16}"'
+            return any(line.startswith(series) and wanted in line for line in scraped(url))
+
+        # A request is measured when it is over, which its client may see a moment before.
+        wait_until(points, f"an exemplar of {series}")
 
 
 def test_nothing_that_a_client_says_is_in_any_span_or_log(processes: Processes) -> None:
