@@ -47,6 +47,7 @@ from mamba_gateway.upstream import make_session
 from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
+from mamba_telemetry.tracing import OFF, Tracing
 
 if TYPE_CHECKING:
     from mamba_gateway.endpoint_picker.server import PickerServer
@@ -67,6 +68,7 @@ async def serve(
     picker_ready: Callable[[int], None] = lambda _: None,
     stop: asyncio.Event | None = None,
     rng: Random | None = None,
+    tracing: Tracing = OFF,
 ) -> int:
     """Serve until `stop` or a signal; `ready` gets the URL once, `picker_ready` the endpoint picker's port
     before it. Returns 0, or 1 if requests were cut.
@@ -83,7 +85,7 @@ async def serve(
     bound = listen(settings.host, settings.port)
     pool = Pool()
     index = PrefixIndex()
-    metrics = GatewayMetrics(pool.snapshot, index)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing)
     limits = settings.key_limits
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
@@ -130,7 +132,7 @@ async def serve(
                 status = StatusEndpoint(
                     pool, admission, metrics, routes.readiness, EngineAsker(session, backend_key).ask
                 )
-                app = make_app(routes, status, proxy, keys, bodies)
+                app = make_app(routes, status, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
                 parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
                 async with (
