@@ -101,7 +101,7 @@ async def test_tokens_pile_up_behind_a_slow_reader_as_one_event_and_none_is_lost
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("status", "retry_after", "header"),
-    [(429, 7.2, "7"), (429, None, "1"), (503, 0.1, "1"), (400, None, None)],
+    [(429, 7.2, "8"), (429, None, "1"), (503, 0.1, "1"), (400, None, None)],
 )
 async def test_a_refusal_before_the_first_token_has_its_own_status_and_retry_after(
     stream: bool, status: int, retry_after: float | None, header: str | None
