@@ -46,6 +46,7 @@ class Library:
         )
         self.mamba_decode: Callable[..., None] = self._function("mamba_decode", pointer)
         self.rms_norm: Callable[..., None] = self._function("mamba_rms_norm", pointer)
+        self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:
         function = getattr(self._dll, name)

@@ -66,3 +66,26 @@ class RmsNorm(Structure):
         ("x_kind", c_int32),
         ("kind", c_int32),
     )
+
+
+class PagedDecode(Structure):
+    """Decoding sequences and their pages."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        ("kv", c_void_p),
+        ("page_stride", c_int64),
+        ("value_offset", c_int64),
+        ("page_table", c_void_p),
+        ("page_table_stride", c_int64),
+        ("context_len", c_void_p),
+        ("out", c_void_p),
+        ("scale", c_float),
+        ("rows", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+        ("kind", c_int32),
+    )

@@ -59,10 +59,31 @@ struct RmsNorm {
   int32_t kind;
 };
 
+// Attention of one new token for each of `rows` sequences over pages [2, page_size, kv_heads, head_dim].
+struct PagedDecode {
+  const void* query;  // [rows, heads, head_dim] of `kind`
+  int64_t query_stride;
+  const void* kv;
+  int64_t page_stride;
+  int64_t value_offset;       // from a page's keys to its values
+  const int32_t* page_table;  // [rows, pages]
+  int64_t page_table_stride;
+  const int32_t* context_len;  // [rows] positions with keys, the new one included; at least one
+  void* out;                   // [rows, heads, head_dim] of `kind`
+  float scale;
+  int32_t rows;
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t page_size;
+  int32_t kind;
+};
+
 // What one instruction set implements.
 struct KernelTable {
   const char* name;
   void (*linear)(const LinearLayer*, const void* x, int64_t x_stride, int64_t rows, void* out);
   void (*mamba_decode)(const MambaDecode*);
   void (*rms_norm)(const RmsNorm*);
+  void (*paged_decode)(const PagedDecode*);
 };

@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "mamba_decode.h"
 #include "norms.h"
+#include "paged_decode.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, rms_norm};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, rms_norm, paged_decode};

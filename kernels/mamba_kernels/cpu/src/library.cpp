@@ -59,6 +59,7 @@ void mamba_linear(const LinearLayer* layer, const void* x, int64_t x_stride, int
 }
 void mamba_decode(const MambaDecode* call) { table->mamba_decode(call); }
 void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
+void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 
 #pragma GCC visibility pop
 }

@@ -17,7 +17,15 @@ package.__path__ = [str(KERNELS)]
 sys.modules["mamba_kernels"] = package
 
 from mamba_kernels.cpu.library import Library  # noqa: E402
-from mamba_kernels.cpu.structures import BFLOAT16, FLOAT16, FLOAT32, LinearLayer, MambaDecode, RmsNorm  # noqa: E402
+from mamba_kernels.cpu.structures import (  # noqa: E402
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    LinearLayer,
+    MambaDecode,
+    PagedDecode,
+    RmsNorm,
+)
 
 BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2}
 LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
@@ -75,6 +83,25 @@ def norm(library: Library) -> None:
         library.rms_norm(ctypes.addressof(call))
 
 
+def attend(library: Library) -> None:
+    for kind, (heads, kv_heads, head_dim), page_size in product(
+        (FLOAT32, BFLOAT16), ((6, 2, 63), (3, 1, 100), (2, 2, 16)), (1, 5)
+    ):
+        contexts = np.array([1, 17, 70], np.int32)
+        widest = -(-70 // page_size)
+        table = np.arange(3 * widest, dtype=np.int32).reshape(3, widest)
+        kept.extend((contexts, table))
+        inside = page_size * kv_heads * head_dim
+        call = PagedDecode(
+            query=array(3, heads, head_dim, kind=kind), query_stride=heads * head_dim,
+            kv=array(table.size, 2, inside, kind=kind), page_stride=2 * inside, value_offset=inside,
+            page_table=table.ctypes.data, page_table_stride=widest, context_len=contexts.ctypes.data,
+            out=array(3, heads, head_dim, kind=kind), scale=0.3, rows=3, heads=heads, kv_heads=kv_heads,
+            head_dim=head_dim, page_size=page_size, kind=kind,
+        )  # fmt: skip
+        library.paged_decode(ctypes.addressof(call))
+
+
 def caught(library: Library) -> None:
     """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
     child = os.fork()
@@ -88,6 +115,6 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]))
 library.set_threads(2)
-for check in (linear, decode, norm, caught):
+for check in (linear, decode, norm, attend, caught):
     check(library)
     sys.stdout.write(check.__name__ + "\n")

@@ -1,10 +1,13 @@
 """Products with packed weights: right on any shape, the same bits on any threads and beside any rows."""
 
+import weakref
+
 import pytest
 import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
+from peak_memory import peak_bytes
 
 SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100)]
 """(outputs, inputs)"""
@@ -63,6 +66,16 @@ def test_nothing_is_not_a_number_but_what_came_as_one(library: Library) -> None:
     x = rand(3, 33, seed=3, dtype=torch.bfloat16)
     x[1, 32] = torch.nan
     assert made(x).isnan().all(1).tolist() == [False, True, False]
+
+
+def test_packing_makes_one_copy_and_keeps_nothing_of_the_original(library: Library) -> None:
+    given, made = [rand(256, 512, seed=1, dtype=torch.bfloat16)], list[PackedLinear]()
+    size, original = given[0].nbytes, weakref.ref(given[0])
+    peak = peak_bytes(lambda: made.append(PackedLinear(library, PackedWeight(given[0]), None)))
+    given.clear()
+    assert peak == size
+    assert original() is None
+    assert made[0](torch.ones(1, 512, dtype=torch.bfloat16)).shape == (1, 256)
 
 
 def test_no_rows_make_no_rows(library: Library) -> None:
