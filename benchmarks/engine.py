@@ -1,4 +1,4 @@
-"""An engine process for the time of a benchmark: started by the command a user types, on a free port."""
+"""Engines and gateways for the time of a benchmark: processes started by the command a user types."""
 
 import os
 import re
@@ -9,13 +9,13 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 
 class EngineFailed(Exception):
-    """The engine ended or did not become ready; the message has the end of its log."""
+    """The process ended or did not become ready; the message has the end of its log."""
 
 
 @contextmanager
@@ -30,16 +30,27 @@ def running_engine(
 
     `threads`: of the engine's arithmetic, None = the engine's own choice; `variables`: of its environment.
     """
-    command = (sys.executable, "-m", "mamba_cli", "serve", "--model", str(model), "--port", "0", *options)
-    environment = {**os.environ, **(variables or {})}
+    environment = dict(variables or {})
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
+    arguments = ("serve", "--model", str(model), *options)
+    with running_command(*arguments, variables=environment, ready_within=ready_within) as url:
+        yield url
+
+
+@contextmanager
+def running_command(
+    *arguments: str, variables: Mapping[str, str] | None = None, ready_within: float = 600.0
+) -> Iterator[str]:
+    """The base URL of `mambaserve ARGUMENTS` on a free port, ready. Raises `EngineFailed`."""
+    command = (sys.executable, "-m", "mamba_cli", *arguments, "--port", "0")
+    environment = {**os.environ, **(variables or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     log: deque[str] = deque(maxlen=200)
     reader = threading.Thread(target=_read, args=(process, log), daemon=True)
     reader.start()
     try:
-        yield _ready(process, log, time.monotonic() + ready_within)
+        yield _ready(process, log, time.monotonic() + ready_within, others=set(arguments))
     finally:
         process.terminate()
         try:
@@ -58,16 +69,19 @@ def _read(process: "subprocess.Popen[bytes]", log: deque[str]) -> None:
         log.append(line.decode(errors="replace"))
 
 
-def _ready(process: "subprocess.Popen[bytes]", log: deque[str], deadline: float) -> str:
+def _ready(
+    process: "subprocess.Popen[bytes]", log: deque[str], deadline: float, others: Collection[str]
+) -> str:
+    """The first URL of the log that answers; `others` are of other processes."""
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise EngineFailed(f"the engine ended with {process.returncode}:\n{''.join(list(log)[-30:])}")
+            raise EngineFailed(f"the process ended with {process.returncode}:\n{''.join(list(log)[-30:])}")
         for line in list(log):
             for url in re.findall(r"http://127\.0\.0\.1:\d+", line):
-                if _answers(f"{url}/readyz") and _answers(f"{url}/v1/models"):
+                if url not in others and _answers(f"{url}/readyz") and _answers(f"{url}/v1/models"):
                     return str(url)
         time.sleep(0.5)
-    raise EngineFailed(f"the engine was not ready in time:\n{''.join(list(log)[-30:])}")
+    raise EngineFailed(f"the process was not ready in time:\n{''.join(list(log)[-30:])}")
 
 
 def _answers(url: str) -> bool:

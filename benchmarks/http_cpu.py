@@ -1,8 +1,9 @@
 """CPU time that one HTTP request costs the API process of an engine, or a gateway: whole answers and streams.
 
-Run as `python -m benchmarks.http_cpu [--gateway] [--against DIR]`; writes JSON and Markdown to
-benchmarks/results. With `--against` another checkout (with a .venv of its own) is measured in the same rounds
-one after the other, so that both have the same machine. CPU time is that of all threads of the process, from
+Run as `python -m benchmarks.http_cpu [--gateway] [--against DIR] [--peer PYTHON]`; writes JSON and Markdown
+to benchmarks/results. With `--against` another checkout (with a .venv of its own) is measured in the same
+rounds one after the other, so that both have the same machine; with `--peer` so is sglang-router, another
+gateway, from an environment that has it. CPU time is that of all threads of the process, from
 the kernel's accounts; the engine, the upstream and the client are processes of their own.
 """
 
@@ -10,10 +11,13 @@ import argparse
 import asyncio
 import json
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -107,6 +111,39 @@ def gateway(tree: Path) -> Iterator[tuple[int, str]]:
             yield found
 
 
+@contextmanager
+def peer(python: Path) -> Iterator[tuple[int, str]]:
+    """The sglang-router of an environment before the scripted upstream, with its own defaults."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with started([sys.executable, "-P", str(PARTS), "upstream"], "upstream ready", ROOT) as (_, upstream):
+        command = [
+            str(python), "-m", "sglang_router.launch_router", "--worker-urls", upstream,
+            "--host", "127.0.0.1", "--port", port, "--log-level", "warn",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not _answers(f"{url}/v1/completions"):
+                if process.poll() is not None:
+                    raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+                time.sleep(0.2)
+            yield process.pid, url
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _answers(url: str) -> bool:
+    asked = urllib.request.Request(url, json.dumps(PROMPT).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def cpu_seconds(pid: int) -> float:
     """What all threads of a process have run so far, to the nanosecond."""
     threads = Path(f"/proc/{pid}/task").iterdir()
@@ -178,13 +215,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http_cpu", description=__doc__)
     parser.add_argument("--gateway", action="store_true", help="a gateway instead of an engine's API process")
     parser.add_argument("--against", type=Path, help="another checkout, measured in the same rounds")
+    parser.add_argument(
+        "--peer", type=Path, help="python of an environment with sglang-router; with --gateway"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args(arguments)
+    if given.peer is not None and not given.gateway:
+        parser.error("--peer is a gateway: say --gateway, too")
     trees = [("this tree", ROOT)]
     if given.against is not None:
         trees.insert(0, ("the other tree", given.against.resolve()))
     with ExitStack() as stack:
         under_test = []
+        if given.peer is not None:
+            pid, url = stack.enter_context(peer(given.peer))
+            under_test.append(Measured("sglang-router", pid, urlsplit(url).port or 80))
         for label, tree in trees:
             pid, url = stack.enter_context((gateway if given.gateway else api)(tree))
             under_test.append(Measured(label, pid, urlsplit(url).port or 80))

@@ -7,6 +7,7 @@ nobody closes it, which the last check of the session reports as an error.
 
 import asyncio
 import gc
+import logging
 
 import pytest
 
@@ -17,3 +18,8 @@ asyncio.set_event_loop(None)
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+    # pytest hangs two handlers on every logger that does not tell the root, three times a test, and torch has
+    # sixty of them: more work than most of the tests.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True

@@ -79,9 +79,10 @@ HEAD = (
 )
 
 
-def workloads(names: Sequence[str], trace: Path | None) -> list[Workload]:
-    """The generated ones of those names (none: all), then the recorded trace."""
-    made = [make() for make in GENERATED if not names or make.__name__ in names]
+def workloads(names: Sequence[str], trace: Path | None, requests: int | None = None) -> list[Workload]:
+    """The generated ones of those names (none: all) with so many requests each, then the recorded trace."""
+    chosen = [make for make in GENERATED if not names or make.__name__ in names]
+    made = [make() if requests is None else make(requests) for make in chosen]
     if trace is not None:
         with trace.open(encoding="utf-8") as lines:
             made.append(Workload(trace.stem, BLOCK, usable(parse(lines))))
@@ -95,12 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--trace", type=Path, help="Mooncake-format JSON lines, beside the generated workloads"
     )
     parser.add_argument("--workload", nargs="*", default=(), choices=[make.__name__ for make in GENERATED])
+    parser.add_argument("--requests", type=int, help="of each generated workload; none = its own number")
     parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
     parser.add_argument("--kv", type=int, nargs="+", default=(0, KV_BESIDE))
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
     rows, facts = [], []
-    for workload in workloads(asked.workload, asked.trace):
+    for workload in workloads(asked.workload, asked.trace, asked.requests):
         history = History.of(workload.arrivals, workload.block)
         tokens = sum(arrival.input_tokens for arrival in workload.arrivals)
         facts.append(

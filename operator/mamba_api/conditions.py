@@ -54,6 +54,7 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
     APPLY_FAILED = "ApplyFailed"
+    KIND_NOT_SERVED = "KindNotServed"
     FORBIDDEN = "Forbidden"
     SERVING = "Serving"
 
@@ -102,6 +103,10 @@ REASONS: dict[Reason, str] = {
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
+    Reason.KIND_NOT_SERVED: (
+        "The spec asks for an object of a kind that the cluster does not have, or that the operator may not "
+        "list; the message names it. All else is as asked. Install its CRD or take the field out."
+    ),
     Reason.FORBIDDEN: (
         "The operator may not read or write what it has to; the message names verb and resource. Give its "
         "role the missing rule. What it could not see, it did not change."
@@ -156,6 +161,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.OUT_OF_MEMORY,
             Reason.UNSCHEDULABLE,
             Reason.APPLY_FAILED,
+            Reason.KIND_NOT_SERVED,
             Reason.FORBIDDEN,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,

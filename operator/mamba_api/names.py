@@ -53,6 +53,9 @@ GATEWAY_CONTAINER = "gateway"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
+ENDPOINT_PICKER_PORT = 9002
+"""Of gateway pods and their Service, where there is an InferencePool."""
+ENDPOINT_PICKER_PORT_NAME = "endpoint-picker"
 ADMIN_PORT = 8001
 ADMIN_PORT_NAME = "admin"
 SERVICE_PORT = 80
@@ -106,6 +109,11 @@ class Children:
     def model_cache(self) -> str:
         """PersistentVolumeClaim for downloaded weights, when asked for."""
         return f"{self.owner}-model"
+
+    @property
+    def inference_pool(self) -> str:
+        """InferencePool, when asked for."""
+        return self.owner
 
     @property
     def wake(self) -> str:

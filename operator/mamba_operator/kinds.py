@@ -55,6 +55,8 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 
+INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
+
 POD = Kind("v1", "Pod", "pods")
 ENDPOINT_SLICE = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
@@ -67,6 +69,11 @@ OWNED: tuple[Kind, ...] = (
 )  # fmt: skip
 """Children, in the order they are applied: what pods need comes before the pods. The Secret of the admin
 token is made and never read: whoever may list Secrets may read all of a cluster's."""
+OPTIONAL: tuple[Kind, ...] = (INFERENCE_POOL,)
+"""Children of kinds that a cluster may lack. Not watched, since watches of such kinds come and go with them:
+each pass looks at them."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD, ENDPOINT_SLICE)
 """Whatever wakes its MambaDeployment."""
-BY_NAME: dict[str, Kind] = {kind.kind: kind for kind in (*OWNED, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE)}
+BY_NAME: dict[str, Kind] = {
+    kind.kind: kind for kind in (*OWNED, *OPTIONAL, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE)
+}

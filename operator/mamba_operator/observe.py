@@ -13,8 +13,8 @@ from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import parse_quantity
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import Forbidden, Refused
-from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OWNED, POD, Kind
+from mamba_operator.errors import Forbidden, NotFound, Refused
+from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
 from mamba_operator.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
 from mamba_operator.snapshot import Endpoint, Snapshot
 
@@ -44,6 +44,7 @@ async def observe(
     try:
         async with asyncio.TaskGroup() as group:
             lists = [group.create_task(client.list(kind, key.namespace, selector=ours)) for kind in OWNED]
+            optional = [group.create_task(_optional(client, kind, key, ours)) for kind in OPTIONAL]
             pods = group.create_task(client.list(POD, key.namespace, selector=ours))
             slices = group.create_task(client.list(ENDPOINT_SLICE, key.namespace, selector=service))
             gpu_memory = group.create_task(_gpu_memory(client, owner))
@@ -53,13 +54,20 @@ async def observe(
     uid = metadata(owner).get("uid")
     children: dict[Ref, Manifest] = {}
     foreign: dict[Ref, Manifest] = {}
-    for kind, task in zip(OWNED, lists, strict=True):
-        for item in task.result():
-            if seen is not None:
-                seen(kind, item)
-            (children if owner_uid(item) == uid else foreign)[ref(item)] = item
+    watched = [(kind, item) for kind, task in zip(OWNED, lists, strict=True) for item in task.result()]
+    unwatched: list[Manifest] = []
+    not_served: dict[str, str] = {}
+    for kind, task in zip(OPTIONAL, optional, strict=True):
+        found = task.result()
+        if isinstance(found, str):
+            not_served[kind.kind] = found
+        else:
+            unwatched += found
+    for item in (*(item for _, item in watched), *unwatched):
+        (children if owner_uid(item) == uid else foreign)[ref(item)] = item
     if seen is not None:
-        seen(MAMBA_DEPLOYMENT, owner)
+        for kind, item in (*watched, (MAMBA_DEPLOYMENT, owner)):
+            seen(kind, item)
     return Snapshot(
         key,
         owner,
@@ -67,9 +75,21 @@ async def observe(
         foreign,
         tuple(pods.result()),
         tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
+        not_served,
         builtin_config(owner, shipped),
         gpu_memory.result(),
     )
+
+
+async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> list[Manifest] | str:
+    """Children of a kind that a cluster may lack, or why there can be none."""
+    try:
+        return await client.list(kind, key.namespace, selector=selector)
+    except NotFound:
+        return f"the cluster has no kind {kind.kind} of {kind.api_version}: install its CRD"
+    except Forbidden as error:
+        # The role of an older chart: who asks for no such object has nothing to do with it.
+        return str(error)
 
 
 async def _gpu_memory(client: KubeClient, owner: Manifest) -> int | None:

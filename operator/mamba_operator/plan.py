@@ -28,7 +28,8 @@ from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 
 WAITING_PERIOD = 30.0
-"""Seconds to the next look while pods wait for what they mount: nothing tells when a Secret goes."""
+"""Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
+goes or a CRD comes."""
 
 
 class Change(StrEnum):
@@ -73,6 +74,8 @@ class ReconcilePlan:
     """Engines wanted; None when nothing may be changed."""
     applies: tuple[Apply, ...] = ()
     deletes: tuple[Delete, ...] = ()
+    not_served: tuple[str, ...] = ()
+    """Why children that the spec asks for cannot be had in this cluster."""
     terminating: tuple[Ref, ...] = ()
     """Children that must be gone before they can be made again."""
     again_in: float | None = None
@@ -104,6 +107,8 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         wanted = render(context)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
+    not_served = [snapshot.not_served[one["kind"]] for one in wanted if one["kind"] in snapshot.not_served]
+    wanted = [manifest for manifest in wanted if manifest["kind"] not in snapshot.not_served]
     applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
     waiting = any(map(is_being_created, snapshot.pods))
     engine = snapshot.child("Deployment", context.children.engine)
@@ -113,13 +118,14 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
     keep = {ref(manifest) for manifest in wanted}
     awake = seconds_awake(deployment, woken, now)
-    moments = [*([] if awake is None else [awake]), *([WAITING_PERIOD] if waiting else [])]
+    moments = [*([] if awake is None else [awake]), *([WAITING_PERIOD] if waiting or not_served else [])]
     return ReconcilePlan(
         deployment,
         verdict,
         replicas,
         tuple(apply for apply in applies if not _is_terminating(ref(apply.manifest), snapshot)),
         _prune(snapshot, keep),
+        tuple(not_served),
         tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
         min(moments, default=None),
     )

@@ -31,6 +31,8 @@ class Snapshot:
     """Pods of engines and gateway."""
     engines: tuple[Endpoint, ...] = ()
     """Engines that the headless Service lists, by address."""
+    not_served: Mapping[str, str] = field(default_factory=dict)
+    """Optional kinds that cannot be had here, each with the reason."""
     model_config: Mapping[str, Any] | None = None
     """config.json of a model that ships with the package; None = only the spec may say it."""
     node_gpu_memory: int | None = None

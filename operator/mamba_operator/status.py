@@ -219,6 +219,8 @@ def _degraded(view: _View) -> Finding:
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.stuck is not None:
             return Finding("True", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+    if view.plan.not_served:
+        return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
     return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
 
 

@@ -39,16 +39,21 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "podTem
     Raises:
         InvalidPatch: the patch has a shape that cannot be merged; the message names the path.
     """
+    return copy.deepcopy(_merged(base, patch, path))
+
+
+def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """As `merge`, but shares with both what it takes from them."""
     match patch.get(DIRECTIVE):
         case None | "merge":
             pass
         case "replace":
-            return copy.deepcopy({key: value for key, value in patch.items() if key != DIRECTIVE})
+            return {key: value for key, value in patch.items() if key != DIRECTIVE}
         case "delete":
             return {}
         case other:
             raise InvalidPatch(f"{path}.{DIRECTIVE}: {other!r} is none of merge, replace, delete")
-    result = copy.deepcopy(dict(base))
+    result = dict(base)
     for key, value in patch.items():
         where = f"{path}.{key}"
         if key == DIRECTIVE:
@@ -60,7 +65,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], path: str = "podTem
         if value is None:
             result.pop(key, None)
         elif isinstance(value, Mapping):
-            result[key] = merge(_same_source(key, old or {}, value), value, where)
+            result[key] = _merged(_same_source(key, old or {}, value), value, where)
         elif isinstance(value, list):
             result[key] = _merge_list(key, old or [], value, where)
         else:
@@ -85,11 +90,11 @@ def _check_shape(field: str, base: Any, patch: Any, path: str) -> None:
 def _merge_list(field: str, base: list[Any], patch: list[Any], path: str) -> list[Any]:
     identity = MERGE_KEYS.get(field)
     if identity is None:
-        return copy.deepcopy(patch)
+        return patch
     items = [_checked(item, f"{path}[{index}]") for index, item in enumerate(patch)]
     if any(item == {DIRECTIVE: "replace"} for item in items):
-        return copy.deepcopy([item for item in items if DIRECTIVE not in item])
-    result: list[Any] = copy.deepcopy(base)
+        return [item for item in items if DIRECTIVE not in item]
+    result: list[Any] = list(base)
     for index, item in enumerate(items):
         where = f"{path}[{index}]"
         if identity not in item:
@@ -99,9 +104,9 @@ def _merge_list(field: str, base: list[Any], patch: list[Any], path: str) -> lis
             if position is not None:
                 del result[position]
         elif position is None:
-            result.append(merge({}, item, where))
+            result.append(_merged({}, item, where))
         else:
-            result[position] = merge(_narrowed(field, identity, result[position], item), item, where)
+            result[position] = _merged(_narrowed(field, identity, result[position], item), item, where)
     return result
 
 

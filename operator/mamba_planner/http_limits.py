@@ -19,6 +19,8 @@ class HttpLimits(BaseModel):
     """Seconds a client may take to send its body."""
     keep_alive_timeout: float = Field(75.0, gt=0)
     """Seconds a connection may be idle between requests; longer than the 60 of most load balancers."""
+    read_nothing_timeout: float = Field(60.0, gt=0)
+    """Seconds a client may read nothing of an answer that waits for it; then its connection is cut."""
     max_connections: int = Field(4096, ge=1)
     """Most open connections; one more gets 503 and is closed."""
     max_held_body_bytes: Bytes = Field(ByteSize(256 * 2**20), ge=1)

@@ -7,6 +7,7 @@ keys again. Compared in constant time; never logged.
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ log = get_logger(__name__)
 
 GRACE_SECONDS = 1.0
 """How long the keys of a file that is empty, unreadable or gone are still accepted."""
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a key may be called: it stands in metrics, logs and the names of counts, where the key never does."""
 
 
 class KeyFileError(ValueError):
@@ -33,8 +36,23 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
+def _name(place: int, *words: bytes) -> str:
+    if not words:
+        return f"key-{place}"
+    name = words[0].decode("ascii", "replace")
+    if len(words) > 1 or not KEY_NAME.fullmatch(name):
+        # Not a word of the line itself: it may be a part of a key.
+        raise ValueError(
+            f"key {place} is followed by what is no name; a line is KEY or KEY NAME, the name of at most 64 "
+            "letters, digits and ._-"
+        )
+    return name
+
+
 class KeyFile:
-    """One accepted key a line; blank lines and # comments are skipped. Raises KeyFileError."""
+    """One accepted key a line, behind it, after a blank, its name if it has one; blank lines and # comments
+    are skipped. Keys of one name are one to whoever counts: the old and the new one of a rotation. A key
+    without a name is called by its place, `key-1` for the first. Raises KeyFileError."""
 
     def __init__(self, path: str | Path, option: str, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)
@@ -44,6 +62,7 @@ class KeyFile:
         self._stamp: tuple[int, int, int] | None = None
         self._keys: tuple[bytes, ...] = ()
         self._digests: tuple[bytes, ...] = ()
+        self._names: tuple[str, ...] = ()
         self._complaint: str | None = None
         try:
             self._load()
@@ -58,8 +77,8 @@ class KeyFile:
         self._refresh()
         return self._keys[0] if self._keys else b""
 
-    def check(self, authorization: str | bytes | None) -> None:
-        """The value of an Authorization header. Raises Unauthorized."""
+    def check(self, authorization: str | bytes | None) -> str:
+        """The name of the key in the value of an Authorization header. Raises Unauthorized."""
         if isinstance(authorization, str):
             authorization = authorization.encode("latin-1", errors="replace")  # the bytes that came
         scheme, _, key = (authorization or b"").partition(b" ")
@@ -71,6 +90,7 @@ class KeyFile:
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(matches):
             raise Unauthorized("the API key is not accepted")
+        return self._names[matches.index(True)]
 
     def _refresh(self) -> None:
         try:
@@ -96,7 +116,7 @@ class KeyFile:
             )
         if now - self._broken_since >= GRACE_SECONDS and self._keys:
             log.error("keys_revoked", option=self._option, reason=complaint)
-            self._keys, self._digests, self._stamp = (), (), None
+            self._keys, self._digests, self._names, self._stamp = (), (), (), None
 
     def _changed_at(self) -> float:
         for path in (self._path, self._path.parent):
@@ -109,10 +129,12 @@ class KeyFile:
     def _load(self) -> None:
         stat = self._path.stat()
         lines = (line.strip() for line in self._path.read_bytes().splitlines())
-        keys = tuple(line for line in lines if line and not line.startswith(b"#"))
-        if not keys:
+        words = tuple(line.split() for line in lines if line and not line.startswith(b"#"))
+        if not words:
             raise ValueError("holds no key; put one a line")
-        self._keys, self._digests = keys, tuple(_digest(key) for key in keys)
+        names = tuple(_name(place, *named) for place, (_, *named) in enumerate(words, 1))
+        self._keys, self._names = tuple(key for key, *_ in words), names
+        self._digests = tuple(_digest(key) for key in self._keys)
         self._stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
 
 

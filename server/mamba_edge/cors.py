@@ -16,7 +16,10 @@ from mamba_edge.application import error_response
 from mamba_edge.errors import InvalidRequest
 
 METHODS = ("GET", "HEAD", "POST")
-EXPOSED = ("X-Request-Id", "Retry-After")
+_OF_LIMITS = tuple(
+    f"X-RateLimit-{what}-{of}" for of in ("Requests", "Tokens") for what in ("Limit", "Remaining", "Reset")
+)
+EXPOSED = ("X-Request-Id", "Retry-After", *_OF_LIMITS)
 """Headers of an answer that a page may read."""
 ANY_HEADER = ("*",)
 

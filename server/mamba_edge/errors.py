@@ -18,6 +18,8 @@ ApiError
 └── TooManyConnections    503 overloaded            (Retry-After; the connection is closed)
 """
 
+import math
+
 import msgspec
 from starlette.exceptions import HTTPException
 
@@ -53,7 +55,7 @@ class ApiError(Exception):
         """Headers of the answer besides the content type."""
         headers = {"connection": "close"} if self.close else {}
         if self.retry_after is not None:
-            headers["retry-after"] = str(max(1, round(self.retry_after)))
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
         return headers
 
 

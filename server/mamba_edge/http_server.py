@@ -1,8 +1,9 @@
 """The one HTTP server of all processes: uvicorn over httptools, with limits on headers and connections.
 
 The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
-headers; uvicorn waits for ever for the end of a head, takes any number of connections, and sends chunks to
-clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the envelope, too.
+headers; uvicorn waits for ever for the end of a head and for clients that read nothing, takes any number of
+connections, and sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the
+envelope, too.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _hosts = 0
     _in_body = False
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def __init__(self, *, limits: HttpLimits, **more: Any) -> None:
         super().__init__(**more)
@@ -70,6 +72,35 @@ class LimitedProtocol(HttpToolsProtocol):
         """The connection is gone."""
         super().connection_lost(exc)
         self._unwatch()
+        self._on_read()
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we send: what waits for it fills its buffer."""
+        super().pause_writing()
+        self._wait_for_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It has read most of that."""
+        super().resume_writing()
+        self._on_read()
+
+    def _wait_for_reader(self, unread: int) -> None:
+        seconds = self._limits.read_nothing_timeout
+        self._unread = self.loop.call_later(seconds, self._on_unread, unread)
+
+    def _on_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _on_unread(self, unread: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < unread:
+            # Slow, and reading.
+            self._wait_for_reader(left)
+        else:
+            self._unread = None
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""

@@ -5,7 +5,11 @@ import socket
 
 
 class CannotListen(OSError):
-    """The address is taken, not ours, or no address; the message names it."""
+    """The address is taken, not ours, or no address; the message names it, `option` who chose it."""
+
+    def __init__(self, message: str, option: str = "--port") -> None:
+        super().__init__(message)
+        self.option = option
 
 
 def listen(host: str, port: int) -> socket.socket:

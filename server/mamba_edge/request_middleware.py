@@ -2,7 +2,7 @@
 
 Wraps the application of each server. Whatever reaches it becomes the OpenAI envelope, unless bytes were sent
 already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds), `traceparent` ("" outside
-of any trace) and `log_fields`, to which they may add.
+of any trace), `log_fields`, to which they may add, and `answer_headers`, which every answer gets.
 """
 
 import logging
@@ -67,6 +67,7 @@ class RequestMiddleware:
         request_id = request_id_of(headers.get("x-request-id"))
         route = self._route_of(scope["path"])
         fields: dict[str, Any] = {}
+        more_headers: list[tuple[bytes, bytes]] = []
         status = 0
         complete = False
         arrival = time.monotonic()
@@ -76,7 +77,8 @@ class RequestMiddleware:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                own = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message["headers"], own, *more_headers]
             else:
                 complete = not message.get("more_body", False)
             await send(message)
@@ -93,6 +95,7 @@ class RequestMiddleware:
             scope.update(
                 request_id=request_id,
                 log_fields=fields,
+                answer_headers=more_headers,
                 arrival=arrival,
                 traceparent=traces.traceparent(span),
                 body_share=share,

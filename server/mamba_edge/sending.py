@@ -12,6 +12,9 @@ from starlette.types import Receive, Send
 from mamba_edge.errors import ApiError
 from mamba_edge.request_body import ClientGone
 
+USAGE_HEADER = b"x-mambaserve-usage"
+"""With the value 1 a request asks for the usage in a comment at the end of its stream, whatever the client
+asked for: a gateway counts by it."""
 _JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

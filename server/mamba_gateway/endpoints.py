@@ -9,13 +9,15 @@ import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from mamba_gateway.admission import Clock
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.prompt_queue import PromptQueue
+from mamba_gateway.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Report:
     """Prompt tokens it has yet to compute; None = it does not say."""
     room: float | None = None
     """Prompt tokens that it has memory for now; None = it does not say."""
+    max_running: int | None = None
+    """Requests that it runs at once at most; None = it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,17 @@ class Endpoint:
     """Prompt tokens it has yet to compute, ours as we know them; None = it does not say."""
     room: float | None = None
     """Prompt tokens that it has memory for, as last reported; None = it does not say."""
+    max_running: int | None = None
+    """Requests that it runs at once at most; None = it does not say."""
     service_seconds: float = 1.0
     """How long a request of ours stays with it, lately."""
+    ejected: bool = False
+    """It is left out, since requests failed there."""
+
+    @property
+    def address(self) -> str:
+        """Its host:port, as proxies write it."""
+        return urlsplit(self.url).netloc
 
     @property
     def key(self) -> int:
@@ -105,6 +118,7 @@ class _Record:
     in_flight: int = 0
     in_flight_at_report: int = 0
     suspect: str = ""
+    standing: Standing = field(default_factory=Standing)
     queue: PromptQueue = field(default_factory=PromptQueue)
     begun: dict[int, float] = field(default_factory=dict)
     """When each of our requests was sent to it."""
@@ -122,6 +136,8 @@ class Pool:
         self._targets_known = False
         self._records: dict[str, _Record] = {}
         self._changed = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of targets or reports."""
         self._clock = clock
         self._tickets = itertools.count(1)
 
@@ -155,7 +171,17 @@ class Pool:
     def suspect(self, url: str, reason: str) -> None:
         """A request could not reach it: not chosen again before a probe finds it well."""
         if record := self._records.get(url):
-            record.suspect, record.frozen = reason, None
+            record.suspect = reason
+            self.fail(url, reason)
+
+    def fail(self, url: str, reason: str) -> None:
+        """A request failed there. After several in a row it is left out for a while, whatever probes find;
+        never more than half of all are."""
+        if record := self._records.get(url):
+            doubted = sum(one.standing.doubted for one in self._records.values() if one is not record)
+            may = doubted + 1 <= len(self._records) // 2
+            record.standing.fail(reason, self._clock(), may_eject=may)
+            record.frozen = None
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
         """One of our requests goes to it, with so many prompt tokens to compute. Returns its ticket."""
@@ -164,14 +190,18 @@ class Pool:
             now = self._clock()
             record.in_flight += 1
             record.begun[ticket] = now
+            if record.standing.doubted and record.standing.trial is None:
+                record.standing.trial = ticket
             record.queue.send(ticket, tokens, now)
             record.frozen = None
         return ticket
 
-    def answered(self, url: str, ticket: int) -> None:
-        """The first byte of its answer is here: its prompt is computed."""
+    def answered(self, url: str, ticket: int, *, well: bool = True) -> None:
+        """The first byte of its answer is here: its prompt is computed. `well`: the answer is no failure."""
         if record := self._records.get(url):
             record.queue.answer(ticket)
+            if well:
+                record.standing.answer()
             record.frozen = None
 
     def end(self, url: str, ticket: int) -> None:
@@ -179,20 +209,27 @@ class Pool:
         # An address that was removed and came back in between starts again at zero.
         if (record := self._records.get(url)) and (begun := record.begun.pop(ticket, None)) is not None:
             record.in_flight -= 1
+            if record.standing.trial == ticket:
+                record.standing.trial = None
             record.queue.answer(ticket)
             record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
             record.frozen = None
 
     def snapshot(self) -> tuple[Endpoint, ...]:
         """All known endpoints, frozen."""
-        return tuple(_freeze(record) for record in self._records.values())
+        now = self._clock()
+        found = tuple(_freeze(record, now) for record in self._records.values())
+        if any(one.ejected for one in found) and not any(one.ready and not one.draining for one in found):
+            # Nothing else is left: an engine that may fail is better than none.
+            return tuple(replace(one, ready=_ready(self._records[one.url])) for one in found)
+        return found
 
     def reasons(self) -> dict[str, str]:
         """Why each endpoint that is not ready is not: by name."""
         return {
-            record.target.name or url: record.suspect or record.report.reason or "not ready"
+            record.target.name or url: record.suspect or _reason(record)
             for url, record in self._records.items()
-            if not _freeze(record).ready
+            if not _freeze(record, self._clock()).ready
         }
 
     def model_entries(self) -> tuple[dict[str, Any], ...]:
@@ -209,23 +246,38 @@ class Pool:
         self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
         self._changed.set()
         self._changed = asyncio.Event()
+        self.on_change()
 
 
-def _freeze(record: _Record) -> Endpoint:
-    if record.frozen is None:
-        record.frozen = _made(record)
+def _ready(record: _Record) -> bool:
+    """By all but how its requests fared."""
+    return record.target.ready and record.report.ready and not record.suspect
+
+
+def _reason(record: _Record) -> str:
+    if record.report.ready and record.standing.doubted:
+        return f"{record.standing.failures} requests failed in a row: {record.standing.reason}"
+    return record.report.reason or "not ready"
+
+
+def _freeze(record: _Record, now: float) -> Endpoint:
+    # Of one that is left out, time alone may change the picture.
+    if record.frozen is None or record.standing.doubted:
+        record.frozen = _made(record, now)
     return record.frozen
 
 
-def _made(record: _Record) -> Endpoint:
+def _made(record: _Record, now: float) -> Endpoint:
     target, report = record.target, record.report
+    ejected = record.standing.excludes(now)
     names = None
     if report.models is not None:
         names = frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
     return Endpoint(
         url=target.url,
         name=target.name or target.url,
-        ready=target.ready and report.ready and not record.suspect,
+        ready=_ready(record) and not ejected,
+        ejected=ejected,
         draining=target.draining or report.draining,
         models=names,
         running=report.running,
@@ -236,5 +288,6 @@ def _made(record: _Record) -> Endpoint:
         speed=report.speed,
         queued_tokens=None if report.prompt_tokens_waiting is None else record.queue.tokens,
         room=report.room,
+        max_running=report.max_running,
         service_seconds=record.service_seconds,
     )

@@ -6,6 +6,7 @@ Pure. Names are lower-case bytes, as ASGI has them.
 import re
 
 from mamba_edge.request_body import RawHeaders
+from mamba_edge.sending import USAGE_HEADER
 
 HOP_BY_HOP = frozenset(
     (
@@ -24,7 +25,15 @@ HOP_BY_HOP = frozenset(
 
 # Made anew for the connection to the engine, or set by the gateway itself.
 _OWN_REQUEST = frozenset(
-    (b"host", b"content-length", b"expect", b"x-request-id", b"traceparent", b"x-mambaserve-explain")
+    (
+        b"host",
+        b"content-length",
+        b"expect",
+        b"x-request-id",
+        b"traceparent",
+        b"x-mambaserve-explain",
+        USAGE_HEADER,
+    )
 )
 # Set by the server that answers.
 _OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
@@ -44,7 +53,7 @@ def to_engine(
     passed = [
         (name.decode("latin-1"), _text(value))
         for name, value in _end_to_end(headers, _OWN_REQUEST)
-        if not _CREDENTIAL.search(name) and (traceparent or name != b"tracestate")
+        if not is_credential(name) and (traceparent or name != b"tracestate")
     ]
     passed.append(("x-request-id", request_id))
     if traceparent:
@@ -52,6 +61,11 @@ def to_engine(
     if key is not None:
         passed.append(("authorization", bearer(key)))
     return passed
+
+
+def is_credential(name: bytes) -> bool:
+    """Whether a header of this name, in lower case, carries what somebody is known by."""
+    return _CREDENTIAL.search(name) is not None
 
 
 def bearer(key: bytes) -> str:

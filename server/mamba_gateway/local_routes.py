@@ -3,6 +3,7 @@
 Handlers over the pool and the admission; `app` says under which path each is, and who may call it.
 """
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -42,10 +43,16 @@ class LocalRoutes:
     """Handlers of one gateway."""
 
     def __init__(
-        self, pool: Pool, admission: Admission, metrics: GatewayMetrics, decisions: DecisionLog
+        self,
+        pool: Pool,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        decisions: DecisionLog,
+        missing: Callable[[], str] = str,
     ) -> None:
+        """`missing`: what it has to learn before it is ready; "" = nothing."""
         self._pool, self._admission, self._metrics = pool, admission, metrics
-        self._decisions = decisions
+        self._decisions, self._missing = decisions, missing
 
     async def models(self) -> Response:
         """Those of all engines, ready or not, one entry for each name."""
@@ -82,6 +89,9 @@ class LocalRoutes:
         """Prometheus text."""
         self._metrics.in_flight.set(self._admission.in_flight)
         self._metrics.queued.set(self._admission.queued)
+        self._metrics.waiting.clear()
+        for key, count in self._admission.waiting().items():
+            self._metrics.waiting.labels(key).set(count)
         body, content_type = expose(self._metrics.registry)
         return Response(body, headers={"content-type": content_type})
 
@@ -96,8 +106,9 @@ class LocalRoutes:
         if self._admission.draining:
             reason = f"draining: {self._admission.admitted} requests are finishing"
             return GatewayReadiness(status="draining", reason=reason, endpoints=endpoints, reasons=reasons)
-        if not self._pool.synced:
-            reason = "loading: the list of engines has not been read yet"
+        missing = self._missing() if self._pool.synced else "the list of engines has not been read yet"
+        if missing:
+            reason = f"loading: {missing}"
             return GatewayReadiness(status="loading", reason=reason, endpoints=endpoints, reasons=reasons)
         reason = f"ready: {endpoints['ready']} of {endpoints['known']} engines may be chosen"
         return GatewayReadiness(status="ready", reason=reason, endpoints=endpoints, reasons=reasons)

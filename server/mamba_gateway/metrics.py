@@ -30,6 +30,11 @@ class _EndpointCollector(Collector):
         draining = GaugeMetricFamily(
             "mambaserve_gateway_endpoint_draining", "1 if the endpoint is going away.", labels=["endpoint"]
         )
+        ejected = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_ejected",
+            "1 if the endpoint is left out, since requests failed there.",
+            labels=["endpoint"],
+        )
         in_flight = GaugeMetricFamily(
             "mambaserve_gateway_endpoint_in_flight",
             "Requests of this gateway the endpoint has.",
@@ -43,9 +48,10 @@ class _EndpointCollector(Collector):
         for endpoint in self._snapshot():
             ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
             draining.add_metric([endpoint.name], float(endpoint.draining))
+            ejected.add_metric([endpoint.name], float(endpoint.ejected))
             in_flight.add_metric([endpoint.name], endpoint.in_flight)
             load.add_metric([endpoint.name], endpoint.load)
-        return [ready, draining, in_flight, load]
+        return [ready, draining, ejected, in_flight, load]
 
 
 class GatewayMetrics:
@@ -89,6 +95,25 @@ class GatewayMetrics:
         )
         self.in_flight = Gauge(f"{prefix}_in_flight", "Requests being relayed.", registry=registry)
         self.queued = Gauge(f"{prefix}_queued", "Requests waiting for a place.", registry=registry)
+        self.refused = Counter(
+            f"{prefix}_refused", "Requests refused for what there was too little of.", ["cause", "key"],
+            registry=registry,
+        )  # fmt: skip
+        self.counted_here = Counter(
+            f"{prefix}_limits_counted_here",
+            "Requests counted by this gateway alone, since Redis was away.",
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            f"{prefix}_waiting", "Requests waiting for their turn, by name of their key.", ["key"],
+            registry=registry,
+        )  # fmt: skip
+        self.queue_wait = Histogram(
+            f"{prefix}_queue_wait_seconds",
+            "From a request's last byte to its turn.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.held = Gauge(
             f"{prefix}_held", "Requests waiting for an endpoint to become ready.", registry=registry
         )

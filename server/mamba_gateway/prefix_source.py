@@ -41,8 +41,7 @@ async def prefixes_followed(
     from mamba_prefix.redis_client import make_client
     from mamba_prefix.redis_store import RedisStore
 
-    scope = settings.prefix_index_scope or f"{settings.namespace}/{settings.deployment}"
-    store = RedisStore(make_client(url), RedisKeys(scope))
+    store = RedisStore(make_client(url), RedisKeys(settings.index_scope))
     follower = Follower(index, store)
     task = asyncio.create_task(follower.run(), name="prefix index")
     try:

@@ -23,6 +23,7 @@ RUNNING = ("mambaserve_requests_running", "vllm:num_requests_running", "sglang:n
 WAITING = ("mambaserve_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
 KV_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 PROMPT_TOKENS_WAITING, PROMPT_ROOM = "mambaserve_prompt_tokens_waiting", "mambaserve_prompt_room_tokens"
+MAX_RUNNING = "mambaserve_max_running_requests"
 TOKENS_PER_SECOND = "mambaserve_prefill_tokens_per_second"
 ATTENTION_RATIO, DECODE_SECONDS = "mambaserve_prefill_attention_ratio", "mambaserve_decode_step_seconds"
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -151,6 +152,7 @@ class Prober:
             speed=speed_of(gauges),
             prompt_tokens_waiting=gauges.get(PROMPT_TOKENS_WAITING),
             room=gauges.get(PROMPT_ROOM),
+            max_running=int(gauges.get(MAX_RUNNING, 0)) or None,
         )
 
     async def _gauges(self, url: str) -> dict[str, float]:

@@ -1,73 +1,42 @@
 """The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
 
-Puts the parts together: keys -> admission -> body -> permit -> relay, beside a watch for the client's
-disconnect. An ASGI application of its own, because a relay must neither buffer nor parse; errors before the
-first byte go up to the request middleware.
+Puts the parts together: keys -> admission -> body -> the key's limits -> permit -> relay, beside a watch for
+the client's disconnect. An ASGI application of its own, because a relay must neither buffer nor parse; errors
+before the first byte go up to the request middleware.
 """
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from contextlib import nullcontext
 from typing import Any
 
-import msgspec
-from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.errors import ApiError, InvalidRequest, as_api_error
+from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, find_header, read_body
 from mamba_edge.request_middleware import CLIENT_GONE
-from mamba_edge.sending import while_connected
-from mamba_gateway.admission import DRAINING, Admission
+from mamba_edge.sending import USAGE_HEADER, while_connected
+from mamba_gateway.admission import DRAINING, Admission, Claim
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
 from mamba_gateway.explanation import REQUEST_HEADER
 from mamba_gateway.headers import to_engine
+from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN
+from mamba_gateway.prompt_reader import PromptReader
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay, ResponseTruncated
+from mamba_gateway.routing_fields import RoutingFields, routing_fields
 from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.usage_meter import UsageMeter
 
 DISCARDED_LIMITS = 4
 """How many times the limit of a body that is too large is read and dropped, at most."""
-WORDED_BODY = 64 * 1024
-"""Largest body that is read again to say where it breaks."""
 LOGGED_MODEL = 128
 """Most characters of a model's name in a log line: it is the client's text."""
-_WANTED = {"model": "must be a valid string", "stream": "must be a valid boolean"}
-
-
-class RoutingFields(msgspec.Struct, frozen=True):
-    """The fields that are read here; everything else is skipped, not decoded, and passed on as it came."""
-
-    model: str | None = None
-    stream: bool | None = None
-
-
-def routing_fields(body: bytes) -> RoutingFields:
-    """Read them. Raises `InvalidRequest`, in the words of an engine that gets the same body."""
-    try:
-        return msgspec.json.decode(body, type=RoutingFields)
-    except msgspec.ValidationError as error:
-        field = str(error).replace("`", "").partition(" - at $.")[2]
-        if field in _WANTED:
-            raise InvalidRequest(f"{field}: {_WANTED[field]}", param=field, code="invalid_type") from None
-        broken = _where_it_breaks(body)
-        message = f"the body is not valid JSON: {broken}" if broken else "the body must be a JSON object"
-        raise InvalidRequest(message, code="invalid_json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is not valid JSON: {_where_it_breaks(body) or error}"
-        raise InvalidRequest(message, code="invalid_json") from None
-
-
-def _where_it_breaks(body: bytes) -> str:
-    # The engine's parser, which makes objects of all that it reads: for small bodies alone.
-    if len(body) <= WORDED_BODY:
-        try:
-            from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            return str(error)
-    return ""
 
 
 class ProxyEndpoint:
@@ -83,25 +52,30 @@ class ProxyEndpoint:
         max_body_bytes: int,
         body_timeout: float,
         comment_interval: float,
+        limiter: RateLimiter,
+        prompts: PromptReader | None = None,
         backend_keys: KeyFile | None = None,
     ) -> None:
         self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
         self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
         self._comment_interval, self._backend_keys = comment_interval, backend_keys
+        self._limiter, self._prompts = limiter, prompts
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
-        response, fields = ClientResponse(send), RoutingFields()
+        response, fields, key = ClientResponse(send), RoutingFields(), ANYONE
         try:
             if self._keys:
-                self._keys.check(find_header(scope["headers"], b"authorization"))
-            with self._admission.admit():
-                request, fields = await self._request(scope, receive)
+                key = self._keys.check(find_header(scope["headers"], b"authorization"))
+                scope["log_fields"]["key"] = key
+            with self._admission.admit(key):
+                request, fields = await self._request(scope, receive, key)
                 # What waits may be streamed to a client behind a balancer with little patience.
                 patient = bool(fields.stream) and self._comment_interval > 0
                 with response.kept_alive(self._comment_interval) if patient else nullcontext():
-                    await self._relayed(request, receive, response)
+                    work = self._work(request, fields, key, scope["answer_headers"], response)
+                    await self._relayed(work, receive, response)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -131,18 +105,24 @@ class ProxyEndpoint:
             task.cancel()
         return len(self._running)
 
-    async def _request(self, scope: Scope, receive: Receive) -> tuple[UpstreamRequest, RoutingFields]:
+    async def _request(
+        self, scope: Scope, receive: Receive, key: str
+    ) -> tuple[UpstreamRequest, RoutingFields]:
         body = await self._body(scope, receive)
         fields = routing_fields(body)
-        key = self._backend_keys.first if self._backend_keys else None
+        shown = self._backend_keys.first if self._backend_keys else None
+        headers = to_engine(scope["headers"], scope["request_id"], scope["traceparent"], shown)
+        if self._limiter.of(key).tokens_per_minute is not None:
+            headers.append((USAGE_HEADER.decode(), "1"))
         request = UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
-            headers=to_engine(scope["headers"], scope["request_id"], scope["traceparent"], key),
+            headers=headers,
             body=body,
             model=fields.model,
             body_share=scope.get("body_share"),
             request_id=scope["request_id"],
+            meter=UsageMeter(),
             explain=find_header(scope["headers"], REQUEST_HEADER) == b"1",
         )
         return request, fields
@@ -170,11 +150,13 @@ class ProxyEndpoint:
             self._running.discard(reading)
             reading.cancel()
 
-    async def _relayed(self, request: UpstreamRequest, receive: Receive, response: ClientResponse) -> None:
-        work = asyncio.create_task(self._work(request, response))
-        self._running.add(work)
+    async def _relayed(
+        self, work: Coroutine[Any, Any, None], receive: Receive, response: ClientResponse
+    ) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
         try:
-            await while_connected(receive, work)
+            await while_connected(receive, task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -184,11 +166,34 @@ class ProxyEndpoint:
             if not response.answering:
                 raise Draining(DRAINING) from None
         finally:
-            self._running.discard(work)
+            self._running.discard(task)
 
-    async def _work(self, request: UpstreamRequest, response: ClientResponse) -> None:
-        async with self._admission.permit():
-            await self._relay.run(request, response)
+    async def _work(
+        self,
+        request: UpstreamRequest,
+        fields: RoutingFields,
+        key: str,
+        headers: list[tuple[bytes, bytes]],
+        response: ClientResponse,
+    ) -> None:
+        counted = self._limiter.of(key).tokens_per_minute is not None
+        if self._prompts is not None and (counted or self._relay.has_choice):
+            request.prompt = await self._prompts.read(request)
+        prompt, meter = request.prompt, request.meter or UsageMeter()
+        known = prompt is not None and prompt.exact
+        tokens = float(prompt.tokens if known and prompt else len(request.body) // BYTES_PER_TOKEN)
+        claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        async with (
+            self._limiter.entered(key, tokens, headers) as entry,
+            self._admission.permit(claim) as permit,
+        ):
+            self._metrics.queue_wait.observe(permit.waited)
+            request.permit = permit
+            try:
+                await self._relay.run(request, response)
+            finally:
+                entry.used = meter.used(tokens)
+                permit.used(entry.used)
 
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics

@@ -5,24 +5,26 @@ Called by the proxy endpoint under a permit; cancelling it closes the connection
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import aiohttp
 import structlog
 from starlette.types import Send
 
-from mamba_edge.errors import ApiError, ModelNotFound
+from mamba_edge.errors import ApiError
 from mamba_gateway.client_response import ERROR_EVENT_SECONDS
 from mamba_gateway.endpoints import Endpoint, Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
 from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import to_client
+from mamba_gateway.hold import Hold
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.prompt_reader import PromptReader
+from mamba_gateway.retry_budget import RetryBudget
 from mamba_gateway.router import Router
-from mamba_gateway.routing import NoCandidate, no_such_model
+from mamba_gateway.routing import NoCandidate
+from mamba_gateway.silence import SilenceWatch
 from mamba_gateway.upstream import (
     ConnectionLost,
     IdleTimeout,
@@ -36,6 +38,8 @@ log = structlog.get_logger("mambaserve.gateway")
 
 RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
+
+SILENT = "the engine sent nothing for too long"
 
 
 class ResponseTruncated(Exception):
@@ -55,14 +59,23 @@ class Relay:
         hold_timeout: float,
         max_attempts: int,
         request_timeout: float,
+        silence_timeout: float,
+        probe_timeout: float,
         wake: Callable[[], None],
-        prompts: PromptReader | None = None,
     ) -> None:
         self._session, self._pool, self._metrics, self._router = session, pool, metrics, router
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._request_timeout, self._wake, self._prompts = request_timeout, wake, prompts
+        self._request_timeout = request_timeout
+        self._silence_timeout, self._probe_timeout = silence_timeout, probe_timeout
+        self._budget = RetryBudget(time.monotonic)
+        self._hold = Hold(pool, metrics, wake)
         self.cancelling = False
         """The drain's time is over: a cancelled stream still ends with an error event."""
+
+    @property
+    def has_choice(self) -> bool:
+        """There is more than one engine, and what a prompt is decides between them."""
+        return len(self._pool.snapshot()) > 1
 
     async def run(self, request: UpstreamRequest, send: Send) -> None:
         """Answer the request through `send`, within its longest life.
@@ -78,23 +91,26 @@ class Relay:
             raise self._timed_out() from None
 
     async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: asyncio.Timeout) -> None:
-        prompt: PromptPrefix | None = None
-        if self._prompts is not None and len(self._pool.snapshot()) > 1:
-            prompt = await self._prompts.read(request)
         died: tuple[str, ...] = ()
+        self._budget.came()
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
-            last = number == self._max_attempts
-            record = await self._decision(request, prompt, died, deadline)
+            record = await self._decision(request, died, deadline)
+            last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
-            ticket = self._router.sent(record, prompt)
+            ticket = self._router.sent(record, request.prompt)
+            if request.permit is not None:
+                request.permit.sent()
+            begun = False
+            watch = SilenceWatch(self._session, endpoint.url, self._silence_timeout, self._probe_timeout)
             try:
-                async with attempt(self._session, endpoint.url, request) as (response, first):
+                async with watch, attempt(self._session, endpoint.url, request) as (response, first):
                     if response.status not in RETRIED_STATUSES or last:
-                        self._pool.answered(endpoint.url, ticket)
+                        self._pool.answered(endpoint.url, ticket, well=response.status < 500)
                         request.let_body_go()
+                        begun = True
                         added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                        await self._forward(response, first, send, endpoint, lifetime, added)
+                        await self._forward(response, first, send, request, endpoint, lifetime, watch, added)
                         return
                 reason, detail = "refused", f"it answered {response.status}"
             except Unreachable as error:
@@ -105,52 +121,49 @@ class Relay:
                 reason, detail = "died", str(error)
                 if last or died:
                     # A request that takes engines down with it must not go round the whole pool.
+                    self._pool.fail(endpoint.url, detail)
                     raise UpstreamLost("the engine closed the connection before it answered") from error
                 died = (endpoint.url,)
             except IdleTimeout as error:
-                raise UpstreamIdleTimeout("the engine sent nothing for too long") from error
+                self._pool.fail(endpoint.url, SILENT)
+                raise UpstreamIdleTimeout(SILENT) from error
+            except TimeoutError as error:
+                if not watch.expired:
+                    raise
+                reason, detail = "silent", "it was silent and did not say at /livez that it lives"
+                if last or died or begun:
+                    self._pool.fail(endpoint.url, detail)
+                    raise UpstreamIdleTimeout(SILENT) from error
+                died = (endpoint.url,)
             finally:
                 self._pool.end(endpoint.url, ticket)
             self._pool.suspect(endpoint.url, detail)
+            self._budget.retried()
             self._metrics.retries.labels(reason).inc()
             log.warning(
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
 
     async def _decision(
-        self, request: UpstreamRequest, prompt: PromptPrefix | None, died: tuple[str, ...], deadline: float
+        self, request: UpstreamRequest, died: tuple[str, ...], deadline: float
     ) -> DecisionRecord:
-        # Choose, or wait until an endpoint is ready: a rollout or a wake-up from zero takes a moment.
         def decide() -> DecisionRecord | NoCandidate:
             return self._router.decide(
-                request.model, prompt, body_bytes=len(request.body), tried=died, request_id=request.request_id
-            )
+                request.model, request.prompt,
+                body_bytes=len(request.body), tried=died, request_id=request.request_id,
+            )  # fmt: skip
 
-        found = decide()
-        if isinstance(found, DecisionRecord):
-            return found
-        with self._metrics.held.track_inprogress():
-            while not isinstance(found, DecisionRecord):
-                self._wake()
-                if found is NoCandidate.MODEL_UNKNOWN:
-                    raise ModelNotFound(no_such_model(request.model), param="model")
-                if found is NoCandidate.ALL_TRIED:
-                    raise UpstreamLost("the engine closed the connection before it answered")
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await self._pool.changed()
-                except TimeoutError:
-                    raise NoEndpoint(_explained(found, self._pool.reasons()), retry_after=2) from None
-                found = decide()
-        return found
+        return await self._hold.until_decided(decide, request.model, deadline)
 
     async def _forward(
         self,
         response: aiohttp.ClientResponse,
         first: bytes,
         send: Send,
+        request: UpstreamRequest,
         endpoint: Endpoint,
         lifetime: asyncio.Timeout,
+        watch: SilenceWatch,
         added: tuple[tuple[bytes, bytes], ...],
     ) -> None:
         headers = [*to_client(response.raw_headers), *added]
@@ -158,21 +171,29 @@ class Relay:
         aligner = EventAligner() if events else None
         if events:  # a declared length would leave no room for an error event
             headers = [pair for pair in headers if pair[0] != b"content-length"]
+        meter = request.meter if response.status == 200 else None
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         try:
             chunk = first
             while chunk:
+                watch.heard()
+                if meter is not None:
+                    meter.feed(chunk)
                 if out := aligner.feed(chunk) if aligner else chunk:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                 with translated_errors():
                     chunk = await response.content.readany()
         except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
+            self._pool.fail(endpoint.url, str(error))
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
             await _end_broken(aligner, _upstream_error(error), send)
         except asyncio.CancelledError:
             if lifetime.expired():
                 await _end_broken(aligner, self._timed_out(), send)
+            elif watch.expired:
+                self._metrics.broken.inc()
+                await _end_broken(aligner, UpstreamIdleTimeout(SILENT), send)
             elif self.cancelling:
                 await _end_broken(
                     aligner, Draining("the gateway stopped before the answer was complete"), send
@@ -188,7 +209,7 @@ class Relay:
 
 def _upstream_error(error: Exception) -> ApiError:
     if isinstance(error, IdleTimeout):
-        return UpstreamIdleTimeout("the engine sent nothing for too long")
+        return UpstreamIdleTimeout(SILENT)
     return UpstreamLost("the engine closed the connection before its answer was complete")
 
 
@@ -201,8 +222,3 @@ async def _end_broken(aligner: EventAligner | None, error: ApiError, send: Send)
     except TimeoutError:
         # A client that has stopped reading does not get to keep the request.
         raise ResponseTruncated from error
-
-
-def _explained(outcome: NoCandidate, reasons: dict[str, str]) -> str:
-    listed = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3])
-    return f"{outcome.value}; retry later" + (f" ({listed})" if listed else "")

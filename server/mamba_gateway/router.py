@@ -16,7 +16,7 @@ from mamba_gateway.prefix_index import NoIndex, PrefixIndex
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
-from mamba_gateway.scoring import EVEN, RoutingRequest, Weights
+from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights
 
 SEEN_SECONDS = 600.0
 """For so long an engine is taken to know a prompt that it was sent."""
@@ -49,17 +49,18 @@ class Router:
         *,
         body_bytes: int = 0,
         tried: tuple[str, ...] = (),
+        among: frozenset[str] | None = None,
         request_id: str = "",
     ) -> DecisionRecord | NoCandidate:
         """Where the request goes, or why nowhere. Without `prompt` its length is guessed and load decides."""
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
         if prompt is None:
-            request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN)
+            request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN, among=among)
         else:
             seen = self._recent.resumable(prompt, SEEN_SECONDS)
             known = self._resumable(prompt, seen)
-            request = RoutingRequest(model, tried, prompt.tokens, known, seen, prompt.home)
+            request = RoutingRequest(model, tried, prompt.tokens, known, seen, prompt.home, among)
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found
@@ -71,12 +72,13 @@ class Router:
         self._metrics.decided(found.reason, time.perf_counter() - begin)
         return record
 
-    def sent(self, record: DecisionRecord, prompt: PromptPrefix | None) -> int:
-        """The request goes to the chosen engine; its ticket there."""
-        endpoint, request = record.decision.endpoint, record.request
+    def sent(self, record: DecisionRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
+        """The request goes to the chosen engine, or to the one of `cost`; its ticket there."""
+        cost, request = cost or record.decision.cost, record.request
+        endpoint = cost.endpoint
         if prompt is not None:
             self._recent.note(prompt, endpoint.name)
-        known = record.decision.cost.resumable
+        known = cost.resumable
         tokens = float(request.prompt_tokens - known)
         if endpoint.speed is not None:
             tokens = endpoint.speed.work(known, request.prompt_tokens)

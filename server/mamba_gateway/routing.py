@@ -21,6 +21,7 @@ class NoCandidate(Enum):
     NONE_READY = "no engine that may serve the model is ready"
     MODEL_UNKNOWN = "no engine serves the model"
     ALL_TRIED = "every engine that could take the request was tried"
+    NONE_ASKED_FOR = "no engine that the proxy asks for is ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,19 @@ def untried(endpoints: Iterable[Endpoint], tried: Iterable[str]) -> tuple[Endpoi
     return tuple(endpoint for endpoint in endpoints if endpoint.url not in excluded)
 
 
+def asked_for(endpoints: Iterable[Endpoint], among: frozenset[str] | None) -> tuple[Endpoint, ...]:
+    """Filter: those that the proxy names by address or by host; without such a list, all."""
+    return tuple(
+        endpoint
+        for endpoint in endpoints
+        if among is None or endpoint.address in among or _host(endpoint.address) in among
+    )
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
 def cheapest(made: Sequence[Cost], rng: Random) -> Cost:
     """Picker: any of those with the lowest cost, evenly. Raises ValueError without any."""
     best = min(cost.total for cost in made)
@@ -79,7 +93,9 @@ def choose(
         return NoCandidate.MODEL_UNKNOWN
     if not (ready := available(suitable)):
         return NoCandidate.NONE_READY
-    if not (candidates := untried(ready, request.tried)):
+    if not (named := asked_for(ready, request.among)):
+        return NoCandidate.NONE_ASKED_FOR
+    if not (candidates := untried(named, request.tried)):
         return NoCandidate.ALL_TRIED
     made = costs(candidates, request, weights, rng)
     chosen = cheapest(made, rng)
@@ -96,6 +112,8 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
             reasons[endpoint.name] = "draining"
         elif not endpoint.ready:
             reasons[endpoint.name] = "not ready"
+        elif not asked_for((endpoint,), request.among):
+            reasons[endpoint.name] = "the proxy does not ask for it"
         elif endpoint.url in request.tried:
             reasons[endpoint.name] = "tried before"
     return reasons

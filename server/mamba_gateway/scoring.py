@@ -50,6 +50,8 @@ class RoutingRequest:
     """The same of those that got that much of it some time ago, whether or not it can be resumed there."""
     home: int | None = None
     """What prompts with the same beginning have in common; None = not known."""
+    among: frozenset[str] | None = None
+    """Addresses (host:port, or a host alone) of the only ones that may be chosen; None = all may."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime
 from random import Random
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
@@ -22,21 +23,32 @@ from mamba_edge.cors import with_cors
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
+from mamba_gateway.allowance import LEAVE_SECONDS
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.engine_places import places
+from mamba_gateway.hold import Hold
+from mamba_gateway.key_limits import KeyLimitTable
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.parts import Parts
 from mamba_gateway.prefix_source import Sink, prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
 from mamba_gateway.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
+from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.redis_url import url_from
+
+if TYPE_CHECKING:
+    from mamba_gateway.endpoint_picker.server import PickerServer
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -51,13 +63,16 @@ async def serve(
     settings: GatewaySettings,
     ready: Callable[[str], None],
     *,
+    picker_ready: Callable[[int], None] = lambda _: None,
     stop: asyncio.Event | None = None,
     rng: Random | None = None,
 ) -> int:
-    """Serve until `stop` or a signal; `ready` gets the URL once. Returns 0, or 1 if requests were cut.
+    """Serve until `stop` or a signal; `ready` gets the URL once, `picker_ready` the endpoint picker's port
+    before it. Returns 0, or 1 if requests were cut.
 
-    Raises CannotListen when the address cannot be bound, KeyFileError for a key file that cannot be read or
-    holds no key, NoClusterAccess without a Kubernetes configuration.
+    Raises CannotListen when an address cannot be bound, KeyFileError for a key file that cannot be read or
+    holds no key, CertificateError for a certificate that cannot be used, NoClusterAccess without a
+    Kubernetes configuration, ModuleNotFoundError for a picker without its extra.
     """
     rng = rng or Random()
     keys = KeyFile(settings.api_key_file, "--api-key-file") if settings.api_key_file else None
@@ -68,7 +83,14 @@ async def serve(
     pool = Pool()
     index = PrefixIndex()
     metrics = GatewayMetrics(pool.snapshot, index)
-    admission = Admission(settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic)
+    limits = settings.key_limits
+    admission = Admission(
+        settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
+        places=lambda model: places(pool.snapshot(), model),
+        weight=lambda key: limits.of(key).weight,
+        refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
+    )  # fmt: skip
+    pool.on_change = admission.dispatch
     backend_key = (lambda: backend_keys.first) if backend_keys else None
     async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
         prober = Prober(
@@ -80,35 +102,44 @@ async def serve(
             async with (
                 prefixes_followed(settings, session, index, backend_keys) as follow,
                 _endpoint_source(settings, _both(prober.set_targets, follow), rng) as wake,
+                _limiter(settings, limits, metrics) as limiter,
             ):
                 # A weight of 0 says that nobody wants to know what an engine can resume.
-                texts = (
-                    TextSides(session, pool, time.monotonic, backend_key) if settings.prefix_weight else None
-                )
+                wanted = settings.prefix_weight or limits.count_tokens
+                texts = TextSides(session, pool, time.monotonic, backend_key) if wanted else None
                 prompts = PromptReader(texts, metrics) if texts else None
                 weights = Weights(settings.prefix_weight, settings.load_weight)
                 router = Router(pool, metrics, rng, weights=weights, index=index)
                 relay = Relay(
                     session, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
-                    request_timeout=settings.request_timeout, wake=wake, prompts=prompts,
+                    request_timeout=settings.request_timeout, wake=wake,
+                    silence_timeout=settings.silence_timeout, probe_timeout=settings.probe_timeout,
                 )  # fmt: skip
                 proxy = ProxyEndpoint(
-                    relay, admission, metrics, keys, backend_keys=backend_keys,
+                    relay, admission, metrics, keys,
+                    limiter=limiter, prompts=prompts, backend_keys=backend_keys,
                     max_body_bytes=settings.max_body_bytes,
                     body_timeout=settings.body_timeout, comment_interval=settings.comment_interval,
                 )  # fmt: skip
                 bodies = BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes)
                 metrics.buffered.set_function(lambda: bodies.held)
-                app = make_app(LocalRoutes(pool, admission, metrics, router.log), proxy, keys, bodies)
+                warm_up = WarmUp(pool, index, texts, time.monotonic)
+                routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
+                app = make_app(routes, proxy, keys, bodies)
                 app = with_cors(app, settings.cors_origin)
-                async with _working(texts):
+                parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
+                async with (
+                    _working(texts),
+                    _picker(settings, parts, keys, backend_keys, picker_ready) as picker,
+                ):
                     return await _serve_until_drained(
                         app,
                         bound,
                         pool,
                         admission,
                         proxy,
+                        picker,
                         settings,
                         ready,
                         stop or asyncio.Event(),
@@ -158,6 +189,29 @@ async def _endpoint_source(
 
 
 @contextlib.asynccontextmanager
+async def _limiter(
+    settings: GatewaySettings, limits: KeyLimitTable, metrics: GatewayMetrics
+) -> AsyncIterator[RateLimiter]:
+    """Limits of keys hold inside, in Redis where there is one."""
+    url = url_from(settings.redis_url, settings.redis_url_file) if limits.limited else None
+    shared = None
+    if url is not None:
+        # The client is large, and only this count needs it.
+        from mamba_gateway.shared_allowance import SharedAllowances
+        from mamba_prefix.redis_client import make_client
+
+        shared = SharedAllowances(make_client(url, answer_seconds=LEAVE_SECONDS), settings.index_scope)
+    limiter = RateLimiter(limits, metrics, time.monotonic, shared)
+    task = asyncio.create_task(limiter.work(), name="limits of keys")
+    try:
+        yield limiter
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await limiter.close()
+
+
+@contextlib.asynccontextmanager
 async def _working(texts: TextSides | None) -> AsyncIterator[None]:
     """Tokenizers are kept up with inside."""
     if texts is None:
@@ -171,12 +225,34 @@ async def _working(texts: TextSides | None) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def _picker(
+    settings: GatewaySettings,
+    parts: Parts,
+    keys: KeyFile | None,
+    backend_keys: KeyFile | None,
+    ready: Callable[[int], None],
+) -> AsyncIterator["PickerServer | None"]:
+    """The endpoint picker listens inside, where one is asked for."""
+    if settings.endpoint_picker_port is None:
+        yield None
+        return
+    # gRPC is large, and only the picker needs it.
+    from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
+
+    picker = make_picker(settings, parts, keys, backend_keys)
+    async with picker_listening(settings, picker, parts.pool) as listening:
+        ready(listening.port)
+        yield listening
+
+
 async def _serve_until_drained(
     app: ASGIApp,
     bound: socket.socket,
     pool: Pool,
     admission: Admission,
     proxy: ProxyEndpoint,
+    picker: "PickerServer | None",
     limits: GatewaySettings,
     ready: Callable[[str], None],
     stop: asyncio.Event,
@@ -201,13 +277,14 @@ async def _serve_until_drained(
         ready(url_of(bound))
         await _first_done(serving, stop.wait())
         admission.draining = True
+        if picker is not None:
+            await picker.drain()
         log.info("draining", requests=admission.admitted, timeout=limits.drain_timeout)
-        cancelled = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.drain_timeout):
                 await _first_done(serving, forced.wait(), admission.idle())
-        if admission.admitted:
-            cancelled = proxy.cancel_running()
+        if cancelled := admission.admitted:  # streams of the picker end with it
+            proxy.cancel_running()
             log.warning("requests cancelled", requests=cancelled)
         server.should_exit = True
         await serving

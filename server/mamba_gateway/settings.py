@@ -3,6 +3,7 @@
 Every option has an environment variable `MAMBASERVE_<NAME>`; the command line wins over the environment.
 """
 
+import ipaddress
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api.v1alpha1 import Limits, Rollout, Routing
+from mamba_gateway.key_limits import MOST, KeyLimits, KeyLimitTable
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
@@ -17,6 +19,15 @@ from mamba_prefix.redis_url import check_url
 
 _LIMITS, _ROLLOUT, _ROUTING = Limits(), Rollout(), Routing()
 """What a MambaDeployment says too has its default there alone."""
+
+
+def _is_plain_address(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        ipaddress.ip_address(parts.hostname or "")
+    except ValueError:
+        return False
+    return parts.scheme == "http" and parts.port is not None and not parts.path and parts.username is None
 
 
 class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
@@ -50,9 +61,30 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     prefix_index_scope: str | None = Field(None, min_length=1, max_length=512)
     """Name that the engines and gateways of one index share; default: --namespace/--deployment."""
     api_key_file: str | None = None
-    """File with one accepted API key a line, read again when it changes; default: no authentication."""
+    """File with one accepted API key a line, behind it its name, read again when it changes; default: no
+    authentication."""
+    requests_per_minute: int | None = Field(None, ge=1, le=MOST)
+    """Most requests of one key in a minute; default: no limit."""
+    tokens_per_minute: int | None = Field(None, ge=1, le=MOST)
+    """Most tokens of one key in a minute, of prompts and answers together; default: no limit."""
+    concurrent_requests: int | None = Field(None, ge=1, le=MOST)
+    """Most requests of one key at once, those that wait included; default: no limit."""
+    key_limit: tuple[str, ...] = ()
+    """Limits of one key by its name, in place of those for all: NAME:requests=60,tokens=9000,concurrent=4,
+    and its share while others wait, weight=2; in the environment separated by spaces."""
     backend_key_file: str | None = None
     """File whose first key is shown to engines that ask for one, in place of the client's; default: none."""
+    endpoint_picker_port: int | None = Field(None, ge=0, le=65535)
+    """Port of the endpoint picker: gRPC, for Envoy and what else speaks the Gateway API Inference Extension;
+    0 takes a free one; default: there is none."""
+    endpoint_picker_tls: bool = True
+    """Whether the endpoint picker speaks TLS, as proxies of the Gateway API do."""
+    endpoint_picker_certificate: str | None = None
+    """PEM file with the endpoint picker's certificate, read again when it changes; default: self-signed."""
+    endpoint_picker_key: str | None = None
+    """PEM file with the key of that certificate."""
+    inference_pool: str | None = Field(None, min_length=1, max_length=253)
+    """Name of the InferencePool that the endpoint picker's metrics carry; default: --deployment."""
     max_in_flight: int = Field(_LIMITS.max_in_flight, ge=1)
     """Most requests relayed at once."""
     max_queue: int = Field(_LIMITS.max_queued, ge=0)
@@ -67,6 +99,9 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     """Longest time to open a connection to an engine."""
     idle_timeout: float = Field(900.0, gt=0)
     """Longest silence of an engine within one answer."""
+    silence_timeout: float = Field(20.0, gt=0)
+    """An engine that sends nothing for so long is asked at `/livez` whether it lives, and given up if it does
+    not say so."""
     request_timeout: float = Field(_LIMITS.request_timeout.seconds, gt=0)
     """Longest life of one request once it is its turn."""
     comment_interval: float = Field(15.0, ge=0)
@@ -87,7 +122,7 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that is logged."""
 
-    @field_validator("backend", mode="before")
+    @field_validator("backend", "key_limit", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(value.split()) if isinstance(value, str) else value
@@ -112,6 +147,27 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
     def _check_redis(cls, value: str | None) -> str | None:
         return None if value is None else check_url(value)
 
+    @property
+    def index_scope(self) -> str:
+        """Under what gateways and engines of one deployment find each other in Redis."""
+        return self.prefix_index_scope or f"{self.namespace}/{self.deployment}"
+
+    @property
+    def key_limits(self) -> KeyLimitTable:
+        """Of every key."""
+        default = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
+        return KeyLimitTable.parsed(default, self.key_limit)
+
+    @model_validator(mode="after")
+    def _limits_of_keys(self) -> Self:
+        if self.key_limit and self.api_key_file is None:
+            raise ValueError("--key-limit is for keys by name, and there are none without --api-key-file")
+        try:
+            _ = self.key_limits
+        except ValueError as error:
+            raise ValueError(f"--key-limit {error}") from None
+        return self
+
     @model_validator(mode="after")
     def _one_index(self) -> Self:
         if self.redis_url is not None and self.redis_url_file is not None:
@@ -123,6 +179,31 @@ class GatewaySettings(HttpLimits, BrowserOrigins, BaseSettings):
                 "with a Redis, --prefix-index-scope says which index is read: the engines' own "
                 "--prefix-index-scope, or the name of the model they serve"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_picker(self) -> Self:
+        options = {
+            "--no-endpoint-picker-tls": not self.endpoint_picker_tls,
+            "--endpoint-picker-certificate": self.endpoint_picker_certificate is not None,
+            "--endpoint-picker-key": self.endpoint_picker_key is not None,
+            "--inference-pool": self.inference_pool is not None,
+        }
+        given = [name for name, is_given in options.items() if is_given]
+        if self.endpoint_picker_port is None:
+            if given:
+                raise ValueError(f"{given[0]} is for the endpoint picker: give --endpoint-picker-port, too")
+            return self
+        if (self.endpoint_picker_certificate is None) != (self.endpoint_picker_key is None):
+            raise ValueError("--endpoint-picker-certificate and --endpoint-picker-key belong together")
+        if self.endpoint_picker_certificate is not None and not self.endpoint_picker_tls:
+            raise ValueError("--no-endpoint-picker-tls shows no certificate: leave out one of the two")
+        for url in self.backend:
+            if not _is_plain_address(url):
+                raise ValueError(
+                    f"--backend {url}: the endpoint picker tells a proxy IP and port: give it as "
+                    "http://IP:PORT"
+                )
         return self
 
     @model_validator(mode="after")

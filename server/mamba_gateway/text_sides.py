@@ -73,6 +73,11 @@ class TextSides:
         )
         return self._texts.get(max(counts, key=lambda each: (counts[each], each))) if counts else None
 
+    @property
+    def all_asked(self) -> bool:
+        """Whether each ready engine was asked, whatever it answered."""
+        return all(each.url in self._known for each in self._pool.snapshot() if each.ready)
+
     async def work(self) -> None:
         """Keep up with the engines for ever; ends only by cancellation."""
         while True:
@@ -80,7 +85,8 @@ class TextSides:
             await self.look()
             await asyncio.wait((changed,), timeout=FAILED_AGAIN)
             changed.cancel()
-            await asyncio.sleep(LOOKS_APART)
+            if self._texts:  # the first one is wanted at once
+                await asyncio.sleep(LOOKS_APART)
 
     async def look(self) -> None:
         """Ask each engine whose turn it is."""

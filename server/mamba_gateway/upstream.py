@@ -13,6 +13,9 @@ import aiohttp
 from yarl import URL
 
 from mamba_edge.body_budget import BodyShare
+from mamba_gateway.admission import Permit
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.usage_meter import UsageMeter
 
 LARGE_BODY = 256 * 1024
 
@@ -41,6 +44,12 @@ class UpstreamRequest:
     body_share: BodyShare | None = field(default=None, repr=False)
     """The body's share of what the gateway may hold."""
     request_id: str = ""
+    prompt: PromptPrefix | None = field(default=None, repr=False)
+    """What it asks, where that is known."""
+    permit: Permit | None = field(default=None, repr=False)
+    """Told when the request is at an engine."""
+    meter: UsageMeter | None = field(default=None, repr=False)
+    """Fed with the answer."""
     explain: bool = False
     """The client wants to know why this engine was chosen."""
 

@@ -6,6 +6,7 @@ GATEWAY, KUBE = "server/mamba_gateway/", "operator/mamba_kube/"
 UNIT = "tests/unit/gateway/"
 RELAY = (UNIT + "test_relay.py",)
 PROXY = (UNIT + "test_proxy_endpoint.py",)
+PICKER = ("tests/integration/gateway/test_endpoint_picker.py",)
 
 MUTANTS = (
     Mutant(
@@ -81,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "a permit is lost when a relay fails", GATEWAY + "admission.py",
-        "        try:\n            yield\n        finally:\n            self.in_flight -= 1",
-        "        yield\n        if True:\n            self.in_flight -= 1",
+        "        try:\n            yield permit\n        finally:\n            permit.sent()\n",
+        "        yield permit\n        if True:\n            permit.sent()\n",
         (UNIT + "test_admission.py",),
     ),
     Mutant(
@@ -104,7 +105,7 @@ MUTANTS = (
     Mutant(
         "keys are asked for after the body", GATEWAY + "proxy_endpoint.py",
         "            if self._keys:\n",
-        "            if self._keys and (await self._body(scope[\"headers\"], receive)):\n",
+        "            if self._keys and (await self._body(scope, receive)):\n",
         PROXY,
     ),
     Mutant(
@@ -114,12 +115,12 @@ MUTANTS = (
     ),
     Mutant(
         "a client's credentials go to the engine", GATEWAY + "headers.py",
-        "if not _CREDENTIAL.search(name) and (", "if (",
+        "if not is_credential(name) and (", "if (",
         PROXY,
     ),
     Mutant(
         "engines are not shown the gateway's own key", GATEWAY + "proxy_endpoint.py",
-        "key = self._backend_keys.first if self._backend_keys else None", "key = None",
+        "shown = self._backend_keys.first if self._backend_keys else None", "shown = None",
         PROXY,
     ),
     Mutant(
@@ -183,6 +184,21 @@ MUTANTS = (
         "readiness forgets the drain", GATEWAY + "local_routes.py",
         "if self._admission.draining:", "if False:",
         (UNIT + "test_app.py",),
+    ),
+    Mutant(
+        "a request that the proxy ends keeps its engine", GATEWAY + "endpoint_picker/picker.py",
+        "        self._pool.end(endpoint.url, exchange.ticket)\n", "",
+        PICKER,
+    ),
+    Mutant(
+        "a subset hint is not asked", GATEWAY + "routing.py",
+        "if among is None or endpoint.address in among", "if True or endpoint.address in among",
+        PICKER,
+    ),
+    Mutant(
+        "a fallback that answered is not known to have the request", GATEWAY + "endpoint_picker/picker.py",
+        "            exchange.cost = other\n", "",
+        PICKER,
     ),
     Mutant(
         "a refusal of the API server passes for its answer", KUBE + "api_server.py",

@@ -68,7 +68,9 @@ class DepthCodedRunner:
         self.cache = cache
         self.page_size = cache.page_size
         self.states: list[State] = [POISON] * cache.arena.slabs
-        self.page_ids = np.full((cache.arena.slabs * max(1, cache.arena.pages_per_slab), self.page_size), -1)
+        self.page_ids = np.full(
+            (cache.arena.slabs * max(1, cache.arena.pages_per_slab), self.page_size), -1, np.int32
+        )
         self.last_token = [-1] * cache.batch.rows
         self.texts = np.zeros((cache.batch.rows, cache.batch.pages.shape[1] * self.page_size), np.int32)
         self.fail_steps: dict[int, str] = {}
@@ -208,13 +210,12 @@ class DepthCodedRunner:
             stack = [(root, ZERO)]
             while stack:
                 node, above = stack.pop()
-                state = after(above, node.token_ids.tobytes())
+                tokens = node.token_ids.tobytes()
+                state = after(above, tokens)
                 if node.slot:
                     assert self.states[node.slot] == state, ("checkpoint", node.depth)
                 if paged and len(node.pages):
-                    assert np.array_equal(self.page_ids[node.pages].reshape(-1), node.token_ids), (
-                        "pages of node"
-                    )
+                    assert self.page_ids[node.pages].tobytes() == tokens, "pages of node"
                 stack.extend((child, state) for child in node.children.values())
 
     def check_ready(self, allocation: SequenceAllocation, known: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 For unit tests of the operator's effects alone; what only a real API server knows is tested on a real one.
 """
 
-import copy
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +14,11 @@ from mamba_operator.manifest import Manifest
 
 Fault = Callable[[str, str, str], ClusterError | None]
 """(verb, kind, name) -> what to raise instead."""
+
+
+def copied(value: Any) -> Any:
+    """A deep copy. These objects are plain data, which pickle copies in a fifth of the time of `copy`."""
+    return pickle.loads(pickle.dumps(value))
 
 
 class FakeCluster(KubeClient):
@@ -30,13 +35,13 @@ class FakeCluster(KubeClient):
     def put(self, one: Manifest) -> Manifest:
         """Store an object as it is, with a new version."""
         self._version += 1
-        stored = copy.deepcopy(one)
+        stored = copied(one)
         meta = stored["metadata"]
         meta["resourceVersion"] = str(self._version)
         meta.setdefault("uid", f"uid-{self._version}")
         meta.setdefault("generation", 1)
         self.objects[stored["kind"], meta.get("namespace", ""), meta["name"]] = stored
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     def find(self, kind: str, name: str, namespace: str = "models") -> Manifest | None:
         """What is stored."""
@@ -50,7 +55,7 @@ class FakeCluster(KubeClient):
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         self._enter("get", kind.kind, name)
-        return copy.deepcopy(self.objects.get((kind.kind, namespace or "", name)))
+        return copied(self.objects.get((kind.kind, namespace or "", name)))
 
     async def list(
         self, kind: Kind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
@@ -64,7 +69,7 @@ class FakeCluster(KubeClient):
                 key in labels and (not equals or labels[key] == value) for key, equals, value in pairs
             )
             if of == kind.kind and (namespace is None or where == namespace) and matches:
-                found.append(copy.deepcopy(one))
+                found.append(copied(one))
         return found
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
@@ -80,9 +85,9 @@ class FakeCluster(KubeClient):
             return self.put({**old, "status": _status(old.get("status") or {}, manifest["status"])})
         _check_uid(old, meta)
         kept = {"uid": old["metadata"]["uid"]} if old else {}
-        fresh = {**copy.deepcopy(manifest), "metadata": {**copy.deepcopy(meta), **kept}}
+        fresh = {**copied(manifest), "metadata": {**copied(meta), **kept}}
         if old is not None and _equal(old, fresh):
-            return copy.deepcopy(old)
+            return copied(old)
         if old is not None and "status" in old:
             fresh["status"] = old["status"]
         return self.put(fresh)
@@ -92,7 +97,7 @@ class FakeCluster(KubeClient):
         self._enter("create", manifest["kind"], meta["name"])
         if (manifest["kind"], meta.get("namespace", ""), meta["name"]) in self.objects:
             raise Conflict("exists", status=409)
-        made = copy.deepcopy(manifest)
+        made = copied(manifest)
         if "stringData" in made:
             made["data"] = made.pop("stringData")
         return self.put(made)
@@ -140,8 +145,8 @@ def _status(old: Manifest, applied: Manifest) -> Manifest:
     kept = old.get("conditions")
     others = [one for one in kept if one.get("type") not in types] if isinstance(kept, list) else []
     return {
-        **copy.deepcopy(applied),
-        "conditions": [*copy.deepcopy(applied.get("conditions") or []), *others],
+        **copied(applied),
+        "conditions": [*copied(applied.get("conditions") or []), *others],
     }
 
 

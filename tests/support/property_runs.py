@@ -152,8 +152,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """The module-wide generators start anew for each test, whichever ran before it on this worker."""
+    """The module-wide generators start anew for each test, whichever ran before it on this worker.
+
+    Of torch the CPU's alone: `torch.manual_seed` also notes for each absent device, with the whole stack,
+    what to do once it is there.
+    """
     random.seed(0)
-    for name, start in (("numpy", lambda it: it.random.seed(0)), ("torch", lambda it: it.manual_seed(0))):
-        if name in sys.modules:
-            start(sys.modules[name])
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)

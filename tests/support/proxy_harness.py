@@ -1,6 +1,7 @@
 """The proxy endpoint without a server: scripted engines below it, a client's hand above it."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_gateway.admission import Admission
 from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.upstream import UpstreamRequest
 
 PATH = "/v1/completions"
@@ -45,6 +48,7 @@ class ScriptedRelay:
         self.script = script
         self.calls: list[UpstreamRequest] = []
         self.cancelling = False
+        self.has_choice = True
 
     async def run(self, call: UpstreamRequest, send: Send) -> None:
         self.calls.append(call)
@@ -55,19 +59,24 @@ class ProxyHarness:
     """A gateway without its server: `ask` it, then read its numbers."""
 
     def __init__(self, script: Script = fine, keys: Path | None = None, **limits: Any) -> None:
+        table = limits.get("limits", KeyLimitTable(KeyLimits(), {}))
         pool = Pool()
         pool.set_targets([Target("http://e")])
         pool.report("http://e", Report(ready=True, models=({"id": "m"},)))
         self.relay = ScriptedRelay(script)
         self.metrics = GatewayMetrics(pool.snapshot)
         self.admission = Admission(
-            limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic
-        )
+            limits.get("places", 2), limits.get("queue", 1), limits.get("queue_timeout", 5.0), time.monotonic,
+            places=limits.get("free", lambda _: math.inf), weight=lambda key: table.of(key).weight,
+            refused=lambda cause, key: self.metrics.refused.labels(cause, key).inc(),
+        )  # fmt: skip
         self.proxy = ProxyEndpoint(
             self.relay,  # type: ignore[arg-type]
             self.admission, self.metrics, KeyFile(keys, "--api-key-file") if keys else None,
             max_body_bytes=limits.get("max_body_bytes", 1000), body_timeout=limits.get("body_timeout", 5.0),
             comment_interval=limits.get("comment_interval", 15.0), backend_keys=limits.get("backend_keys"),
+            limiter=RateLimiter(table, self.metrics, lambda: asyncio.get_running_loop().time()),
+            prompts=limits.get("prompts"),
         )  # fmt: skip
 
         self.bodies = BodyBudget(limits.get("max_held_body_bytes", 10_000))

@@ -75,6 +75,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Where the cluster has the kind, and a deployment asks for one.
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, create, patch, delete]
 # What each gateway may do; the operator can grant only what it holds itself.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]

@@ -17,7 +17,16 @@ from mamba_api.v1alpha1.engine import (
     StateDtype,
     Workload,
 )
-from mamba_api.v1alpha1.gateway import Auth, Gateway, Limits, PrefixIndex, Redis, Routing, Telemetry
+from mamba_api.v1alpha1.gateway import (
+    Auth,
+    Gateway,
+    InferencePool,
+    Limits,
+    PrefixIndex,
+    Redis,
+    Routing,
+    Telemetry,
+)
 from mamba_api.v1alpha1.pods import Disaggregation, Resources, Rollout, Scaling, Scheduling
 from mamba_api.v1alpha1.status import (
     Condition,
@@ -34,6 +43,7 @@ __all__ = [
     "Engine",
     "EnvVar",
     "Gateway",
+    "InferencePool",
     "LedgerEntry",
     "Limits",
     "MambaDeployment",

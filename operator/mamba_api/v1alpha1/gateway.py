@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
@@ -27,22 +27,63 @@ class Auth(ApiModel):
     """Authentication of clients."""
 
     secret_ref: SecretRef
-    """Secret whose key api-keys holds one accepted API key a line."""
+    """Secret whose key api-keys holds one accepted API key a line, behind it, after a blank, its name."""
+
+
+class KeyLimits(ApiModel):
+    """What one key may use, counted by all gateways together where they have a Redis."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Requests in a minute; more get 429 with Retry-After; absent = no limit."""
+    tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Tokens in a minute, of prompts and answers together; absent = no limit."""
+    concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Requests at once, those that wait included; absent = no limit."""
+
+
+class NamedKeyLimits(KeyLimits):
+    """What the key of one name may use; what is absent here is as for every key."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """The key's name: the second word of its line in the Secret."""
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Its share of the engines while requests of other keys wait too, in proportion to theirs."""
+
+
+def _each_once(keys: list[NamedKeyLimits]) -> list[NamedKeyLimits]:
+    """What `x-kubernetes-list-type: map` says to the API server."""
+    seen = [key.name for key in keys]
+    twice = next((name for name in seen if seen.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice: remove one")
+    return keys
 
 
 class Limits(ApiModel):
     """What the gateway takes in before it sheds load."""
 
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Requests one gateway relays at once; more are queued."""
+    """Requests one gateway relays at once, however many the engines can run; more are queued."""
     max_queued: Annotated[int, Field(ge=0, le=1_000_000)] = 256
-    """Requests one gateway holds while no engine can take them; more get 429 with Retry-After."""
+    """Requests one gateway holds while no engine can take them; beyond it the key with the most of them gets
+    429 with Retry-After."""
     queue_timeout: Duration = Duration("60s")
     """How long a request may be held, a wake from zero included, before it gets 503 with Retry-After."""
     request_timeout: Duration = Duration("1h")
     """Longest life of one request."""
     max_body_size: Quantity = Quantity("32Mi")
     """Largest request body; a larger one gets 413."""
+    per_key: KeyLimits | None = None
+    """What every key may use; without gateway.auth all clients together are one; absent = no limit."""
+    keys: Annotated[
+        list[NamedKeyLimits],
+        Field(
+            max_length=256,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+        AfterValidator(_each_once),
+    ] = []
+    """What single keys may use instead."""
 
     rules = (
         Rule(
@@ -63,6 +104,16 @@ class Limits(ApiModel):
     )
 
 
+class InferencePool(ApiModel):
+    """The engines as an InferencePool of the Gateway API Inference Extension, for a proxy that sends requests
+    to them itself and asks the gateway pods which one to take."""
+
+    proxy_namespace: Annotated[
+        str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
+    ]
+    """Namespace that the proxy's pods run in; besides the gateway they alone may send requests to engines."""
+
+
 class Gateway(ApiModel):
     """The gateway pods."""
 
@@ -81,8 +132,20 @@ class Gateway(ApiModel):
     all; absent = none."""
     limits: Limits = Limits()
     """Admission limits of each gateway pod."""
+    inference_pool: InferencePool | None = None
+    """An InferencePool of the same name, with the gateway pods as its endpoint picker; absent = none. The
+    cluster needs the kind inference.networking.k8s.io/v1."""
     pod_template: FreeForm | None = None
     """Pod template (metadata, spec) that is merged strategically into the gateway pods."""
+
+    rules = (
+        Rule(
+            cel="has(self.auth) || !has(self.limits.keys) || size(self.limits.keys) == 0",
+            message="limits.keys is for keys by name, and without auth there are none: name a Secret in "
+            "auth, or take limits.perKey",
+            holds=lambda self: self.auth is not None or not self.limits.keys,
+        ),
+    )
 
 
 class Redis(ApiModel):

@@ -20,6 +20,7 @@ from mamba_operator.render.engine import (
     model_cache,
 )
 from mamba_operator.render.gateway import gateway_deployment, gateway_service
+from mamba_operator.render.inference_pool import inference_pool
 
 
 def render(context: Context) -> list[Manifest]:
@@ -28,7 +29,7 @@ def render(context: Context) -> list[Manifest]:
     Raises:
         InvalidPatch: a pod template of the spec cannot be merged.
     """
-    cache = model_cache(context)
+    cache, pool = model_cache(context), inference_pool(context)
     return [
         sealed(manifest)
         for manifest in (
@@ -42,6 +43,7 @@ def render(context: Context) -> list[Manifest]:
             gateway_service(context),
             network_policy(context),
             disruption_budget(context),
+            *([pool] if pool else []),
             engine_deployment(context),
             gateway_deployment(context),
         )

@@ -79,7 +79,8 @@ def admin_secret(context: Context, token: str) -> Manifest:
 
 
 def network_policy(context: Context) -> Manifest:
-    """Requests from this deployment's gateway, scrapes from Prometheus, everything from the operator.
+    """Requests from this deployment's gateway and, for an InferencePool, from its proxy's namespace; scrapes
+    from Prometheus, everything from the operator.
 
     Egress stays open: engines download weights and publish to Redis.
     """
@@ -95,13 +96,18 @@ def network_policy(context: Context) -> Manifest:
         **ANY_NAMESPACE,
         "podSelector": {"matchLabels": {names.LABEL_NAME: "prometheus"}},
     }
+    pool = context.deployment.spec.gateway.inference_pool
+    proxies: list[dict[str, Any]] = []
+    if pool is not None:
+        named = {"kubernetes.io/metadata.name": pool.proxy_namespace}
+        proxies.append({"namespaceSelector": {"matchLabels": named}})
     return {
         **child(context, NETWORK_POLICY, context.children.engine, "engine"),
         "spec": {
             "podSelector": {"matchLabels": names.selector(owner, "engine")},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [gateway, operator, prometheus], "ports": [_port(names.HTTP_PORT_NAME)]},
+                {"from": [gateway, *proxies, operator, prometheus], "ports": [_port(names.HTTP_PORT_NAME)]},
                 {"from": [operator], "ports": [_port(names.ADMIN_PORT_NAME)]},
             ],
         },

@@ -4,6 +4,8 @@ import math
 from typing import Any
 
 from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.gateway import Limits, NamedKeyLimits
 from mamba_operator.kinds import DEPLOYMENT, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
@@ -78,13 +80,15 @@ def _container(context: Context) -> dict[str, Any]:
     if deployment.spec.gateway.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_MOUNT}/{names.API_KEYS_KEY}"]
         mounts.append({"name": "api-keys", "mountPath": API_KEYS_MOUNT, "readOnly": True})
+    if deployment.spec.gateway.inference_pool is not None:
+        arguments += ["--endpoint-picker-port", str(names.ENDPOINT_PICKER_PORT)]
     return {
         "name": names.GATEWAY_CONTAINER,
         "image": deployment.spec.gateway.image,
         "command": ["mambaserve"],
         "args": arguments,
         "env": _environment(context),
-        "ports": [{"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"}],
+        "ports": _container_ports(deployment),
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": container_security(),
         "volumeMounts": mounts,
@@ -92,6 +96,13 @@ def _container(context: Context) -> dict[str, Any]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_probes(),
     }
+
+
+def _container_ports(deployment: MambaDeployment) -> list[dict[str, Any]]:
+    ports = {names.HTTP_PORT_NAME: names.HTTP_PORT}
+    if deployment.spec.gateway.inference_pool is not None:
+        ports[names.ENDPOINT_PICKER_PORT_NAME] = names.ENDPOINT_PICKER_PORT
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def _probes() -> dict[str, Any]:
@@ -117,8 +128,35 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     }
     if spec.gateway.cors_origins:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
+    settings |= _key_limits(limits)
     told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
     return told + prefix_sharing(context.deployment)
+
+
+def _key_limits(limits: Limits) -> dict[str, str]:
+    """Settings of the gateway, without their prefix."""
+    told = {}
+    if limits.per_key is not None:
+        each = limits.per_key
+        told = {
+            "REQUESTS_PER_MINUTE": each.requests_per_minute,
+            "TOKENS_PER_MINUTE": each.tokens_per_minute,
+            "CONCURRENT_REQUESTS": each.concurrent_requests,
+        }
+    settings = {name: str(value) for name, value in told.items() if value is not None}
+    if limits.keys:
+        settings["KEY_LIMIT"] = " ".join(_key_limit(key) for key in limits.keys)
+    return settings
+
+
+def _key_limit(key: NamedKeyLimits) -> str:
+    told = {
+        "requests": key.requests_per_minute,
+        "tokens": key.tokens_per_minute,
+        "concurrent": key.concurrent_requests,
+        "weight": key.weight,
+    }
+    return f"{key.name}:" + ",".join(f"{name}={value}" for name, value in told.items() if value is not None)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:
@@ -134,18 +172,29 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
 def gateway_service(context: Context) -> Manifest:
     """The address is the cluster's choice."""
     deployment = context.deployment
+    ports = [
+        {
+            "name": names.HTTP_PORT_NAME,
+            "port": names.SERVICE_PORT,
+            "targetPort": names.HTTP_PORT_NAME,
+            "protocol": "TCP",
+        }
+    ]
+    if deployment.spec.gateway.inference_pool is not None:
+        ports.append(
+            {
+                "name": names.ENDPOINT_PICKER_PORT_NAME,
+                "port": names.ENDPOINT_PICKER_PORT,
+                "targetPort": names.ENDPOINT_PICKER_PORT_NAME,
+                "protocol": "TCP",
+                "appProtocol": "http2",
+            }
+        )
     return {
         **child(context, SERVICE, context.children.gateway, "gateway"),
         "spec": {
             "type": "ClusterIP",
             "selector": names.selector(deployment.name, "gateway"),
-            "ports": [
-                {
-                    "name": names.HTTP_PORT_NAME,
-                    "port": names.SERVICE_PORT,
-                    "targetPort": names.HTTP_PORT_NAME,
-                    "protocol": "TCP",
-                }
-            ],
+            "ports": ports,
         },
     }

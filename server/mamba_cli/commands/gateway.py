@@ -30,17 +30,26 @@ def run(given: dict[str, Any]) -> int:
         raise InvalidInput(complaint(error.errors(include_url=False))) from None
     set_up_logs(level=settings.log_level, process="gateway")
 
+    def picker_ready(port: int) -> None:
+        said = f"mambaserve endpoint picker ready at {settings.host} port {port}"
+        print(said, file=sys.stderr, flush=True)  # noqa: T201
+
     def ready(url: str) -> None:
         process_memory.freeze()
         print(f"mambaserve gateway ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(process_memory.kept_low(serve(settings, ready)))
+            return runner.run(process_memory.kept_low(serve(settings, ready, picker_ready=picker_ready)))
+    except ModuleNotFoundError as error:
+        if settings.endpoint_picker_port is None:
+            raise
+        missing = f"--endpoint-picker-port needs the extra 'endpoint-picker' ({error})"
+        raise InvalidInput(f"{missing}: pip install 'mambaserve[gateway,endpoint-picker]'") from error
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     except CannotListen as error:
-        raise RunFailed(f"--port: {error}") from error
+        raise RunFailed(f"{error.option}: {error}") from error
     except OSError as error:
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
 
@@ -68,11 +77,27 @@ PANELS = {
         "header_timeout",
         "body_timeout",
         "keep_alive_timeout",
+        "read_nothing_timeout",
         "max_connections",
     ),
     "Admission": ("max_in_flight", "max_queue", "queue_timeout", "hold_timeout"),
+    "Limits of keys": ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "key_limit"),
+    "Endpoint picker": (
+        "endpoint_picker_port",
+        "endpoint_picker_tls",
+        "endpoint_picker_certificate",
+        "endpoint_picker_key",
+        "inference_pool",
+    ),
     "Routing": ("prefix_weight", "load_weight"),
-    "Relay": ("max_attempts", "connect_timeout", "idle_timeout", "request_timeout", "comment_interval"),
+    "Relay": (
+        "max_attempts",
+        "connect_timeout",
+        "silence_timeout",
+        "idle_timeout",
+        "request_timeout",
+        "comment_interval",
+    ),
     "Process": ("drain_timeout", "log_level"),
 }
 CLASS = settings_command("mamba_gateway.settings:GatewaySettings", run, panels=PANELS)

@@ -20,13 +20,13 @@ OF_PODS = (
     "model.tokenSecretRef", "model.cache", "engine.image", "resources.gpuResource", "resources.cpu",
     "resources.memory", "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
     "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
-    "gateway.podTemplate", "telemetry.otlpEndpoint", "telemetry.sampling", "rollout.maxSurge",
-    "rollout.maxUnavailable", "rollout.progressDeadline", "podTemplate",
+    "gateway.podTemplate", "gateway.inferencePool", "telemetry.otlpEndpoint", "telemetry.sampling",
+    "rollout.maxSurge", "rollout.maxUnavailable", "rollout.progressDeadline", "podTemplate",
 )  # fmt: skip
-AUTH = "gateway.auth"
+AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec
 VALUE_FROM = "engine.env[].valueFrom"
-CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, AUTH, REDIS_SECRET, VALUE_FROM))
+CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM))
 """Paths below spec, in YAML spelling."""
 
 _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
@@ -38,7 +38,8 @@ def not_in_local_mode(spec: Spec) -> list[str]:
     if asked := _asked(spec, ONE_ENGINE):
         notes.append(f"{asked}: one engine runs here")
     if spec.gateway.auth is not None:
-        notes.append(f"spec.{AUTH}: Secrets are not read here, so anyone on this machine may call")
+        named = f", spec.{KEY_LIMITS.removesuffix('[]')}" if spec.gateway.limits.keys else ""
+        notes.append(f"spec.{AUTH}{named}: Secrets are not read here, so anyone on this machine may call")
     if (redis := spec.prefix_index.redis) is not None and redis.secret_ref is not None:
         notes.append(f"spec.{REDIS_SECRET}: Secrets are not read here; export MAMBASERVE_REDIS_URL instead")
     if unread := [one.name for one in spec.engine.env if one.value_from is not None]:

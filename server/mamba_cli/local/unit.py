@@ -161,6 +161,13 @@ def gateway_argv(deployment: MambaDeployment, *, backend: str, host: str, port: 
         "--load-weight": f"{routing.load_weight!r}",
         "--drain-timeout": f"{deployment.spec.rollout.drain_timeout.seconds:g}",
     }
+    if limits.per_key is not None:
+        each = {
+            "--requests-per-minute": limits.per_key.requests_per_minute,
+            "--tokens-per-minute": limits.per_key.tokens_per_minute,
+            "--concurrent-requests": limits.per_key.concurrent_requests,
+        }
+        options |= {name: str(value) for name, value in each.items() if value is not None}
     return ["gateway", *(word for option in options.items() for word in option), *origins]
 
 

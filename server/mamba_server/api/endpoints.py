@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from mamba_edge.errors import ApiError, NotReady
-from mamba_edge.sending import send_events, send_json, while_connected
+from mamba_edge.request_body import find_header
+from mamba_edge.sending import USAGE_HEADER, send_events, send_json, while_connected
 from mamba_server.api import responses
 from mamba_server.api.active_request import ActiveRequest, Update
 from mamba_server.api.chat_response import ChatResponseBuilder
@@ -137,7 +138,8 @@ class GenerationEndpoints:
         try:
             async with active:
                 if request.stream:
-                    await send_events(send, _events(request, builder, active))
+                    told = find_header(scope["headers"], USAGE_HEADER) == b"1"
+                    await send_events(send, _events(request, builder, active, with_comment=told))
                 else:
                     async for update in active.updates():
                         builder.collect(update)
@@ -180,9 +182,10 @@ def _usage(request: GenerationRequest, active: ActiveRequest) -> UsageBody:
 
 
 async def _events(
-    request: GenerationRequest, builder: ResponseBuilder, active: ActiveRequest
+    request: GenerationRequest, builder: ResponseBuilder, active: ActiveRequest, *, with_comment: bool
 ) -> AsyncGenerator[bytes]:
-    """The events of a streamed answer. An error after the first one is an event of its own."""
+    """The events of a streamed answer. An error after the first one is an event of its own. `with_comment`: a
+    comment tells the usage, for whoever counts on the way."""
     options = request.stream_options
     include = options is not None and bool(options.include_usage)
     continuous = options is not None and bool(options.continuous_usage_stats)
@@ -201,4 +204,6 @@ async def _events(
             raise
         log.warning("stream_failed", code=error.code, reason=error.message)
         yield error.event()
+    if with_comment:
+        yield responses.usage_comment(_usage(request, active))
     yield responses.DONE

@@ -25,6 +25,7 @@ OF_REQUESTS = frozenset({"prompt_tokens", "generation_tokens", "cached_tokens", 
 HELP = {
     "requests_running": "Sequences in the running batch.",
     "requests_waiting": "Requests that wait for admission.",
+    "max_running_requests": "Sequences that run at once at most.",
     "recomputed_tokens": "Tokens computed again after a preemption.",
     "sequences_finished": "Sequences the engine finished, by reason.",
     "checkpoints": "Checkpoints in the tree.",

@@ -138,6 +138,11 @@ def event(body: msgspec.Struct | dict[str, Any]) -> bytes:
     return b"data: " + _ENCODER.encode(body) + b"\n\n"
 
 
+def usage_comment(usage: UsageBody) -> bytes:
+    """A comment of a stream, which clients skip."""
+    return b": " + _ENCODER.encode({"usage": usage}) + b"\n\n"
+
+
 def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
     """Token counts of one request."""
     return UsageBody(prompt, completion, prompt + completion, Details(cached))

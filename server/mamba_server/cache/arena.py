@@ -362,7 +362,7 @@ class Arena:
         portion = max(1, PAGES_AT_ONCE // self.pages_per_slab)
         for first in range(0, self.slabs, portion):
             part = of_slabs[first : first + portion]
-            kept[first : first + portion] = np.isin(part, _KEPT).sum(axis=1)
+            kept[first : first + portion] = sum((part == owner).sum(axis=1) for owner in _KEPT)
             yield
         for number in range(0, len(pinned), SLICE):
             pages = np.concatenate(pinned[number : number + SLICE])

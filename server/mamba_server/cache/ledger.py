@@ -108,21 +108,21 @@ def _check_pages(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
     arena = cache.arena
     held = np.zeros(len(arena.page_owner), np.int32)
     pinned: list[Pages] = []
-    seen = since = 0
     for part in nodes:
+        some: list[Pages] = []
+        pages_of_some = 0
         for node in part:
-            held[node.pages] += 1
-            seen += len(node.pages)
+            some.append(node.pages)
+            pages_of_some += len(node.pages)
             if node.kv_lock:
                 pinned.append(node.pages)
-            if seen - since > PAGES_OF_NODES:
-                since = seen
+            if pages_of_some > PAGES_OF_NODES:
+                held += np.bincount(np.concatenate(some), minlength=len(held))
+                some, pages_of_some = [], 0
                 yield
+        if some:
+            held += np.bincount(np.concatenate(some), minlength=len(held))
         yield
-    twice = seen - int(held.sum())
-    if twice:
-        raise LedgerViolation(f"W1 pages of the tree: {twice} are held twice by one node")
-    yield
     _same("W1 pages of the tree", held, arena.page_owner == PageOwner.TREE)
     yield
     held[:] = 0

@@ -44,6 +44,7 @@ def collect(core: EngineCore) -> EngineStats:
     gauges: dict[str, float] = {
         "requests_running": scheduler.running,
         "requests_waiting": len(scheduler.waiting),
+        "max_running_requests": scheduler.limits.max_running,
         "checkpoints": cache.tree.checkpoints,
         # What cannot be had at once even by eviction: the pool that binds.
         "arena_usage": 1.0

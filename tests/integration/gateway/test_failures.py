@@ -418,3 +418,22 @@ async def test_a_gateway_without_an_engine_is_ready_and_says_503_to_requests(gat
     assert await _status(client, through.url) == 503
     async with client.get(f"{through.url}/openapi.json") as response:
         assert response.status == 200
+
+
+async def test_a_client_that_reads_nothing_is_cut_and_its_request_ends_in_the_engine(
+    engine, gateway, client, eventually
+) -> None:
+    fake = await engine(handler=flood_for_ever)
+    through = await gateway(fake, read_nothing_timeout=3.0)
+    response = await client.post(f"{through.url}/v1/completions", json=STREAM)
+    begin = asyncio.get_running_loop().time()
+    await eventually(lambda: bool(fake.cancelled), 60)
+    assert 3 <= fake.cancelled[0] - begin < 8
+    assert (await through.metrics(client))["mambaserve_gateway_in_flight"] == 0
+    response.close()
+
+
+async def flood_for_ever(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    response = await started_stream(request)
+    while True:
+        await response.write(b"data: " + b"x" * 65_000 + b"\n\n")

@@ -63,6 +63,26 @@ async def test_the_openai_client_works_through_the_gateway(engine, spawn) -> Non
         assert unknown.value.code == "model_not_found"
 
 
+async def test_the_openai_client_skips_comments_and_understands_limits(engine, spawn, tmp_path) -> None:
+    fake = await engine(delay=0.3)
+    keys = tmp_path / "keys"
+    keys.write_text("sk-a team-a\n")
+    limits = ("--api-key-file", str(keys), "--key-limit", "team-a:requests=1", "--comment-interval", "0.05")
+    _, url = await spawn("--backend", fake.url, *limits)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-a", max_retries=0) as api:
+        stream = await api.completions.create(model="m", prompt="x", max_tokens=5, stream=True)
+        assert stream.response.headers["x-ratelimit-remaining-requests"] == "0"
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "0 1 2 3 4 "
+        with pytest.raises(openai.RateLimitError) as refused:
+            await api.completions.create(model="m", prompt="x")
+        assert refused.value.code == "rate_limit_exceeded"
+        assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-b", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError):
+            await stranger.completions.create(model="m", prompt="x")
+    assert len(fake.seen) == 1
+
+
 async def test_the_openai_client_sees_the_error_of_a_broken_stream(engine, spawn, eventually) -> None:
     fake = await engine()
     _, url = await spawn("--backend", fake.url)

@@ -163,6 +163,24 @@ async def test_no_usage_follows_an_error_in_a_stream() -> None:
     assert api.finished() == {"error": 1}
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_gateway_that_counts_gets_the_usage_in_a_comment_and_nobody_else(wanted: bool) -> None:
+    api = Api()
+    headers = [*JSON, *([("x-mambaserve-usage", "1")] if wanted else [])]
+    asked = ask(api.app, "POST", TEXT, {"prompt": "one two", "stream": True}, headers=headers)
+    await told(api)
+    api.engine.delta("some")
+    await until(lambda: len(asked.messages) >= 2)
+    api.engine.delta([], finish_reason="stop")
+    await asked.done()
+    *_, comment, done = asked.body.rstrip().split(b"\n\n")
+    assert done == b"data: [DONE]"
+    assert comment.startswith(b": ") == wanted
+    if wanted:
+        usage = json.loads(comment.removeprefix(b": "))["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+
+
 async def test_before_the_engine_is_ready_a_request_is_told_how_far_it_is() -> None:
     api = Api(ready=False)
     api.engine.says(wire.Progress("weights", 3, 10))

@@ -162,6 +162,8 @@ def test_one_command_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
             str(trace),
             "--workload",
             "retrieval",
+            "--requests",
+            "300",
             "--slots",
             "4",
             "--kv",

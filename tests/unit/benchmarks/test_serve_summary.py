@@ -87,7 +87,7 @@ def test_an_unknown_benchmark_is_refused(load_module, capsys) -> None:
 def test_an_engine_that_cannot_start_is_an_error_with_its_log(load_module, tmp_path) -> None:
     engine = load_module("engine")
     with (
-        pytest.raises(engine.EngineFailed, match="the engine ended with 2"),
+        pytest.raises(engine.EngineFailed, match="the process ended with 2"),
         engine.running_engine(tmp_path / "none", threads=1, ready_within=60),
     ):
         raise AssertionError("it started")

@@ -38,6 +38,11 @@ def test_a_child_may_be_made_mended_and_removed(kind: Kind) -> None:
     assert RULES[kind.group, kind.plural] == CHILDREN
 
 
+@pytest.mark.parametrize("kind", kinds.OPTIONAL, ids=lambda kind: kind.plural)
+def test_a_child_of_a_kind_that_may_be_lacking_is_not_watched(kind: Kind) -> None:
+    assert RULES[kind.group, kind.plural] == CHILDREN - {"watch"}
+
+
 @pytest.mark.parametrize("kind", kinds.WATCHED, ids=lambda kind: kind.plural)
 def test_whatever_wakes_may_be_watched(kind: Kind) -> None:
     assert RULES[kind.group, kind.plural] >= {"get", "list", "watch"}

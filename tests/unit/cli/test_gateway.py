@@ -13,6 +13,7 @@ from mamba_edge.listener import CannotListen
 from mamba_gateway.settings import GatewaySettings
 
 Run = Callable[..., tuple[int, str]]
+PICKER = ("--backend", "http://[fd00::1]:8000", "--endpoint-picker-port", "9002")
 
 
 @pytest.fixture
@@ -20,8 +21,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
     """The settings the gateway was started with; it ends at once, with code 0."""
     seen: list[GatewaySettings] = []
 
-    async def serve(settings: GatewaySettings, ready: Callable[[str], None]) -> int:
+    async def serve(
+        settings: GatewaySettings, ready: Callable[[str], None], picker_ready: Callable[[int], None]
+    ) -> int:
         seen.append(settings)
+        if settings.endpoint_picker_port is not None:
+            picker_ready(settings.endpoint_picker_port)
         ready(f"http://{settings.host}:{settings.port}")
         return 0
 
@@ -88,6 +93,23 @@ def test_one_backend_given_twice_is_one(gateway: Run, started: list[GatewaySetti
         (["--backend", "http://a:1", "--hold-timeout", "-1"], "--hold-timeout: "),
         (["--backend", "http://a:1", "--drain-timeout", "nan"], "--drain-timeout: "),
         (["--backend", "http://a:1", "--max-body-bytes", "many"], "--max-body-bytes: "),
+        (["--backend", "http://a:1", "--endpoint-picker-port", "1"], "give it as http://IP:PORT"),
+        (["--backend", "https://10.0.0.1:1", "--endpoint-picker-port", "1"], "give it as http://IP:PORT"),
+        (["--backend", "http://10.0.0.1", "--endpoint-picker-port", "1"], "give it as http://IP:PORT"),
+        (["--backend", "http://a:1", "--no-endpoint-picker-tls"], "give --endpoint-picker-port, too"),
+        (["--backend", "http://a:1", "--inference-pool", "x"], "give --endpoint-picker-port, too"),
+        ([*PICKER, "--endpoint-picker-key", "k"], "belong together"),
+        (
+            [
+                *PICKER,
+                "--endpoint-picker-key",
+                "k",
+                "--endpoint-picker-certificate",
+                "c",
+                "--no-endpoint-picker-tls",
+            ],
+            "leave out one of the two",
+        ),
     ],
 )
 def test_wrong_usage_ends_with_2_and_names_the_option(
@@ -109,6 +131,28 @@ def test_a_value_that_is_none_of_the_choices_is_wrong_usage(
     assert started == []
 
 
+def test_where_the_endpoint_picker_listens_is_said_before_the_ready_line(
+    gateway: Run, started: list[GatewaySettings]
+) -> None:
+    code, said = gateway(*PICKER)
+    assert code == 0
+    assert said.splitlines()[0] == "mambaserve endpoint picker ready at 127.0.0.1 port 9002"
+    assert started[0].endpoint_picker_tls
+
+
+def test_a_picker_without_its_extra_says_what_to_install(
+    gateway: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(*_: Any, **__: Any) -> int:
+        raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
+
+    monkeypatch.setattr("mamba_gateway.server.serve", serve)
+    monkeypatch.setattr("mamba_telemetry.logs.set_up_logs", lambda **_: None)
+    code, said = gateway(*PICKER)
+    assert code == 2
+    assert "pip install 'mambaserve[gateway,endpoint-picker]'" in said
+
+
 def test_all_wrong_options_are_named_at_once(gateway: Run) -> None:
     _, err = gateway("--backend", "http://a:1", "--port", "-1", "--max-queue", "-1")
     assert "--port: " in err
@@ -126,13 +170,18 @@ def test_all_wrong_options_are_named_at_once(gateway: Run) -> None:
             1,
             "--port: cannot listen on 127.0.0.1:8000: ",
         ),
+        (
+            CannotListen("cannot listen on 127.0.0.1:9002: taken", "--endpoint-picker-port"),
+            1,
+            "--endpoint-picker-port: cannot listen on 127.0.0.1:9002: ",
+        ),
         (FileNotFoundError(errno.ENOENT, "No such file", "other"), 1, "cannot serve at "),
     ],
 )
 def test_each_failure_has_its_exit_code(
     gateway: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
 ) -> None:
-    async def serve(*_: Any) -> int:
+    async def serve(*_: Any, **__: Any) -> int:
         raise error
 
     monkeypatch.setattr("mamba_gateway.server.serve", serve)
@@ -145,7 +194,7 @@ def test_each_failure_has_its_exit_code(
 def test_requests_that_were_cut_at_the_end_are_a_failure(
     gateway: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def serve(*_: Any) -> int:
+    async def serve(*_: Any, **__: Any) -> int:
         return 1
 
     monkeypatch.setattr("mamba_gateway.server.serve", serve)

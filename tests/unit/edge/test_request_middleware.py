@@ -190,6 +190,6 @@ def test_every_error_is_drawn_in_the_tree(cls: type[ApiError]) -> None:
         assert str(cls.code) in line
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (1.4, "1"), (1.6, "2"), (59.9, "60")])
+@pytest.mark.parametrize(("seconds", "header"), [(0.01, "1"), (1.0, "1"), (1.4, "2"), (59.9, "60")])
 def test_retry_after_is_a_whole_number_of_at_least_one(seconds: float, header: str) -> None:
     assert ApiError("x", retry_after=seconds).headers() == {"retry-after": header}

@@ -19,9 +19,11 @@ from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.explanation import DecisionLog
+from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.upstream import UpstreamRequest
 
 CARD = {
@@ -74,6 +76,7 @@ def application() -> Any:
                 RefusingRelay(),  # type: ignore[arg-type]
                 admission, metrics, None, max_body_bytes=100_000,
                 body_timeout=5.0, comment_interval=0.0,
+                limiter=RateLimiter(KeyLimitTable(KeyLimits(), {}), metrics, time.monotonic),
             )  # fmt: skip
             made.append(make_app(LocalRoutes(pool, admission, metrics, DecisionLog()), proxy, None))
         await made[0](scope, receive, send)

@@ -125,9 +125,11 @@ async def test_any_other_answer_that_breaks_is_left_unfinished(
         assert made.in_flight == [0]
 
 
-async def test_a_silent_engine_is_given_up_without_asking_another(harness: Harnesses) -> None:
+async def test_an_engine_that_lives_in_silence_for_too_long_is_given_up_without_asking_another(
+    harness: Harnesses,
+) -> None:
     async with RawEngine(says(hold=True)) as mute, RawEngine(says(OK)) as good:
-        made = harness()
+        made = harness(silence_timeout=100.0)
         made.engines(mute.url, good.url)
         with pytest.raises(UpstreamIdleTimeout):
             await made.run()
@@ -355,33 +357,18 @@ async def test_a_prompt_is_before_the_next_ones_until_its_answer_begins(harness:
         assert set(queued[1:]) == {0}
 
 
-class Reader:
-    """In the place of the prompt reader: every request asks for the same prompt."""
-
-    def __init__(self) -> None:
-        self.reads = 0
-
-    async def read(self, _request: UpstreamRequest) -> PromptPrefix:
-        self.reads += 1
-        return PromptPrefix.of(range(1000))
-
-
 async def test_requests_of_one_prompt_go_where_the_first_one_went(harness: Harnesses) -> None:
     async with RawEngine(says(OK)) as one, RawEngine(says(OK)) as two, RawEngine(says(OK)) as three:
-        reader = Reader()
-        made = harness(prompts=reader)
+        made = harness()
         made.engines(one.url, two.url, three.url, running=0)
+        assert made.relay.has_choice
         for _ in range(6):
-            await made.run()
+            await made.run(replace(ASKED, prompt=PromptPrefix.of(range(1000))))
         assert sorted(len(engine.requests) for engine in (one, two, three)) == [0, 0, 6]
-        assert reader.reads == 6
         assert {record.decision.reason for record in made.router.log.last(5)} == {"prefix"}
 
 
-async def test_with_one_engine_there_is_no_choice_for_which_to_read_the_prompt(harness: Harnesses) -> None:
-    async with RawEngine(says(OK)) as engine:
-        reader = Reader()
-        made = harness(prompts=reader)
-        made.engines(engine.url)
-        await made.run()
-        assert (made.status, reader.reads) == (200, 0)
+async def test_with_one_engine_there_is_no_choice(harness: Harnesses) -> None:
+    made = harness()
+    made.engines("http://127.0.0.1:1")
+    assert not made.relay.has_choice

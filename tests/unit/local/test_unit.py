@@ -10,9 +10,11 @@ import typer.main
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli import main
+from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.unit import Unit, gateway_argv, unit_of
 from mamba_cli.settings_options import given
+from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.settings import GatewaySettings
 from mamba_planner import Constraints, Device, MemoryPlan, Workload, plan, plan_engine
 from mamba_planner.engine_settings import EngineSettings
@@ -131,6 +133,16 @@ def test_the_gateway_here_has_the_limits_of_the_spec() -> None:
     unset = gateway_argv(deployment(), backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
     default = GatewaySettings(backend=("http://127.0.0.1:5",), port=9)
     assert GatewaySettings(**parsed(tuple(unset))) == default
+
+
+def test_the_gateway_here_limits_all_clients_together() -> None:
+    each = {"requestsPerMinute": 60, "tokensPerMinute": 9000, "concurrentRequests": 4}
+    keys = [{"name": "batch", "weight": 2}]
+    auth = {"secretRef": {"name": "keys"}}
+    spec = deployment(gateway={"auth": auth, "limits": {"perKey": each, "keys": keys}})
+    argv = gateway_argv(spec, backend="http://127.0.0.1:5", host="127.0.0.1", port=9)
+    assert GatewaySettings(**parsed(tuple(argv))).key_limits.of(ANYONE) == KeyLimits(60, 9000, 4)
+    assert any("gateway.limits.keys" in note for note in not_in_local_mode(spec.spec))
 
 
 def test_the_gateway_here_lets_the_pages_of_the_spec_call() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mamba_api import names
 from mamba_api.quantity import Duration, Quantity
+from mamba_gateway.key_limits import KeyLimits
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import number
@@ -87,6 +88,18 @@ def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None
     assert (made.max_in_flight, made.max_queue) == (
         limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),
     )  # fmt: skip
+
+
+def test_the_gateway_is_told_the_limits_of_keys() -> None:
+    each = {"requestsPerMinute": 60, "tokensPerMinute": 9000, "concurrentRequests": 4}
+    keys = [{"name": "batch", "weight": 2, "tokensPerMinute": 5}, {"name": "chat.1", **each}]
+    auth = {"secretRef": {"name": "keys"}}
+    _, made = processes(gateway={"auth": auth, "limits": {"perKey": each, "keys": keys}})
+    assert made.key_limits.of("anyone-else") == KeyLimits(60, 9000, 4)
+    assert made.key_limits.of("batch") == KeyLimits(60, 5, 4, weight=2)
+    assert made.key_limits.of("chat.1") == KeyLimits(60, 9000, 4)
+    _, made = processes()
+    assert not made.key_limits.limited
 
 
 @pytest.mark.parametrize("origins", [[], ["*"], ["https://a.example.org", "http://localhost:3000"]])

@@ -53,6 +53,7 @@ def stuck(which: str) -> Callable[[Manifest], None]:
 
 
 OF = fitting_owner()
+POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
 BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
 UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}
 IDLE = fitting_owner(scaling={"minReplicas": 0})
@@ -112,6 +113,13 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("an engine drains", status_of(OF, running(applied(OF)), pods=(
         {**pod(), "metadata": {**pod()["metadata"], "deletionTimestamp": "2026-01-02T11:59:00Z"}},)), {
         "Progressing": ("True", "Draining"), "Ready": ("True", "Serving")}),
+    ("an InferencePool where there is no such kind", status_of(
+        POOLED, running(applied(POOLED)), not_served={"InferencePool": "the cluster has no such kind"}), {
+        "Available": ("True", "ReplicasAvailable"), "Degraded": ("True", "KindNotServed"),
+        "Ready": ("False", "KindNotServed")}),
+    ("the kind of what nobody asks for is not there", status_of(
+        OF, running(applied(OF)), not_served={"InferencePool": "the cluster has no such kind"}), {
+        "Degraded": ("False", "AsExpected"), "Ready": ("True", "Serving")}),
     ("the roll-out is stuck", status_of(OF, edited(
         running(applied(OF), engines=0), "Deployment", "nano-engine", stuck("engine"))), {
         "Progressing": ("False", "ProgressDeadlineExceeded"),

@@ -1,0 +1,28 @@
+"""The engines as an InferencePool, which HTTPRoutes of the Gateway API can point at. Pure."""
+
+from mamba_api import names
+from mamba_operator.kinds import INFERENCE_POOL, SERVICE
+from mamba_operator.manifest import Manifest
+from mamba_operator.render.context import Context, child
+
+
+def inference_pool(context: Context) -> Manifest | None:
+    """None where nobody asks for it."""
+    deployment = context.deployment
+    if deployment.spec.gateway.inference_pool is None:
+        return None
+    return {
+        **child(context, INFERENCE_POOL, context.children.inference_pool, "gateway"),
+        "spec": {
+            "selector": {"matchLabels": names.selector(deployment.name, "engine")},
+            "targetPorts": [{"number": names.HTTP_PORT}],
+            "endpointPickerRef": {
+                "group": SERVICE.group,
+                "kind": SERVICE.kind,
+                "name": context.children.gateway,
+                "port": {"number": names.ENDPOINT_PICKER_PORT},
+                # Without a picker nobody knows where a prompt can be resumed, nor who may call.
+                "failureMode": "FailClose",
+            },
+        },
+    }

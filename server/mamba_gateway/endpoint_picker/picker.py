@@ -1,0 +1,272 @@
+"""One request through the proxy: from its headers to the engine's last byte.
+
+keys -> admission -> body -> permit -> choice, then looking on while the proxy and the engine speak. Knows the
+messages of external processing and nothing of gRPC; called by the server once for each stream.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import structlog
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    HeaderMutation,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.body_budget import BodyShare
+from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
+from mamba_gateway.admission import Clock
+from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
+from mamba_gateway.endpoint_picker import messages
+from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
+from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
+from mamba_gateway.endpoint_picker.usage import UsageReader
+from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionRecord
+from mamba_gateway.headers import bearer, is_credential
+from mamba_gateway.parts import Parts
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.proxy_endpoint import LOGGED_MODEL
+from mamba_gateway.relay import RETRIED_STATUSES
+from mamba_gateway.routing_fields import RoutingFields, routing_fields
+from mamba_gateway.scoring import Cost
+from mamba_gateway.upstream import UpstreamRequest
+
+log = structlog.get_logger("mambaserve.gateway")
+
+Messages = AsyncIterator[ProcessingRequest]
+Write = Callable[[ProcessingResponse], Awaitable[None]]
+
+
+class StreamEnded(Exception):
+    """The proxy ended the stream: the client has gone, or it needs no more of us."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What is known of one request by now."""
+
+    head: RequestHead
+    arrival: float
+    share: BodyShare
+    body: bytearray = field(default_factory=bytearray)
+    body_ended: bool = True
+    """The body's last message said so; else trailers follow it."""
+    fields: RoutingFields = field(default_factory=RoutingFields)
+    model: str = "unknown"
+    """Label of its model."""
+    record: DecisionRecord | None = None
+    prompt: PromptPrefix | None = None
+    cost: Cost | None = None
+    """Of the engine that has it."""
+    ticket: int = 0
+    status: int = 0
+    answer: UsageReader = field(default_factory=UsageReader)
+    readable: bool = True
+    """The answer comes as it is, not compressed."""
+
+
+class EndpointPicker:
+    """Of one gateway."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        metrics: PickerMetrics,
+        *,
+        keys: KeyFile | None,
+        backend_keys: KeyFile | None,
+        max_body_bytes: int,
+        body_timeout: float,
+        hold_timeout: float,
+        most_addresses: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._pool, self._router, self._admission = parts.pool, parts.router, parts.admission
+        self._hold, self._prompts, self._bodies = parts.hold, parts.prompts, parts.bodies
+        self._metrics = metrics
+        self._keys, self._backend_keys = keys, backend_keys
+        self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
+        self._hold_timeout, self._most_addresses, self._clock = hold_timeout, most_addresses, clock
+
+    async def process(self, incoming: Messages, write: Write) -> None:
+        """One stream, until the proxy ends it. Cancelling it lets go of all that the request held."""
+        first = await anext(incoming, None)
+        if first is None or not first.HasField("request_headers"):
+            return  # a proxy that sends no headers cannot be told where to
+        exchange = _Exchange(RequestHead.of(first), self._clock(), BodyShare(self._bodies))
+        try:
+            with self._admission.admit():
+                await self._process(exchange, incoming, write)
+        except StreamEnded:
+            pass
+        except ApiError as error:
+            await self._refuse(exchange, error, write)
+        except Exception as error:
+            log.exception("picking failed", request_id=exchange.head.request_id)
+            await self._refuse(exchange, as_api_error(error), write)
+        finally:
+            exchange.share.release()
+
+    async def _process(self, exchange: _Exchange, incoming: Messages, write: Write) -> None:
+        head = exchange.head
+        if self._keys:
+            self._keys.check(head.find(b"authorization"))
+        if head.body_mode == "buffered":
+            await write(messages.unchanged("request_headers"))
+        if head.body_mode != "unseen":
+            await self._read_body(exchange, incoming)
+            if head.path in (COMPLETIONS, CHAT_COMPLETIONS):
+                exchange.fields = routing_fields(bytes(exchange.body))
+        exchange.model = self._metrics.label(exchange.fields.model)
+        async with self._admission.permit() as permit:
+            await self._choose(exchange)
+            permit.sent()
+            try:
+                await self._tell(exchange, write)
+                await self._look_on(exchange, incoming, write)
+            finally:
+                self._end(exchange)
+
+    async def _read_body(self, exchange: _Exchange, incoming: Messages) -> None:
+        limit, share = self._max_body_bytes, exchange.share
+        if exchange.head.announced > limit:
+            raise BodyTooLarge(f"the body has {exchange.head.announced} bytes; at most {limit} are accepted")
+        share.check(exchange.head.announced)
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                async for message in incoming:
+                    kind = message.WhichOneof("request")
+                    if kind == "request_trailers":
+                        exchange.body_ended = False
+                        return
+                    if kind != "request_body":
+                        raise StreamEnded
+                    part = message.request_body
+                    if len(exchange.body) + len(part.body) > limit:
+                        raise BodyTooLarge(f"the body has more than {limit} bytes; no more are accepted")
+                    share.take(len(part.body))
+                    exchange.body += part.body
+                    # A buffered body comes in one message, whether or not trailers follow.
+                    if part.end_of_stream or exchange.head.body_mode == "buffered":
+                        return
+        except TimeoutError as error:
+            raise RequestTimeout(f"the body did not arrive within {self._body_timeout:g} s") from error
+        raise StreamEnded
+
+    async def _choose(self, exchange: _Exchange) -> None:
+        head, whole = exchange.head, self._clock()
+        body, model = bytes(exchange.body), exchange.fields.model
+        if self._prompts is not None and len(self._pool.snapshot()) > 1 and body:
+            request = UpstreamRequest(head.path, "", [], body, model, request_id=head.request_id)
+            exchange.prompt = await self._prompts.read(request)
+        deadline = asyncio.get_running_loop().time() + self._hold_timeout
+        exchange.record = await self._hold.until_decided(
+            lambda: self._router.decide(
+                model, exchange.prompt, body_bytes=len(body), among=head.among, request_id=head.request_id
+            ),
+            model,
+            deadline,
+        )
+        exchange.cost = exchange.record.decision.cost
+        exchange.ticket = self._router.sent(exchange.record, exchange.prompt)
+        self._metrics.picked(exchange.model, exchange.cost.endpoint, len(body), self._clock() - whole)
+
+    async def _tell(self, exchange: _Exchange, write: Write) -> None:
+        addresses, mutation = self._addresses(exchange), self._mutation(exchange)
+        if exchange.head.body_mode == "buffered":
+            await write(messages.picked_by_body(mutation, addresses))
+        else:
+            await write(messages.picked_by_headers(mutation, addresses))
+        if exchange.head.body_mode == "streamed":
+            for piece in messages.streamed_request(bytes(exchange.body), ends=exchange.body_ended):
+                await write(piece)
+            if not exchange.body_ended:
+                await write(messages.unchanged("request_trailers"))
+        exchange.body.clear()
+        exchange.share.release()
+
+    def _addresses(self, exchange: _Exchange) -> list[str]:
+        """The chosen one, then the next best, each for the case that the one before cannot be reached."""
+        assert exchange.record is not None
+        decision = exchange.record.decision
+        others = sorted((cost for cost in decision.costs if cost is not decision.cost), key=lambda c: c.total)
+        return [cost.endpoint.address for cost in (decision.cost, *others)][: self._most_addresses]
+
+    def _mutation(self, exchange: _Exchange) -> HeaderMutation:
+        # As for a request that the gateway relays itself: what the client is known by does not go on.
+        head = exchange.head
+        credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
+        put = [
+            (messages.DESTINATION, ",".join(self._addresses(exchange)).encode()),
+            ("x-request-id", head.request_id.encode()),
+        ]
+        if self._backend_keys:
+            put.append(("authorization", bearer(self._backend_keys.first).encode()))
+            credentials.discard("authorization")
+        return messages.header_mutation(put, credentials)
+
+    async def _look_on(self, exchange: _Exchange, incoming: Messages, write: Write) -> None:
+        async for message in incoming:
+            kind = message.WhichOneof("request")
+            if kind == "response_headers":
+                self._began(exchange, message)
+                put: list[tuple[str, bytes]] = []
+                if exchange.head.find(REQUEST_HEADER) == b"1" and exchange.record is not None:
+                    put.append((RESPONSE_HEADER.decode(), exchange.record.header()))
+                await write(messages.answer_headers(put))
+            elif kind == "response_body":
+                if exchange.readable:
+                    exchange.answer.feed(message.response_body.body)
+                if exchange.head.streams_answer:
+                    part = message.response_body
+                    for piece in messages.streamed_answer(part.body, ends=part.end_of_stream):
+                        await write(piece)
+                else:
+                    await write(messages.unchanged(kind))
+            elif kind in ("request_body", "request_trailers", "response_trailers"):
+                await write(messages.unchanged(kind))
+
+    def _began(self, exchange: _Exchange, message: ProcessingRequest) -> None:
+        """The answer's headers: the prompt is computed, and it is known by whom."""
+        assert exchange.record is not None
+        assert exchange.cost is not None
+        headers = dict(headers_of(message.response_headers.headers))
+        status = headers.get(b":status", b"")
+        exchange.status = int(status) if status.isdigit() else 0
+        exchange.readable = headers.get(b"content-encoding", b"identity") == b"identity"
+        address = served_by(message)
+        other = next((c for c in exchange.record.decision.costs if c.endpoint.address == address), None)
+        if other is not None and other.endpoint.url != exchange.cost.endpoint.url:
+            # The proxy went on to a fallback: the first one could not be reached.
+            self._pool.suspect(exchange.cost.endpoint.url, "the proxy could not reach it")
+            self._pool.end(exchange.cost.endpoint.url, exchange.ticket)
+            exchange.cost = other
+            exchange.ticket = self._router.sent(exchange.record, exchange.prompt, other)
+        url = exchange.cost.endpoint.url
+        self._pool.answered(url, exchange.ticket)
+        if exchange.status in RETRIED_STATUSES:
+            self._pool.suspect(url, f"it answered {exchange.status}")
+        self._metrics.began(exchange.model, exchange.status, self._clock() - exchange.arrival)
+
+    def _end(self, exchange: _Exchange) -> None:
+        assert exchange.cost is not None
+        endpoint, seconds = exchange.cost.endpoint, self._clock() - exchange.arrival
+        self._pool.end(endpoint.url, exchange.ticket)
+        self._metrics.left(exchange.model)
+        if exchange.status:
+            self._metrics.answered(exchange.model, exchange.answer.size, exchange.answer.usage(), seconds)
+        model = exchange.fields.model and exchange.fields.model[:LOGGED_MODEL]
+        log.info(
+            "picked", request_id=exchange.head.request_id, model=model, endpoint=endpoint.name,
+            status=exchange.status, seconds=round(seconds, 4),
+        )  # fmt: skip
+
+    async def _refuse(self, exchange: _Exchange, error: ApiError, write: Write) -> None:
+        code = error.code or error.kind
+        self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
+        log.info("refused", request_id=exchange.head.request_id, status=error.status, code=code)
+        await write(messages.refusal(error, exchange.head.request_id))

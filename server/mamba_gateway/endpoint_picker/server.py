@@ -1,0 +1,116 @@
+"""The gRPC server of the picker: listener, TLS, health, and one task for each stream. Knows no routing."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import structlog
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.listener import CannotListen
+from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credentials
+from mamba_gateway.endpoint_picker.picker import EndpointPicker
+from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
+from mamba_gateway.endpoints import Pool
+from mamba_gateway.parts import Parts
+from mamba_gateway.settings import GatewaySettings
+
+log = structlog.get_logger("mambaserve.gateway")
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+READINESS, LIVENESS = "readiness", "liveness"
+MESSAGE_MARGIN = 1024 * 1024
+"""Bytes of a message beside the body in it."""
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class PickerServer:
+    """A picker that listens. `port` is the one it got."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, pool: Pool) -> None:
+        self.port = port
+        self._server, self._pool = server, pool
+        self._health = health.aio.HealthServicer()
+        self._draining = False
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+
+    async def follow_readiness(self) -> None:
+        """Say for ever whether choices are welcome; ends only by cancellation."""
+        while True:
+            await self._tell()
+            await self._pool.changed()
+
+    async def drain(self) -> None:
+        """Not ready from now on; streams go on."""
+        self._draining = True
+        await self._tell()
+
+    async def _tell(self) -> None:
+        ready = _SERVING if self._pool.synced and not self._draining else _NOT_SERVING
+        await self._health.set(LIVENESS, _SERVING)
+        for name in ("", READINESS, SERVICE):
+            await self._health.set(name, ready)
+
+
+class _Processor(service.ExternalProcessorServicer):  # type: ignore[misc]
+    def __init__(self, picker: EndpointPicker) -> None:
+        self._picker = picker
+
+    async def Process(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the protocol's
+        await self._picker.process(aiter(request_iterator), context.write)
+
+
+def make_picker(
+    settings: GatewaySettings, parts: Parts, keys: KeyFile | None, backend_keys: KeyFile | None
+) -> EndpointPicker:
+    """A picker over the parts of its gateway, with the gateway's limits."""
+    name = settings.inference_pool or settings.deployment or "mambaserve"
+    metrics = PickerMetrics(parts.metrics, name, settings.namespace or "", parts.pool.snapshot)
+    return EndpointPicker(
+        parts, metrics,
+        keys=keys, backend_keys=backend_keys,
+        max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
+        hold_timeout=settings.hold_timeout, most_addresses=settings.max_attempts,
+    )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def picker_listening(
+    settings: GatewaySettings, picker: EndpointPicker, pool: Pool
+) -> AsyncIterator[PickerServer]:
+    """Serve for the length of the block. Raises CannotListen, CertificateError."""
+    assert settings.endpoint_picker_port is not None
+    server = grpc.aio.server(
+        options=(
+            ("grpc.so_reuseport", 0),  # a second process must not take half of the streams
+            ("grpc.max_receive_message_length", settings.max_body_bytes + MESSAGE_MARGIN),
+        )
+    )
+    service.add_ExternalProcessorServicer_to_server(_Processor(picker), server)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.endpoint_picker_port}"
+    try:
+        if settings.endpoint_picker_tls:
+            files = None
+            if settings.endpoint_picker_certificate and settings.endpoint_picker_key:
+                files = CertificateFiles(settings.endpoint_picker_certificate, settings.endpoint_picker_key)
+            port = server.add_secure_port(address, credentials(files, "mambaserve-endpoint-picker"))
+        else:
+            port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise CannotListen(f"cannot listen on {address}: {error}", "--endpoint-picker-port") from error
+    made = PickerServer(server, port, pool)
+    await server.start()
+    task = asyncio.create_task(made.follow_readiness(), name="picker readiness")
+    log.info("endpoint picker", address=f"{host}:{port}", tls=settings.endpoint_picker_tls)
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await server.stop(0)

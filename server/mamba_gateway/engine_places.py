@@ -1,0 +1,36 @@
+"""How many more requests the engines behind a gateway are to be given. Pure.
+
+An engine's own queue knows nothing of keys: what waits there is out of reach of any fairness. So it is given
+what it can run and one step's worth more, which begins the moment something ends.
+"""
+
+import math
+from collections.abc import Iterable
+
+from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.routing import available, serving
+
+ENGINE_QUEUE = 8
+"""Requests that may wait at an engine: as many as one of its steps starts at most."""
+
+
+def places(endpoints: Iterable[Endpoint], model: str | None) -> float:
+    """For `model`, over all engines; without a limit where one does not say how many it can run, and where
+    none is there at all, since a request is then held, or refused, by the relay."""
+    ready = available(serving(endpoints, model))
+    return sum(_places(endpoint) for endpoint in ready) if ready else math.inf
+
+
+def _places(endpoint: Endpoint) -> float:
+    most = endpoint.max_running
+    if most is None:
+        return math.inf
+    if _short_of_memory(endpoint):
+        most = min(most, endpoint.running)
+    return most + ENGINE_QUEUE - endpoint.load
+
+
+def _short_of_memory(endpoint: Endpoint) -> bool:
+    # What waits there does not fit, so no more will run than do.
+    room, queued = endpoint.room, endpoint.queued_tokens
+    return endpoint.waiting > 0 and room is not None and queued is not None and room < queued

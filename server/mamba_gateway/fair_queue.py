@@ -1,0 +1,135 @@
+"""Requests that wait for their turn, shared fairly among the keys they came with (start-time fair queueing).
+
+A flow is what came with one key. Each has a tag, the tokens it got so far by its weight; the flow with the
+lowest tag is next, and pays for its request. Within a flow the lower `priority` goes first, then who came
+first. A flow that had nothing to send gets no credit for it. Pure.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request that waits."""
+
+    flow: str
+    priority: int
+    cost: float
+    """Tokens that it is expected to take."""
+    model: str | None
+    turn: asyncio.Future[None]
+    """Done when it is its turn; with an error when it will never be."""
+    left: bool = False
+    """It was taken out."""
+
+    @property
+    def gone(self) -> bool:
+        """It waits no longer; a client that left is known by its turn first."""
+        return self.left or self.turn.done()
+
+
+@dataclass(slots=True)
+class _Flow:
+    tag: float
+    heap: list[tuple[int, int, Waiting]] = field(default_factory=list)
+    waiting: int = 0
+
+    def first(self) -> Waiting | None:
+        while self.heap and self.heap[0][2].gone:
+            heapq.heappop(self.heap)
+        return self.heap[0][2] if self.heap else None
+
+
+class FairQueue:
+    """Of one gateway. `weight` says what share a flow gets in proportion to others."""
+
+    def __init__(self, weight: Callable[[str], float]) -> None:
+        self._weight = weight
+        self._flows: dict[str, _Flow] = {}
+        self._now = 0.0
+        """Tag of the flow that was served last."""
+        self._number = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def waiting(self) -> Mapping[str, int]:
+        """Requests that wait, by flow."""
+        return {name: flow.waiting for name, flow in self._flows.items() if flow.waiting}
+
+    def add(self, entry: Waiting) -> None:
+        """Wait."""
+        flow = self._flow(entry.flow)
+        if not flow.waiting:
+            flow.tag = max(flow.tag, self._now)
+        self._number += 1
+        heapq.heappush(flow.heap, (entry.priority, self._number, entry))
+        flow.waiting += 1
+        self._size += 1
+
+    def remove(self, entry: Waiting) -> None:
+        """It waits no longer; nothing is paid."""
+        if entry.left:
+            return
+        entry.left = True
+        flow = self._flows[entry.flow]
+        flow.waiting -= 1
+        self._size -= 1
+        flow.first()
+        self._forget(entry.flow)
+
+    def pop(self, may_go: Callable[[str | None], bool]) -> Waiting | None:
+        """Whose turn it is among those whose model has an engine with a place; its flow pays."""
+        shut = set[str | None]()
+        waiting = [(name, flow) for name, flow in self._flows.items() if flow.waiting]
+        for name, flow in sorted(waiting, key=lambda one: one[1].tag):
+            entry = self._open_one(flow, may_go, shut)
+            if entry is not None:
+                self._now = max(self._now, flow.tag)
+                self.charge(name, entry.cost)
+                self.remove(entry)
+                return entry
+        return None
+
+    def charge(self, name: str, tokens: float) -> None:
+        """A flow took so many tokens more than it paid for; negative: fewer."""
+        flow = self._flow(name)
+        flow.tag += tokens / self._weight(name)
+        self._forget(name)
+
+    def last_of_the_longest(self) -> Waiting | None:
+        """The request that would be served last of the flow with the most waiting: who makes room."""
+        name = max(self._flows, key=lambda n: self._flows[n].waiting, default=None)
+        if name is None:
+            return None
+        entries = [entry for entry in self._flows[name].heap if not entry[2].gone]
+        return max(entries)[2] if entries else None
+
+    def _open_one(
+        self, flow: _Flow, may_go: Callable[[str | None], bool], shut: set[str | None]
+    ) -> Waiting | None:
+        first = flow.first()
+        if first is not None and first.model not in shut and may_go(first.model):
+            return first
+        if first is not None:
+            shut.add(first.model)
+        for _, _, entry in sorted(flow.heap):
+            if entry.gone or entry.model in shut:
+                continue
+            if may_go(entry.model):
+                return entry
+            shut.add(entry.model)
+        return None
+
+    def _flow(self, name: str) -> _Flow:
+        return self._flows.setdefault(name, _Flow(self._now))
+
+    def _forget(self, name: str) -> None:
+        # What is behind the others anyway would be set to their tag when it comes back.
+        flow = self._flows[name]
+        if not flow.waiting and flow.tag <= self._now:
+            del self._flows[name]

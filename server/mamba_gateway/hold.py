@@ -1,0 +1,52 @@
+"""Hold: a request without an engine waits for one; a rollout or a wake from zero takes a moment.
+
+Used by the relay and by the endpoint picker; it decides nothing itself.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from mamba_edge.errors import ModelNotFound
+from mamba_gateway.endpoints import Pool
+from mamba_gateway.errors import NoEndpoint, UpstreamLost
+from mamba_gateway.explanation import DecisionRecord
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.routing import NoCandidate, no_such_model
+
+Decide = Callable[[], DecisionRecord | NoCandidate]
+
+
+class Hold:
+    """Of one gateway. `wake` is called while a request waits."""
+
+    def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
+        self._pool, self._metrics, self._wake = pool, metrics, wake
+
+    async def until_decided(self, decide: Decide, model: str | None, deadline: float) -> DecisionRecord:
+        """The first decision for an engine, by `deadline` in the loop's time.
+
+        Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint.
+        """
+        found = decide()
+        if isinstance(found, DecisionRecord):
+            return found
+        with self._metrics.held.track_inprogress():
+            while not isinstance(found, DecisionRecord):
+                self._wake()
+                if found is NoCandidate.MODEL_UNKNOWN:
+                    raise ModelNotFound(no_such_model(model), param="model")
+                if found is NoCandidate.ALL_TRIED:
+                    raise UpstreamLost("the engine closed the connection before it answered")
+                if found is NoCandidate.NONE_ASKED_FOR:
+                    raise self._none(found)
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._pool.changed()
+                except TimeoutError:
+                    raise self._none(found) from None
+                found = decide()
+        return found
+
+    def _none(self, outcome: NoCandidate) -> NoEndpoint:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(self._pool.reasons().items())[:3])
+        return NoEndpoint(f"{outcome.value}; retry later" + (f" ({listed})" if listed else ""), retry_after=2)

@@ -1,0 +1,24 @@
+"""What relay and endpoint picker of one gateway share: each learns from what the other sends."""
+
+from dataclasses import dataclass
+
+from mamba_edge.body_budget import BodyBudget
+from mamba_gateway.admission import Admission
+from mamba_gateway.endpoints import Pool
+from mamba_gateway.hold import Hold
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prompt_reader import PromptReader
+from mamba_gateway.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of one gateway."""
+
+    pool: Pool
+    metrics: GatewayMetrics
+    admission: Admission
+    router: Router
+    hold: Hold
+    prompts: PromptReader | None
+    bodies: BodyBudget

@@ -1,0 +1,68 @@
+"""The fields of a request's body that the gateway itself reads: where it may go, and about what it costs.
+
+Pure. What is wrong with a body is told in the words of an engine that gets the same one.
+"""
+
+import msgspec
+from pydantic_core import from_json
+
+from mamba_edge.errors import InvalidRequest
+
+WORDED_BODY = 64 * 1024
+"""Largest body that is read again to say where it breaks."""
+USUAL_ANSWER, MOST_ANSWER = 256, 100_000
+"""Tokens of an answer that its key pays for at first: where the client sets no limit, and at most."""
+MOST_DIGITS = 20
+_WANTED = {"model": "must be a valid string", "stream": "must be a valid boolean"}
+
+
+class RoutingFields(msgspec.Struct, frozen=True):
+    """The fields that are read here; everything else is skipped, not decoded, and passed on as it came."""
+
+    model: str | None = None
+    stream: bool | None = None
+    priority: msgspec.Raw = msgspec.Raw(b"")
+    max_tokens: msgspec.Raw = msgspec.Raw(b"")
+    max_completion_tokens: msgspec.Raw = msgspec.Raw(b"")
+
+    @property
+    def rank(self) -> int:
+        """The priority; 0 where it is none, which the engine will say."""
+        return _number(self.priority) or 0
+
+    @property
+    def answer_tokens(self) -> int:
+        """Most tokens of the answer, as far as the client says."""
+        wanted = _number(self.max_completion_tokens) or _number(self.max_tokens)
+        return min(max(0, wanted), MOST_ANSWER) if wanted is not None else USUAL_ANSWER
+
+
+def _number(raw: msgspec.Raw) -> int | None:
+    written = bytes(raw)
+    return int(written) if len(written) < MOST_DIGITS and written.lstrip(b"-").isdigit() else None
+
+
+def routing_fields(body: bytes) -> RoutingFields:
+    """Read them. Raises `InvalidRequest`, in the words of an engine that gets the same body."""
+    try:
+        return msgspec.json.decode(body, type=RoutingFields)
+    except msgspec.ValidationError as error:
+        field = str(error).replace("`", "").partition(" - at $.")[2]
+        if field in _WANTED:
+            raise InvalidRequest(f"{field}: {_WANTED[field]}", param=field, code="invalid_type") from None
+        broken = _where_it_breaks(body)
+        message = f"the body is not valid JSON: {broken}" if broken else "the body must be a JSON object"
+        raise InvalidRequest(message, code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the body is not valid JSON: {_where_it_breaks(body) or error}"
+        raise InvalidRequest(message, code="invalid_json") from None
+
+
+def _where_it_breaks(body: bytes) -> str:
+    # The engine's parser, which makes objects of all that it reads: for small bodies alone.
+    if len(body) <= WORDED_BODY:
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            return str(error)
+    return ""

@@ -1,0 +1,49 @@
+"""What is thought of one engine by how requests fared there: in a row of failures it is left out for a while.
+
+Beside what it says of itself, which may be wrong. When its time is over one request is sent; if that is
+answered the engine is as good as any, else it is left out for longer. Pure.
+"""
+
+from dataclasses import dataclass
+
+FAILURES = 3
+"""In a row, until an engine is left out."""
+FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
+"""How long it is left out the first time, doubled each time; at most."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """Of one engine. Times are monotonic seconds."""
+
+    failures: int = 0
+    """Since the last answer."""
+    ejections: int = 0
+    until: float = 0.0
+    """Left out until then."""
+    reason: str = ""
+    trial: int | None = None
+    """Ticket of the request that is to tell whether it is well again."""
+
+    @property
+    def doubted(self) -> bool:
+        """It was left out and has not answered since."""
+        return self.ejections > 0
+
+    def excludes(self, now: float) -> bool:
+        """No request is sent to it now."""
+        return self.doubted and (now < self.until or self.trial is not None)
+
+    def fail(self, reason: str, now: float, *, may_eject: bool) -> None:
+        """A request failed there; with `may_eject` it may be left out from now on."""
+        self.failures += 1
+        self.reason = reason
+        if not may_eject or now < self.until or not (self.doubted or self.failures >= FAILURES):
+            return
+        self.until = now + min(LONGEST_SECONDS, FIRST_SECONDS * 2.0**self.ejections)
+        self.ejections += 1
+
+    def answer(self) -> None:
+        """It has answered a request well."""
+        self.failures = self.ejections = 0
+        self.until, self.trial = 0.0, None

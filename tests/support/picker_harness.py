@@ -1,0 +1,197 @@
+"""An endpoint picker that listens here, and a proxy's hand on it: real gRPC, engines by name alone."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, Metadata
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+)
+from google.protobuf.struct_pb2 import Struct
+
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.body_budget import BodyBudget
+from mamba_gateway.admission import Admission
+from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
+from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.hold import Hold
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.parts import Parts
+from mamba_gateway.prompt_reader import PromptReader
+from mamba_gateway.router import Router
+from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.text_sides import TextSides
+
+ENGINES = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+DUPLEX, BUFFERED = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED
+JSON = b'{"model": "m", "prompt": "x"}'
+Pairs = Iterable[tuple[str, str]]
+
+
+def header_map(pairs: Pairs) -> HeaderMap:
+    return HeaderMap(headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in pairs])
+
+
+def metadata(namespace: str, **values: Any) -> Metadata:
+    struct = Struct()
+    struct.update({key.replace("_", "-"): value for key, value in values.items()})
+    return Metadata(filter_metadata={namespace: struct})
+
+
+class Stream:
+    """What a proxy sends and gets for one request."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def headers(
+        self, *more: tuple[str, str], path: str = "/v1/completions", mode: int | None = DUPLEX, **fields: Any
+    ) -> None:
+        pairs = ((":method", "POST"), (":path", path), *more)
+        message = ProcessingRequest(
+            request_headers=HttpHeaders(headers=header_map(pairs), end_of_stream=fields.pop("ended", False)),
+            **fields,
+        )
+        if mode is not None:
+            config = ProtocolConfiguration(request_body_mode=mode, response_body_mode=mode)
+            message.protocol_config.CopyFrom(config)
+        await self.call.write(message)
+
+    async def body(self, *parts: bytes, ends: bool = True) -> None:
+        for number, part in enumerate(parts, 1):
+            body = HttpBody(body=part, end_of_stream=ends and number == len(parts))
+            await self.call.write(ProcessingRequest(request_body=body))
+
+    async def trailers(self) -> None:
+        await self.call.write(ProcessingRequest(request_trailers=HttpTrailers()))
+
+    async def answer_headers(
+        self, *more: tuple[str, str], status: int = 200, **fields: Any
+    ) -> ProcessingResponse:
+        pairs = ((":status", str(status)), *more)
+        headers = HttpHeaders(headers=header_map(pairs))
+        await self.call.write(ProcessingRequest(response_headers=headers, **fields))
+        return await self.read()
+
+    async def answer_body(self, *parts: bytes) -> list[ProcessingResponse]:
+        got = []
+        for number, part in enumerate(parts, 1):
+            body = HttpBody(body=part, end_of_stream=number == len(parts))
+            await self.call.write(ProcessingRequest(response_body=body))
+            got.append(await self.read())
+        return got
+
+    async def read(self) -> ProcessingResponse:
+        got = await self.call.read()
+        assert got is not grpc.aio.EOF, "the picker ended the stream"
+        return got
+
+    async def ends(self) -> None:
+        """The proxy is through with it."""
+        await self.call.done_writing()
+        assert await self.call.read() is grpc.aio.EOF
+
+    async def picked(self, body: bytes = JSON, *more: tuple[str, str], **head: Any) -> list[str]:
+        """Send a request; the addresses that it may go to, best first."""
+        await self.headers(*more, **head)
+        await self.body(body)
+        found = await self.read()
+        assert found.HasField("request_headers"), found
+        for _ in range(max(1, -(-len(body) // 62_000))):
+            assert (await self.read()).HasField("request_body")
+        return addresses(found)
+
+
+def addresses(found: ProcessingResponse) -> list[str]:
+    """Where to, as header and metadata say alike."""
+    reply = found.request_headers if found.HasField("request_headers") else found.request_body
+    said = put(reply)["x-gateway-destination-endpoint"]
+    told = found.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"]
+    assert said == told
+    return said.split(",")
+
+
+def put(reply: Any) -> dict[str, str]:
+    """Headers that a reply sets; each in the place of the one before."""
+    options = reply.response.header_mutation.set_headers
+    assert all(option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD for option in options)
+    return {option.header.key: option.header.raw_value.decode() for option in options}
+
+
+class PickerHarness:
+    """A picker over a pool; `stream` to speak with it."""
+
+    def __init__(self, *, keys: Path | None = None, backend_keys: Path | None = None, **options: Any) -> None:
+        limits = {"hold_timeout": 0.0, "endpoint_picker_tls": False, "endpoint_picker_port": 0, **options}
+        places, queue = limits.pop("places", 1000), limits.pop("queue", 0)
+        self.settings = GatewaySettings(backend=("http://10.0.0.1:8000",), host="127.0.0.1", **limits)
+        self.pool = Pool()
+        self.metrics = GatewayMetrics(self.pool.snapshot)
+        self.router = Router(self.pool, self.metrics, Random(3))
+        self.admission = Admission(places, queue, self.settings.queue_timeout, time.monotonic)
+        self.bodies = BodyBudget(limits.get("max_held_body_bytes", 1 << 30))
+        self.wakes = 0
+        texts = TextSides(None, self.pool, time.monotonic)  # type: ignore[arg-type] # it never asks an engine
+        hold = Hold(self.pool, self.metrics, self._wake)
+        prompts = PromptReader(texts, self.metrics)
+        self.parts = Parts(self.pool, self.metrics, self.admission, self.router, hold, prompts, self.bodies)
+        self._keys = (
+            KeyFile(keys, "--api-key-file") if keys else None,
+            KeyFile(backend_keys, "--backend-key-file") if backend_keys else None,
+        )
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def engines(self, *addresses: str, **report: Any) -> None:
+        """Make these the engines; the earlier ones are less loaded."""
+        self.pool.set_targets(Target(f"http://{address}", f"pod-{address}") for address in addresses)
+        for place, address in enumerate(addresses):
+            said = {"ready": True, "running": 10 * place, "models": ({"id": "m"},), **report}
+            self.pool.report(f"http://{address}", Report(**said))
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, certificate: bytes | None = None, name: str = ""
+    ) -> AsyncIterator["PickerHarness"]:
+        """Listen for the length of the block; with `certificate` the proxy speaks TLS and trusts that one."""
+        picker = make_picker(self.settings, self.parts, *self._keys)
+        async with picker_listening(self.settings, picker, self.pool) as self.server:
+            target = f"127.0.0.1:{self.server.port}"
+            if certificate is None:
+                self.channel = grpc.aio.insecure_channel(target)
+            else:
+                trusted = grpc.ssl_channel_credentials(certificate)
+                self.channel = grpc.aio.secure_channel(
+                    target, trusted, options=(("grpc.ssl_target_name_override", name),)
+                )
+            async with self.channel:
+                yield self
+
+    def stream(self) -> Stream:
+        """A proxy's new request."""
+        return Stream(service.ExternalProcessorStub(self.channel).Process())
+
+    @property
+    def in_flight(self) -> list[int]:
+        return [endpoint.in_flight for endpoint in self.pool.snapshot()]
+
+    def is_empty(self) -> bool:
+        """Whether it holds nothing of any request."""
+        held = (self.admission.admitted, self.admission.in_flight, self.bodies.held)
+        return held == (0, 0, 0) and not any(self.in_flight)
+
+    def sample(self, series: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(series, labels)

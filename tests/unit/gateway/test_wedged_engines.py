@@ -1,0 +1,112 @@
+"""Engines that take a request and fall silent: those that live are waited for, the others are not."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mamba_gateway.endpoints import Report
+from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
+from mamba_gateway.retry_budget import ALWAYS
+from mamba_gateway.standing import FAILURES
+from mamba_gateway.upstream import UpstreamRequest
+from raw_engine import OK, SSE, RawEngine, Speech, says
+
+Harnesses = Callable[..., Any]
+ASKED = UpstreamRequest("/v1/completions", "", [], b"{}", "m")
+
+
+def engine(speech: Speech, *, lives: bool) -> RawEngine:
+    """Speaks like that to requests; `lives`: it answers at /livez."""
+
+    async def by_path(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        looked = made.requests[-1][0].startswith(b"GET /livez")
+        await (says(OK) if looked and lives else says(hold=True) if looked else speech)(reader, writer)
+
+    made = RawEngine(by_path)
+    return made
+
+
+def late(seconds: float, *parts: bytes) -> Speech:
+    async def speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds)
+        await says(*parts)(reader, writer)
+
+    return speech
+
+
+async def test_a_wedged_engine_s_request_goes_elsewhere_and_it_gets_no_more(harness: Harnesses) -> None:
+    async with engine(says(hold=True), lives=False) as wedged, RawEngine(says(OK)) as good:
+        made = harness(silence_timeout=5.0)
+        made.engines(wedged.url, good.url)
+        begin = asyncio.get_running_loop().time()
+        await made.run()
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(7, abs=0.5)
+        assert made.status == 200
+        await made.run()
+        assert len(good.requests) == 2
+        assert made.count("retries_total", reason="silent") == 1
+        assert made.in_flight == [0, 0]
+
+
+async def test_an_engine_that_is_slow_and_lives_is_waited_for(harness: Harnesses) -> None:
+    async with engine(late(24, OK), lives=True) as slow, RawEngine(says(OK)) as good:
+        made = harness(silence_timeout=5.0)
+        made.engines(slow.url, good.url)
+        await made.run()
+        assert (made.status, made.body, good.requests) == (200, b"{}", [])
+        assert sum(head.startswith(b"GET /livez") for head, _ in slow.requests) == 4
+
+
+async def test_a_stream_whose_engine_is_wedged_in_the_middle_ends_with_an_error_event(
+    harness: Harnesses,
+) -> None:
+    parts = (SSE + b"\r\n", b"data: 1\n\n")
+    async with engine(says(*parts, hold=True), lives=False) as wedged, RawEngine(says(OK)) as good:
+        made = harness(silence_timeout=5.0)
+        made.engines(wedged.url, good.url)
+        with pytest.raises(UpstreamIdleTimeout):
+            await made.run()
+        assert made.body.startswith(b"data: 1\n\n")
+        assert b"upstream_silent" in made.body
+        assert made.body.endswith(b"data: [DONE]\n\n")
+        assert good.requests == []
+        assert made.in_flight == [0, 0]
+
+
+async def test_a_request_that_wedges_two_engines_goes_no_further(harness: Harnesses) -> None:
+    async with (
+        engine(says(hold=True), lives=False) as one,
+        engine(says(hold=True), lives=False) as two,
+        RawEngine(says(OK)) as three,
+    ):
+        made = harness(silence_timeout=5.0)
+        made.engines(one.url, two.url, three.url)
+        with pytest.raises(UpstreamIdleTimeout):
+            await made.run()
+        assert three.requests == []
+
+
+async def test_an_engine_that_lies_about_its_health_is_left_out(harness: Harnesses) -> None:
+    busy = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    async with RawEngine(says(busy)) as liar, RawEngine(says(OK)) as good:
+        made = harness()
+        made.engines(liar.url, good.url)
+        for _ in range(10):
+            await made.run()
+            made.pool.report(liar.url, Report(ready=True))  # all is well, it says
+        assert len(liar.requests) == FAILURES
+        assert len(good.requests) == 10
+
+
+async def test_where_everything_fails_not_every_request_is_sent_again(harness: Harnesses) -> None:
+    async with RawEngine(says()) as one, RawEngine(says()) as two:
+        made = harness()
+        for _ in range(40):
+            made.engines(one.url, two.url)
+            with pytest.raises(UpstreamLost):
+                await made.run(replace(ASKED))
+        sent = len(one.requests) + len(two.requests)
+        assert 40 + ALWAYS <= sent <= 40 + ALWAYS + 0.2 * 40
