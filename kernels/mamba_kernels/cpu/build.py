@@ -48,16 +48,17 @@ def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool 
         raise CannotBuild(f"there are none for {platform.machine()} on {sys.platform}")
     flags = (*FLAGS, *SANITIZED) if sanitize else FLAGS
     compiler = find_compiler(environment)
-    target = cache_root(environment) / f"{_digest(compiler, flags)}.so"
-    if target.is_file():
-        return target
+    digest = _digest(compiler, flags)
     try:
+        target = cache_root(environment) / f"{digest}.so"
+        if target.is_file():
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not target.is_file():
                 _build(compiler, flags, target)
-    except OSError as error:
-        raise CannotBuild(f"{target.parent} cannot be written ({error}); set XDG_CACHE_HOME") from error
+    except (OSError, RuntimeError) as error:  # the second: this user has no home
+        raise CannotBuild(f"there is no place for them ({error}); set XDG_CACHE_HOME") from error
     return target
 
 

@@ -83,6 +83,22 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(compiler: Path, environm
     assert list(build.cache_root(environment).glob("*.so")) == []
 
 
+def test_where_nothing_can_be_written_the_error_says_what_to_set(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "no-directory"
+    file.touch()
+
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    with pytest.raises(CannotBuild, match="XDG_CACHE_HOME"):
+        ensure_built({"CXX": str(compiler), "XDG_CACHE_HOME": str(file)})
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(CannotBuild, match="XDG_CACHE_HOME"):
+        ensure_built({"CXX": str(compiler)})
+
+
 def test_without_a_compiler_torch_computes_and_one_warning_says_so(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
