@@ -13,7 +13,7 @@
 namespace {
 
 constexpr int kPanel = 16;
-constexpr int kMostRows = 6;      // of a tile: twelve accumulators, two weights, an activation and a mask
+constexpr int kMostRows = 5;      // of a tile: ten accumulators; with twelve, compilers spill two of them
 constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains hide the latency of a sum
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
@@ -101,7 +101,7 @@ class LinearCall {
   static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
   static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : least(x, high); }
 
-  // Tiles share the rows evenly: nine are five and four, not six and three.
+  // Tiles share the rows evenly: six are three and three, not five and one.
   int64_t first_row(int64_t tile) const { return rows_ * tile / tiles_; }
 
   // Activations of a tile's rows side by side: rows a power of two apart would fall into one set of the cache.
@@ -145,8 +145,7 @@ class LinearCall {
       case 2: return tile_of<2, kPanels>(panel, first);
       case 3: return tile_of<3, kPanels>(panel, first);
       case 4: return tile_of<4, kPanels>(panel, first);
-      case 5: return tile_of<5, kPanels>(panel, first);
-      default: return tile_of<6, kPanels>(panel, first);
+      default: return tile_of<kMostRows, kPanels>(panel, first);
     }
   }
 
