@@ -10,7 +10,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates mutants kube e2e bench docs crds lock format
+.PHONY: help setup demo test lint types props gates mutants kube e2e bench docs dashboards crds lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench: setup ## the benchmarks; results go to benchmarks/results
 
 docs: setup ## write the generated reference pages and check the links
 	@$(PY) scripts/docs.py
+
+dashboards: setup ## write the chart's dashboards and alerting rules from observability/
+	@$(PY) -m observability.write
 
 crds: setup ## write crds/ and the chart's copies from the models
 	@$(PY) -m mamba_cli crd --write

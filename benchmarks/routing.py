@@ -32,7 +32,7 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.scoring import Weights
-from mamba_prefix.prefix_index import State
+from mamba_prefix.prefix_index import PrefixIndex
 from mamba_server.cache.state_cache import StateCache
 
 Knowledge = Literal["load", "attention", "own", "resumable"]
@@ -80,15 +80,13 @@ class SimulatedEngine:
         )  # fmt: skip
 
 
-class _Index:
+class _Index(PrefixIndex):
     """What the engines' caches hold, as a gateway that follows them would see it."""
 
-    state: State = "following"
-
     def __init__(self, engines: Sequence[SimulatedEngine], knowledge: Knowledge) -> None:
+        super().__init__()
         self._engines, self._pages = engines, knowledge == "attention"
-        if knowledge == "own":
-            self.state = "off"
+        self.state = "off" if knowledge == "own" else "following"
 
     def resumable(self, token_ids: Tokens, salt: str) -> Mapping[str, int]:
         if self.state == "off":

@@ -53,6 +53,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
+    PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
     APPLY_FAILED = "ApplyFailed"
     KIND_NOT_SERVED = "KindNotServed"
     FORBIDDEN = "Forbidden"
@@ -102,6 +103,11 @@ REASONS: dict[Reason, str] = {
     Reason.OUT_OF_MEMORY: "A container was killed for memory; raise spec.resources.memory.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
+    Reason.PREFIX_INDEX_UNAVAILABLE: (
+        "Gateways or engines cannot use the Redis of spec.prefixIndex.redis; the message says who and why. "
+        "Requests are answered: gateways ask the engines themselves, and Ready stays True. Check the "
+        "address, the password in the Secret, Redis' memory and network policies; it heals by itself."
+    ),
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
     Reason.KIND_NOT_SERVED: (
         "The spec asks for an object of a kind that the cluster does not have, or that the operator may not "
@@ -113,6 +119,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
+HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE})
+"""Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
 REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.PLANNED: frozenset(
@@ -160,6 +168,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.ENGINE_CRASHING,
             Reason.OUT_OF_MEMORY,
             Reason.UNSCHEDULABLE,
+            Reason.PREFIX_INDEX_UNAVAILABLE,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,
             Reason.FORBIDDEN,

@@ -72,6 +72,8 @@ ENV_PREFIX = "MAMBASERVE_"
 
 WAKE_KEY = "heldAt"
 """Key inside the ConfigMap X-wake: when (RFC 3339) a gateway last held a request for want of an engine."""
+INDEX_TROUBLE_KEY = "prefixIndexTrouble"
+"""Key beside it: when (RFC 3339) the prefix index missed its Redis, a blank, and what was the matter."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
 REDIS_URL_KEY = "url"
 """Key of the Secret with the address of a Redis."""
@@ -117,7 +119,7 @@ class Children:
 
     @property
     def wake(self) -> str:
-        """ConfigMap in which gateways ask for an engine; all that they may write."""
+        """ConfigMap in which gateways ask for an engine and say what they miss; all that they may write."""
         return f"{self.owner}-wake"
 
 

@@ -16,6 +16,7 @@ from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.drift import drift
 from mamba_operator.errors import InvalidPatch
+from mamba_operator.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
 from mamba_operator.memory_plan import plan_memory
 from mamba_operator.pod_trouble import is_being_created
@@ -80,6 +81,8 @@ class ReconcilePlan:
     """Children that must be gone before they can be made again."""
     again_in: float | None = None
     """Seconds until time alone changes the plan."""
+    index_trouble: IndexTrouble | None = None
+    """What gateways say of the Redis of the prefix index."""
 
 
 def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]) -> ReconcilePlan:
@@ -100,7 +103,8 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     verdict = plan_memory(deployment, snapshot.node_gpu_memory, snapshot.model_config)
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
         return ReconcilePlan(deployment, verdict)
-    woken = woken_at(snapshot.child("ConfigMap", names.Children(deployment.name).wake))
+    asked = snapshot.child("ConfigMap", names.Children(deployment.name).wake)
+    woken = woken_at(asked)
     replicas = engines_wanted(deployment, woken, now)
     context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None)
     try:
@@ -118,7 +122,12 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
     keep = {ref(manifest) for manifest in wanted}
     awake = seconds_awake(deployment, woken, now)
-    moments = [*([] if awake is None else [awake]), *([WAITING_PERIOD] if waiting or not_served else [])]
+    trouble = index_trouble(deployment, asked, now)
+    moments = [
+        *([] if awake is None else [awake]),
+        *([WAITING_PERIOD] if waiting or not_served else []),
+        *([] if trouble is None else [trouble.seconds_left]),
+    ]
     return ReconcilePlan(
         deployment,
         verdict,
@@ -128,6 +137,7 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         tuple(not_served),
         tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
         min(moments, default=None),
+        trouble,
     )
 
 

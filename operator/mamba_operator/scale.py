@@ -33,11 +33,14 @@ def woken_at(request: Manifest | None) -> datetime | None:
     """When a gateway last asked for an engine, by the ConfigMap X-wake; None when none did."""
     data = request.get("data") if request else None
     text = data.get(names.WAKE_KEY) if isinstance(data, Mapping) else None
-    if not isinstance(text, str):
-        return None
+    # Gateways are not trusted with more than this: a text that is no time wakes nothing.
+    return moment(text) if isinstance(text, str) else None
+
+
+def moment(text: str) -> datetime | None:
+    """The time that somebody wrote; None for what is none. Without a zone it is UTC."""
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        # Gateways are not trusted with more than this: a text that is no time wakes nothing.
         return None
     return when if when.tzinfo else when.replace(tzinfo=UTC)

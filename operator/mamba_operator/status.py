@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.conditions import ConditionStatus, ConditionType, Reason, set_condition
+from mamba_api.conditions import HARMLESS, ConditionStatus, ConditionType, Reason, set_condition
 from mamba_api.v1alpha1 import Condition, Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.plan import ReconcilePlan
@@ -221,6 +221,8 @@ def _degraded(view: _View) -> Finding:
             return Finding("True", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
     if view.plan.not_served:
         return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
+    if (missing := view.plan.index_trouble) is not None:
+        return Finding("True", Reason.PREFIX_INDEX_UNAVAILABLE, missing.message)
     return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
 
 
@@ -229,7 +231,7 @@ def _ready(findings: dict[ConditionType, Finding], view: _View) -> Finding:
     degraded = findings[ConditionType.DEGRADED]
     available = findings[ConditionType.AVAILABLE]
     progressing = findings[ConditionType.PROGRESSING]
-    if degraded.status == "True":
+    if degraded.status == "True" and degraded.reason not in HARMLESS:
         return Finding("False", degraded.reason, degraded.message)
     if view.plan_mode:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: set Active to serve")

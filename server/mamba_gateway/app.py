@@ -20,11 +20,15 @@ from mamba_api.openai_responses import (
     ModelCard,
     ModelList,
 )
+from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import Responses, error_answers, make_application, publish
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.status_page import add_status_page
 from mamba_gateway.local_routes import DecisionList, GatewayReadiness, LocalRoutes
+from mamba_gateway.serving_status import StatusEndpoint
+from mamba_telemetry.tracing import OFF, Tracing
 
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
@@ -61,7 +65,12 @@ class _AsgiResponse(Response):
 
 
 def make_app(
-    routes: LocalRoutes, proxy: ASGIApp, keys: KeyFile | None, bodies: BodyBudget | None = None
+    routes: LocalRoutes,
+    status: StatusEndpoint,
+    proxy: ASGIApp,
+    keys: KeyFile | None,
+    bodies: BodyBudget | None = None,
+    tracing: Tracing = OFF,
 ) -> ASGIApp:
     """The application. With `keys`, everything below /v1/ needs one; the proxy asks by itself."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
@@ -73,6 +82,11 @@ def make_app(
     )
     _add_relayed(app, proxy, guard)
     _add_local(app, routes, guard)
+    app.add_api_route(
+        "/v1/status", status.status, operation_id="status", summary="What gateway and engines do",
+        response_model=ServingStatus, dependencies=[Security(guard)], responses=_UNAUTHORIZED,
+    )  # fmt: skip
+    add_status_page(app)
     route_of = publish(
         app,
         key_needed=keys is not None,
@@ -84,7 +98,10 @@ def make_app(
         relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
         await (proxy if relayed else app)(scope, receive, send)
 
-    return RequestMiddleware(dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies)
+    return RequestMiddleware(
+        dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies,
+        tracing=tracing, traced=frozenset((COMPLETIONS, CHAT_COMPLETIONS)),
+    )  # fmt: skip
 
 
 def _counted_elsewhere(_route: str, _status: int) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from mamba_gateway.endpoints import Target
 from mamba_gateway.headers import bearer
+from mamba_prefix.backoff import LONGEST_PAUSE, Backoff
 from mamba_prefix.errors import ForeignMessage
 from mamba_prefix.messages import Feed, unpack
 from mamba_prefix.prefix_index import PrefixIndex
@@ -24,7 +25,6 @@ WAIT_SECONDS = 20.0
 MARGIN_SECONDS = 10.0
 PAUSE_SECONDS = 0.05
 """Between two questions: what is asked seldom comes in larger pieces."""
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
 FORGET_SECONDS = 10.0
 """How long an engine may fail to answer before what it had is forgotten: it may have started anew."""
 STRANGER_SECONDS = 60.0
@@ -47,6 +47,10 @@ class DirectFeed:
         """By URL, with the name."""
         self._well: dict[str, bool] = {}
         """Which targets that know the question answered it last time."""
+        self._asked: set[str] = set()
+        """URLs whose engine has answered, or not, at least once."""
+        self._resting: set[asyncio.Task[None]] = set()
+        """Cancelled, and not ended yet."""
 
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Follow exactly these."""
@@ -55,30 +59,40 @@ class DirectFeed:
             name, task = self._tasks.pop(url)
             task.cancel()
             self._well.pop(url, None)
+            self._asked.discard(url)
             self._index.drop(name)
         for url in wanted.keys() - self._tasks.keys():
             name = wanted[url]
             self._tasks[url] = name, asyncio.create_task(self._follow(url, name), name=f"prefixes {url}")
         self._tell()
 
+    def rest(self) -> None:
+        """Ask nobody any more, and leave what is known to another feed."""
+        for _, task in self._tasks.values():
+            task.cancel()
+        self._resting.update(task for _, task in self._tasks.values())
+        for task in self._resting:
+            task.add_done_callback(self._resting.discard)
+        self._tasks.clear()
+        self._well.clear()
+        self._asked.clear()
+
     async def close(self) -> None:
         """End all of it."""
-        tasks = [task for _, task in self._tasks.values()]
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.rest()
+        await asyncio.gather(*self._resting, return_exceptions=True)
 
     def _tell(self) -> None:
         fresh = all(each.fresh for each in self._index.engines().values())
-        if self._well and not any(self._well.values()):
+        unheard = bool(self._tasks) and not self._asked
+        if unheard or (self._well and not any(self._well.values())):
             self._index.state = "unavailable"
         else:
             self._index.state = "following" if fresh and all(self._well.values()) else "stale"
 
     async def _follow(self, url: str, name: str) -> None:
         loop = asyncio.get_running_loop()
-        backoff, answered = FIRST_BACKOFF, loop.time()
+        backoff, answered = Backoff(), loop.time()
         while True:
             try:
                 self._take(name, await self._ask(url, name))
@@ -93,16 +107,18 @@ class DirectFeed:
                 self._fail(url, name)
                 if loop.time() - answered > FORGET_SECONDS:
                     self._index.drop(name)
-                pause, backoff = backoff, min(LONGEST_BACKOFF, backoff * 2)
+                pause = backoff.failed()
             except Exception:
                 # A task that dies would leave what it knew for ever.
                 log.exception("prefixes not followed", engine=name)
                 self._fail(url, name)
                 self._index.drop(name)
-                pause = LONGEST_BACKOFF
+                pause = LONGEST_PAUSE
             else:
                 self._well[url] = True
-                pause, backoff, answered = PAUSE_SECONDS, FIRST_BACKOFF, loop.time()
+                backoff.worked()
+                pause, answered = PAUSE_SECONDS, loop.time()
+            self._asked.add(url)
             self._tell()
             await asyncio.sleep(pause)
 

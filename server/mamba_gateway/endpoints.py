@@ -71,7 +71,7 @@ class Endpoint:
     in_flight: int
     """Requests of this gateway that it has now."""
     in_flight_at_report: int
-    """The same when `running` and `waiting` were read: those numbers contain them already."""
+    """So many of them at most are in `running` and `waiting`."""
     speed: EngineSpeed | None = None
     queued_tokens: float | None = None
     """Prompt tokens it has yet to compute, ours as we know them; None = it does not say."""
@@ -116,6 +116,8 @@ class _Record:
     target: Target
     report: Report = UNKNOWN
     in_flight: int = 0
+    peak: int = 0
+    """Most of our requests it had at once since the report before."""
     in_flight_at_report: int = 0
     suspect: str = ""
     standing: Standing = field(default_factory=Standing)
@@ -163,7 +165,9 @@ class Pool:
         if report.models is None:  # what it serves does not change while it is busy or restarting
             report = replace(report, models=record.report.models)
         record.report, record.suspect = report, ""
-        record.in_flight_at_report = record.in_flight
+        # Its numbers are of some moment since the last report. What ended since then would else pass for the
+        # requests of others, and where many end together, for a full engine.
+        record.in_flight_at_report, record.peak = record.peak, record.in_flight
         record.queue.report(report.prompt_tokens_waiting, self._clock())
         record.frozen = None
         self._notify()
@@ -189,6 +193,7 @@ class Pool:
         if record := self._records.get(url):
             now = self._clock()
             record.in_flight += 1
+            record.peak = max(record.peak, record.in_flight)
             record.begun[ticket] = now
             if record.standing.doubted and record.standing.trial is None:
                 record.standing.trial = ticket

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import BaseModel, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mamba_api.openai_responses import Readiness
@@ -76,7 +77,7 @@ class LocalRoutes:
 
     async def readyz(self) -> Response:
         """200 when requests are welcome. Engines may be absent: a request then waits for one for a while."""
-        state = self._readiness()
+        state = self.readiness()
         body = state.model_dump_json().encode()
         if state.status == "ready":
             return JsonResponse(body)
@@ -85,21 +86,22 @@ class LocalRoutes:
             headers["connection"] = "close"
         return JsonResponse(body, 503, headers=headers)
 
-    async def metrics(self) -> Response:
-        """Prometheus text."""
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text, or OpenMetrics with exemplars for who asks for that."""
         self._metrics.in_flight.set(self._admission.in_flight)
         self._metrics.queued.set(self._admission.queued)
         self._metrics.waiting.clear()
         for key, count in self._admission.waiting().items():
             self._metrics.waiting.labels(key).set(count)
-        body, content_type = expose(self._metrics.registry)
+        body, content_type = expose(self._metrics.registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     async def version(self) -> dict[str, str]:
         """The installed version of mambaserve."""
         return {"version": version("mambaserve"), "component": "gateway"}
 
-    def _readiness(self) -> GatewayReadiness:
+    def readiness(self) -> GatewayReadiness:
+        """Whether requests are welcome, and which engines may be chosen."""
         snapshot = self._pool.snapshot()
         endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
         reasons = self._pool.reasons()

@@ -26,6 +26,13 @@ class PrefixIndexCollector(Collector):
         for each in get_args(State):
             state.add_metric([each], float(index.state == each))
         yield state
+        redis = GaugeMetricFamily(
+            f"{_PREFIX}_redis_up",
+            "1 while Redis is followed, 0 while it is away and engines are asked; no sample without one.",
+        )
+        if index.redis_up is not None:
+            redis.add_metric([], float(index.redis_up))
+        yield redis
         for name, said, value in (
             ("entries", "Prefixes that an engine can resume, as far as is known.", index.entries),
             ("engines", "Engines whose checkpoints are known.", len(index.engines())),

@@ -12,11 +12,11 @@ from mamba_gateway.admission import Clock
 from mamba_gateway.endpoints import Pool
 from mamba_gateway.explanation import DecisionLog, DecisionRecord
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.prefix_index import NoIndex, PrefixIndex
 from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
 from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights
+from mamba_prefix.prefix_index import PrefixIndex
 
 SEEN_SECONDS = 600.0
 """For so long an engine is taken to know a prompt that it was sent."""
@@ -38,7 +38,7 @@ class Router:
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool, self._metrics, self._rng, self._weights = pool, metrics, rng, weights
-        self._index: PrefixIndex = index or NoIndex()
+        self._index = index or PrefixIndex(off=True)
         self._recent = RecentPrefixes(clock)
         self.log = DecisionLog()
 

@@ -32,7 +32,7 @@ from mamba_gateway.key_limits import KeyLimitTable
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.parts import Parts
-from mamba_gateway.prefix_source import Sink, prefixes_followed
+from mamba_gateway.prefix_source import PrefixSource, Sink, prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
@@ -40,12 +40,14 @@ from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
 from mamba_gateway.scoring import Weights
+from mamba_gateway.serving_status import EngineAsker, StatusEndpoint
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
 from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
+from mamba_telemetry.tracing import OFF, Tracing
 
 if TYPE_CHECKING:
     from mamba_gateway.endpoint_picker.server import PickerServer
@@ -66,6 +68,7 @@ async def serve(
     picker_ready: Callable[[int], None] = lambda _: None,
     stop: asyncio.Event | None = None,
     rng: Random | None = None,
+    tracing: Tracing = OFF,
 ) -> int:
     """Serve until `stop` or a signal; `ready` gets the URL once, `picker_ready` the endpoint picker's port
     before it. Returns 0, or 1 if requests were cut.
@@ -82,7 +85,7 @@ async def serve(
     bound = listen(settings.host, settings.port)
     pool = Pool()
     index = PrefixIndex()
-    metrics = GatewayMetrics(pool.snapshot, index)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing)
     limits = settings.key_limits
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
@@ -100,8 +103,8 @@ async def serve(
         )  # fmt: skip
         try:
             async with (
-                prefixes_followed(settings, session, index, backend_keys) as follow,
-                _endpoint_source(settings, _both(prober.set_targets, follow), rng) as wake,
+                prefixes_followed(settings, session, index, backend_keys) as source,
+                _endpoint_source(settings, prober.set_targets, source, rng) as wake,
                 _limiter(settings, limits, metrics) as limiter,
             ):
                 # A weight of 0 says that nobody wants to know what an engine can resume.
@@ -126,7 +129,10 @@ async def serve(
                 metrics.buffered.set_function(lambda: bodies.held)
                 warm_up = WarmUp(pool, index, texts, time.monotonic)
                 routes = LocalRoutes(pool, admission, metrics, router.log, warm_up.missing)
-                app = make_app(routes, proxy, keys, bodies)
+                status = StatusEndpoint(
+                    pool, admission, metrics, routes.readiness, EngineAsker(session, backend_key).ask
+                )
+                app = make_app(routes, status, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
                 parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
                 async with (
@@ -160,15 +166,18 @@ def _both(one: Sink, other: Sink) -> Sink:
 
 @contextlib.asynccontextmanager
 async def _endpoint_source(
-    settings: GatewaySettings, sink: Sink, rng: Random
+    settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
 ) -> AsyncIterator[Callable[[], None]]:
     """Keep the targets up to date; yields what to call while a request waits for an engine."""
+    sink = _both(probed, prefixes.set_targets)
     if settings.deployment is None:
         sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
     from mamba_gateway.discovery import watch_engines
+    from mamba_gateway.index_reporter import IndexReporter
+    from mamba_gateway.operator_note import OperatorNote
     from mamba_gateway.wake import Waker
     from mamba_kube.access import connected, load_access
 
@@ -176,10 +185,11 @@ async def _endpoint_source(
     namespace = settings.namespace or access.namespace
     async with connected(access) as server:
         waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
-        tasks = [
-            asyncio.create_task(watch_engines(server, namespace, settings.deployment, sink, rng)),
-            asyncio.create_task(waker.work()),
-        ]
+        work = [watch_engines(server, namespace, settings.deployment, sink, rng), waker.work()]
+        if prefixes.trouble is not None:
+            note = OperatorNote(server, namespace, settings.deployment)
+            work.append(IndexReporter(note, prefixes.trouble, lambda: datetime.now(UTC)).work())
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             yield waker.request
         finally:

@@ -1,7 +1,7 @@
 """Wake: asks the operator for an engine while requests are held and none is ready.
 
-The relay calls `request`; a task of its own writes the time into the ConfigMap X-wake, all that a gateway
-may write, again every few seconds, because a scaled-to-zero deployment falls asleep if nobody repeats it.
+The relay calls `request`; a task of its own writes the time, again every few seconds, because a
+scaled-to-zero deployment falls asleep if nobody repeats it.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from datetime import datetime
 import structlog
 
 from mamba_api import names
-from mamba_kube.api_server import MERGE_PATCH, ApiServer
+from mamba_gateway.operator_note import OperatorNote
+from mamba_kube.api_server import ApiServer
 from mamba_kube.errors import short
 
 log = structlog.get_logger("mambaserve.gateway")
@@ -31,8 +32,8 @@ class Waker:
         now: Callable[[], datetime],
         every: float = EVERY,
     ) -> None:
-        self._server, self._name, self._now, self._every = server, name, now, every
-        self._path = f"/api/v1/namespaces/{namespace}/configmaps/{names.Children(name).wake}"
+        self._name, self._now, self._every = name, now, every
+        self._note = OperatorNote(server, namespace, name)
         self._requested = asyncio.Event()
 
     def request(self) -> None:
@@ -54,11 +55,4 @@ class Waker:
 
     async def wake(self) -> None:
         """Write the time once. Raises ApiError."""
-        data = {names.WAKE_KEY: self._now().isoformat(timespec="seconds")}
-        await self._server.request(
-            "PATCH",
-            self._path,
-            query={"fieldManager": "mambaserve-gateway"},
-            body={"data": data},
-            content_type=MERGE_PATCH,
-        )
+        await self._note.write(names.WAKE_KEY, self._now().isoformat(timespec="seconds"))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
+from mamba_prefix.backoff import LONGEST_PAUSE, Backoff
 from mamba_prefix.errors import ForeignMessage, RedisAway
 from mamba_prefix.messages import Change, Heartbeat, Message, Snapshot, unpack
 from mamba_prefix.prefix_index import PrefixIndex
@@ -25,16 +26,23 @@ MOST = 512
 """Batches in one answer."""
 SILENT_SECONDS = 3.0
 """How long a heartbeat may be missing before its engine counts as dead: Redis may just have been emptied."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 class Follower:
-    """Follows one scope."""
+    """Follows one scope. `told`: gets why Redis is away, each time that it is, and None once it is there."""
 
-    def __init__(self, index: PrefixIndex, store: Store, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        store: Store,
+        jitter: Callable[[], float] = random.random,
+        *,
+        told: Callable[[str | None], None] = lambda _: None,
+    ) -> None:
         self._index = index
         self._store = store
-        self._jitter = jitter
+        self._backoff = Backoff(jitter)
+        self._told = told
         self.foreign = 0
         """Messages that nobody of this version wrote."""
         self._at = START
@@ -44,27 +52,28 @@ class Follower:
 
     async def run(self) -> None:
         """Follow for ever; only cancelling ends it."""
-        failures = 0
         while True:
             try:
                 await self._start()
-                failures = 0
+                self._backoff.worked()
+                self._told(None)
                 while True:
                     await self._follow(LOOK_SECONDS)
                     await self._look()
             except RedisAway as error:
-                if not failures:
+                if not self._backoff.failures:
                     log.warning("prefix index not followed", reason=str(error))
-                self._index.state = "unavailable"
-                self._index.failures += 1
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 16))
-                failures += 1
-                await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
-            except Exception:
+                self._fail(str(error))
+                await asyncio.sleep(self._backoff.failed())
+            except Exception as error:
                 log.exception("prefix index not followed")
-                self._index.state = "unavailable"
-                self._index.failures += 1
+                self._fail(type(error).__name__)
                 await asyncio.sleep(LONGEST_PAUSE)
+
+    def _fail(self, reason: str) -> None:
+        self._index.state = "unavailable"
+        self._index.failures += 1
+        self._told(reason)
 
     async def _start(self) -> None:
         """Read every snapshot and what the stream has had since. Raises RedisAway."""

@@ -52,6 +52,8 @@ class PrefixIndex:
         self.lag = 0.0
         """Seconds from the making of the last batch to its arrival, by both machines' clocks."""
         self.state: State = "off" if off else "unavailable"
+        self.redis_up: bool | None = None
+        """Whether Redis is followed; None: there is none."""
         self.refused_entries = 0
         """Checkpoints that there was no room for."""
         self.refused_engines: set[str] = set()

@@ -2,8 +2,12 @@
 
 Open addressing over two arrays, 16 bytes a place, and in front of them one bit for each of some hashes: most
 pages of a prompt have no checkpoint, and what says so is small enough for a core's own cache. A hash whose
-last engine is gone keeps its place, empty, until the table is laid out anew.
+last engine is gone keeps its place, empty, until the table is laid out anew. That goes on beside the work:
+each change takes some places along, and until all are there both layouts are looked at.
 """
+
+import contextlib
+import mmap
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +18,22 @@ Bits = npt.NDArray[np.uint64]
 MOST_ENGINES = 64
 SMALLEST = 1 << 10
 FULL = 0.7
-"""Share of places in use, empty ones included, at which the table is built anew."""
+"""Share of places in use, empty ones included, at which the table is laid out anew."""
+STEP = 4096
+"""Places of the old layout that a change takes along, besides `STEPS_A_HASH` for each hash that it adds."""
+STEPS_A_HASH = 8
 _ONE = np.uint64(1)
 _NEAR = np.arange(1, 9)
 _BIT = (1 << np.arange(8)).astype(np.uint8)
+
+
+def _empty_places(count: int) -> Hashes:
+    """Zeros, uint64[count], which the machine makes 4 KiB at a time as they are touched. numpy asks for huge
+    pages, and the first change in a new layout, which touches them all, would wait for all of them."""
+    area = mmap.mmap(-1, 8 * count)
+    with contextlib.suppress(AttributeError, OSError):
+        area.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(area, np.uint64)
 
 
 class PrefixTable:
@@ -38,20 +54,36 @@ class PrefixTable:
         self._bits: Bits = np.zeros(smallest, np.uint64)
         self._sieve: npt.NDArray[np.uint8] = np.zeros(smallest // 2, np.uint8)
         """A bit for each hash that was ever added since the last layout, by its upper bits; four a place."""
+        self._old_keys: Hashes = np.zeros(0, np.uint64)
+        self._old_bits: Bits = np.zeros(0, np.uint64)
+        """The layout before, while some of it is not taken along yet; else empty. A hash has bits in one of
+        the two."""
+        self._old_sieve: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._taken = 0
+        """Places of it that are."""
+        self._left = 0
+        """Hashes in it that are not."""
 
     @property
     def bytes(self) -> int:
         """What the arrays take."""
-        return self._keys.nbytes + self._bits.nbytes + self._sieve.nbytes
+        arrays = (
+            self._keys, self._bits, self._sieve, self._old_keys, self._old_bits, self._old_sieve
+        )  # fmt: skip
+        return sum(each.nbytes for each in arrays)
 
     def depths(self, hashes: Hashes) -> dict[int, int]:
         """For each engine that has any of `hashes`: how many of them lead up to the last one that it has."""
-        byte, bit = self._in_sieve(hashes)
-        perhaps = np.flatnonzero((self._sieve[byte] & bit) != 0)
+        byte, bit = self._in_sieve(self._sieve, hashes)
+        maybe = (self._sieve[byte] & bit) != 0
+        if len(self._old_keys):
+            byte, bit = self._in_sieve(self._old_sieve, hashes)
+            maybe |= (self._old_sieve[byte] & bit) != 0
+        perhaps = np.flatnonzero(maybe)
         hashes = hashes[perhaps]
-        at = self._find(self._keys, hashes)
-        found = self._bits[at]
-        found[self._keys[at] != hashes] = 0
+        found = self._bits_of(self._keys, self._bits, hashes)
+        if len(self._old_keys):
+            found |= self._bits_of(self._old_keys, self._old_bits, hashes)
         there = np.flatnonzero(found)[::-1]
         if not len(there):
             return {}
@@ -71,6 +103,8 @@ class PrefixTable:
 
     def add(self, engine: int, hashes: Hashes) -> int:
         """`engine` has these (none twice in `hashes`). Returns how many of them there was no room for."""
+        if len(self._old_keys):
+            self._take_along(self._old_places(hashes))
         at = self._find(self._keys, hashes)
         placed = self._keys[at] == hashes
         alive = placed & (self._bits[at] != 0)
@@ -79,11 +113,12 @@ class PrefixTable:
         refused = max(0, len(new) - max(0, self.most - self.entries))
         new = new[: len(new) - refused]
         self._mark(engine, at[alive])
-        if self._used + len(new) > FULL * len(self._keys):
-            self._build(self.entries + len(new))
+        if self._used + self._left + len(new) > FULL * len(self._keys):
+            self._lay_out(self.entries + len(new))
         self._sift(new)
         self._mark(engine, self._claim(new))
         self.entries += len(new)
+        self._step(STEP + STEPS_A_HASH * len(new))
         return refused
 
     def _mark(self, engine: int, at: npt.NDArray[np.int64]) -> None:
@@ -110,6 +145,8 @@ class PrefixTable:
 
     def remove(self, engine: int, hashes: Hashes) -> None:
         """`engine` has these no more (none twice in `hashes`)."""
+        if len(self._old_keys):
+            self._take_along(self._old_places(hashes))
         at = self._find(self._keys, hashes)
         at = at[self._keys[at] == hashes]
         before = self._bits[at]
@@ -117,44 +154,89 @@ class PrefixTable:
         self._bits[at] = after
         self._counts[engine] -= int(np.count_nonzero(before != after))
         self.entries -= int(np.count_nonzero((before != 0) & (after == 0)))
+        self._step(STEP)
 
     def clear(self, engine: int) -> None:
         """`engine` has nothing any more."""
         if not self._counts[engine]:
             return
         self._counts[engine] = 0
-        had = self._bits & (_ONE << np.uint64(engine)) != 0
-        self._bits[had] &= ~(_ONE << np.uint64(engine))
-        self.entries -= int(np.count_nonzero(self._bits[had] == 0))
+        self.entries -= self._clear(self._bits, engine)
+        gone = self._clear(self._old_bits, engine)
+        self.entries -= gone
+        self._left -= gone
+        self._step(STEP)
+
+    @staticmethod
+    def _clear(bits: Bits, engine: int) -> int:
+        """How many hashes nobody has any more."""
+        had = bits & (_ONE << np.uint64(engine)) != 0
+        bits[had] &= ~(_ONE << np.uint64(engine))
+        return int(np.count_nonzero(bits[had] == 0))
 
     def of(self, engine: int) -> Hashes:
         """What `engine` has, in no order."""
-        keys: Hashes = self._keys[self._bits & (_ONE << np.uint64(engine)) != 0]
-        return keys
+        bit = _ONE << np.uint64(engine)
+        return np.concatenate((self._keys[self._bits & bit != 0], self._old_keys[self._old_bits & bit != 0]))
 
     def count(self, engine: int) -> int:
         """How many `engine` has."""
         return self._counts[engine]
 
-    def _build(self, wanted: int) -> None:
-        """Lay out anew what engines have, with room for `wanted` entries and as many again."""
+    def _lay_out(self, wanted: int) -> None:
+        """Begin a new layout with room for `wanted` entries and as many again."""
+        # Each hash that is added takes more along than it brings, so there is hardly ever anything left.
+        self._step(len(self._old_keys))
         size = self._smallest
         while wanted * 2 > size:
             size *= 2
-        alive = self._bits != 0
-        hashes, bits = self._keys[alive], self._bits[alive]
-        self._keys, self._bits = np.zeros(size, np.uint64), np.zeros(size, np.uint64)
-        self._used = 0
-        self._bits[self._claim(hashes)] = bits
+        self._old_keys, self._old_bits, self._old_sieve = self._keys, self._bits, self._sieve
+        self._taken, self._left = 0, int(np.count_nonzero(self._bits))
+        self._keys, self._bits = _empty_places(size), _empty_places(size)
         self._sieve = np.zeros(size // 2, np.uint8)
+        self._used = 0
+
+    def _step(self, places: int) -> None:
+        """Take so many places of the old layout along; with the last one it is gone."""
+        if not len(self._old_keys):
+            return
+        until = min(len(self._old_keys), self._taken + places)
+        self._take_along(np.arange(self._taken, until))
+        self._taken = until
+        if until == len(self._old_keys):
+            self._old_keys, self._old_bits = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
+            self._old_sieve = np.zeros(0, np.uint8)
+
+    def _take_along(self, at: npt.NDArray[np.int64]) -> None:
+        """Put what stands at these places of the old layout into the new one."""
+        at = at[self._old_bits[at] != 0]
+        hashes = self._old_keys[at]
+        # Its key keeps its place: others are found behind it.
+        self._bits[self._claim(hashes)] = self._old_bits[at]
+        self._old_bits[at] = 0
+        self._left -= len(at)
         self._sift(hashes)
 
+    def _old_places(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        at = self._find(self._old_keys, hashes)
+        found: npt.NDArray[np.int64] = at[self._old_keys[at] == hashes]
+        return found
+
+    def _bits_of(self, keys: Hashes, bits: Bits, hashes: Hashes) -> Bits:
+        at = self._find(keys, hashes)
+        found: Bits = bits[at]
+        found[keys[at] != hashes] = 0
+        return found
+
     def _sift(self, hashes: Hashes) -> None:
-        byte, bit = self._in_sieve(hashes)
+        byte, bit = self._in_sieve(self._sieve, hashes)
         np.bitwise_or.at(self._sieve, byte, bit)
 
-    def _in_sieve(self, hashes: Hashes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        places = len(self._sieve) * 8
+    @staticmethod
+    def _in_sieve(
+        sieve: npt.NDArray[np.uint8], hashes: Hashes
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        places = len(sieve) * 8
         upper = (hashes >> np.uint64(65 - places.bit_length())).view(np.int64)
         return upper >> 3, _BIT[upper & 7]
 

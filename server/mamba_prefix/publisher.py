@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
+from mamba_prefix.backoff import LONGEST_PAUSE, Backoff
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.errors import ForeignMessage, RedisAway
 from mamba_prefix.messages import Heartbeat, pack, unpack
@@ -24,7 +25,6 @@ BATCHES = 128
 """Most batches in one round trip."""
 BATCHES_A_SNAPSHOT = 256
 """A new gateway reads at most so many batches after a snapshot."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 class Publisher:
@@ -33,7 +33,7 @@ class Publisher:
     def __init__(self, changes: ChangeLog, store: Store, jitter: Callable[[], float] = random.random) -> None:
         self._log = changes
         self._store = store
-        self._jitter = jitter
+        self._backoff = Backoff(jitter)
         self.connected = False
         self.batches = 0
         self.bytes = 0
@@ -48,18 +48,15 @@ class Publisher:
 
     async def run(self) -> None:
         """Publish until the log is closed; only cancelling ends it before."""
-        failures = 0
         while not self._log.closed:
             try:
                 await self._publish()
             except RedisAway as error:
-                if self.connected or not failures:
+                if self.connected or not self._backoff.failures:
                     log.warning("prefix index not published", reason=str(error))
                 self.connected = False
                 self.failures += 1
-                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 16))
-                failures += 1
-                await asyncio.sleep(pause * (0.5 + 0.5 * self._jitter()))
+                await asyncio.sleep(self._backoff.failed())
             except Exception:
                 # A defect here must not end what goes on without the index.
                 log.exception("prefix index not published")
@@ -67,7 +64,7 @@ class Publisher:
                 self.failures += 1
                 await asyncio.sleep(LONGEST_PAUSE)
             else:
-                failures = 0
+                self._backoff.worked()
 
     async def _publish(self) -> None:
         """One beat: what has changed until then, then the heartbeat. Raises RedisAway."""

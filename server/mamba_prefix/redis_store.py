@@ -4,6 +4,7 @@ Every failure of Redis, whatever it is, is a RedisAway. Knows bytes and keys, no
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -29,6 +30,9 @@ Method = Callable[Concatenate["RedisStore", P], Coroutine[Any, Any, R]]
 def _or_away(method: Method[P, R]) -> Method[P, R]:
     @functools.wraps(method)
     async def guarded(self: "RedisStore", *arguments: P.args, **named: P.kwargs) -> R:
+        task = asyncio.current_task()
+        assert task is not None
+        asked_before = task.cancelling()
         try:
             # The client bounds a silence, this the whole: an answer may also come a byte at a time.
             async with asyncio.timeout(2 * ANSWER_SECONDS):
@@ -36,6 +40,11 @@ def _or_away(method: Method[P, R]) -> Method[P, R]:
         except (RedisError, OSError, TimeoutError, ValueError, IndexError) as error:
             # Not the client's words alone: some of them are empty.
             raise RedisAway(f"{type(error).__name__}: {error}") from error
+        finally:
+            if task.cancelling() > asked_before:
+                # The client sends within `asyncio.wait_for`, which before Python 3.12 answers a cancelling
+                # with the result if that came in the same turn of the loop. Who cancels waits for the end.
+                raise asyncio.CancelledError
 
     return guarded  # type: ignore[return-value] # mypy does not see through `wraps`
 
@@ -116,12 +125,14 @@ class RedisStore:
         await self._client.srem(self._keys.engines, engine)
 
     async def close(self) -> None:
-        """Let go of the connections."""
-        await self._client.aclose()
-        # Behind Sentinel the clients of the sentinels are its own.
-        pool = getattr(self._client, "connection_pool", None)
-        for each in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-            await each.aclose()
+        """Let go of the connections; of those that do not close in time, without a word."""
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._client.aclose()
+                # Behind Sentinel the clients of the sentinels are its own.
+                pool = getattr(self._client, "connection_pool", None)
+                for each in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+                    await each.aclose()
 
 
 def _text(raw: Any) -> str:

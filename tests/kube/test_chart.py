@@ -1,5 +1,6 @@
 """The chart, rendered by helm and judged by a real API server: accepted, confined, least privilege."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from eventually import wait_until
+from mamba_api import names
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import Command
@@ -109,6 +111,43 @@ def test_the_crd_comes_with_the_chart_and_stays_when_it_goes(helm: Command) -> N
 def test_a_key_nobody_knows_is_refused(helm: Command) -> None:
     with pytest.raises(CommandFailed, match="additional properties 'replicas' not allowed"):
         helm("template", "rel", str(CHART), "--set", "operator.replicas=2")
+
+
+def test_each_dashboard_comes_as_it_is_with_the_label_that_grafana_looks_for(helm: Command) -> None:
+    found = [document for document in rendered(helm, "sys") if document["kind"] == "ConfigMap"]
+    shipped = {path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: json.loads(text) for each in found for name, text in each["data"].items()} == shipped
+    assert {each["metadata"]["labels"]["grafana_dashboard"] for each in found} == {"1"}
+    without = rendered(helm, "sys", "--set", "monitoring.dashboards=false")
+    assert [document for document in without if document["kind"] == "ConfigMap"] == []
+
+
+def test_rules_and_pod_monitors_come_where_the_cluster_knows_them(helm: Command) -> None:
+    kinds = {"PrometheusRule", "PodMonitor"}
+    assert not kinds & {document["kind"] for document in rendered(helm, "sys")}
+    options = ["--api-versions", "monitoring.coreos.com/v1", "--set", "monitoring.runbooks=https://r.example/",
+               "--set", "monitoring.labels.release=prom", "--set", "watchNamespaces={a,b}"]  # fmt: skip
+    documents = rendered(helm, "sys", *options)
+    found = [document for document in documents if document["kind"] in kinds]
+    assert {each["metadata"]["labels"]["release"] for each in found} == {"prom"}
+    groups = one(documents, "PrometheusRule")["spec"]["groups"]
+    shipped = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"]
+    assert [rule["expr"] for rule in groups[0]["rules"]] == [rule["expr"] for rule in shipped[0]["rules"]]
+    links = {rule["annotations"]["runbook_url"] for rule in groups[0]["rules"]}
+    assert "https://r.example/no-engine-ready.md" in links
+    assert all(link.startswith("https://r.example/") for link in links)
+    serving = one(documents, "PodMonitor", "rel-mambaserve-serving")["spec"]
+    assert serving["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    # What the monitors select is what the pods carry.
+    assert serving["selector"]["matchLabels"].items() <= names.labels("x", "engine").items()
+    assert {each["port"] for each in serving["podMetricsEndpoints"]} == {names.HTTP_PORT_NAME}
+    pod = one(documents, "Deployment")["spec"]["template"]
+    monitor = one(documents, "PodMonitor", "rel-mambaserve-operator")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert {each["port"] for each in monitor["podMetricsEndpoints"]} <= ports
+    off = rendered(helm, "sys", *options, "--set", "monitoring.rules=false,monitoring.podMonitors=false")
+    assert not kinds & {document["kind"] for document in off}
 
 
 def test_helm_finds_nothing_wrong(helm: Command) -> None:

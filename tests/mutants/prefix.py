@@ -82,15 +82,22 @@ MUTANTS = (
     Mutant(
         "an engine that goes takes the others' bits along",
         PREFIX + "prefix_table.py",
-        "self._bits[had] &= ~(_ONE << np.uint64(engine))",
-        "self._bits[had] = 0",
+        "bits[had] &= ~(_ONE << np.uint64(engine))",
+        "bits[had] = 0",
         TABLE,
     ),
     Mutant(
         "a table built anew forgets its sieve",
         PREFIX + "prefix_table.py",
-        "        self._sieve = np.zeros(size // 2, np.uint8)\n        self._sift(hashes)",
-        "        self._sieve = np.zeros(size // 2, np.uint8)",
+        "        self._left -= len(at)\n        self._sift(hashes)",
+        "        self._left -= len(at)",
+        TABLE,
+    ),
+    Mutant(
+        "a prefix of the old layout is not found until it is taken along",
+        PREFIX + "prefix_table.py",
+        "            found |= self._bits_of(self._old_keys, self._old_bits, hashes)",
+        "            pass",
         TABLE,
     ),
     Mutant(

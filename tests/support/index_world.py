@@ -86,6 +86,14 @@ class IndexWorld:
         self.task = asyncio.create_task(self.follower.run())
 
     @property
+    def false_positives(self) -> int:
+        """Checkpoints that the copy says an engine has and it has not."""
+        return sum(
+            len(set(self.index.hashes_of(name).tolist()) - set(engine.tree))
+            for name, engine in self.engines.items()
+        )
+
+    @property
     def agrees(self) -> bool:
         """The copy says of each engine what its tree has, and knows of no other engine."""
         views = self.index.engines()

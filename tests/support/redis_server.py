@@ -7,6 +7,7 @@ folder of its own, keeps nothing on disk, and dies with the test run.
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,16 @@ class RedisServer:
             parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
             connection.sendall(f"*{len(words)}\r\n{parts}".encode())
             return connection.recv(1 << 16)
+
+    def pause(self) -> None:
+        """Its connections stay open and nothing answers any more."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """The end of a pause, where there is one."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Gone at once, as by a crash."""

@@ -197,6 +197,7 @@ class Session:
         self._view.say(f"{unit.name} is ready: {unit.url}/v1", style="bold green")
         if not await takes_chats(http, unit.url, unit.model):
             self._without_chat.add(unit.name)
+        self._view.say(f"status page: {unit.url}/ui")
         self._view.say(unit.curl(chat=unit.name not in self._without_chat))
 
     async def _demonstrate(self, http: aiohttp.ClientSession, unit: Unit) -> None:

@@ -15,20 +15,24 @@ from mamba_api.openai_responses import (
     ModelList,
     Readiness,
 )
+from mamba_api.serving_status import ServingStatus
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import Responses, error_answers, make_application, publish
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.cors import with_cors
 from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.status_page import add_status_page
 from mamba_server.api.endpoints import GenerationEndpoints
 from mamba_server.api.info import Info
 from mamba_server.api.prefix_feed import CONTENT_TYPE, PrefixFeed
 from mamba_server.api.request_body import limited_route
 from mamba_server.api.serving import Serving
+from mamba_server.api.serving_status import StatusEndpoint
 
 _TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
+_GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
 _STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
 
 
@@ -79,6 +83,17 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         responses=_UNAUTHORIZED | _MSGPACK | error_answers(e400="A parameter is wrong"),
     )
 
+    app.add_api_route(
+        "/v1/status",
+        StatusEndpoint(serving).status,
+        operation_id="status",
+        summary="What this engine does",
+        response_model=ServingStatus,
+        dependencies=[Security(guard)],
+        responses=_UNAUTHORIZED,
+    )
+    add_status_page(app)
+
     route_of = publish(
         app,
         key_needed=keys is not None,
@@ -89,6 +104,8 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         route_of=route_of,
         answered=serving.metrics.answered,
         bodies=BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes),
+        tracing=serving.tracing,
+        traced=_GENERATING,
     )
     return with_cors(answering, settings.cors_origin)
 

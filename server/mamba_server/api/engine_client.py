@@ -62,6 +62,8 @@ class EngineClient:
         self.ready: wire.Ready | None = None
         """The last Ready; kept over a restart, since limits and plan do not change with it."""
         self.state = EngineState("loading", "the engine process is starting", "start", 0, 1)
+        self.stats: wire.EngineStats | None = None
+        """The last numbers of the engine process that runs; None before it said any."""
         self.restarts = 0
         self.changes = ChangeLog()
         """What the engine has cached, for gateways."""
@@ -195,6 +197,7 @@ class EngineClient:
         if self._fatal is not None:
             reason = self._fatal.message
         self.state = EngineState(self._unready_phase, reason)
+        self.stats = None
         self.changes.lose()
         lost = EngineLost(f"{reason}; it is being restarted, try again")
         for inbox in self._inboxes.values():
@@ -231,6 +234,7 @@ class EngineClient:
                         self._unstarted.discard(delta.request_id)
                         inbox.put(delta)
             case wire.EngineStats():
+                self.stats = message
                 self._on_stats(message)
             case wire.PrefixChanges(epoch=epoch, cleared=cleared, gained=gained, lost=lost):
                 self.changes.take(epoch, cleared=cleared, gained=gained, lost=lost)

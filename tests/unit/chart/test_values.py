@@ -50,6 +50,8 @@ def test_the_defaults_are_valid() -> None:
         ({"image": {"digest": "latest"}}, "image/digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "image/pullPolicy"),
         ({"test": {"python": []}}, "test/python"),
+        ({"monitoring": {"runbooks": ""}}, "monitoring/runbooks"),
+        ({"monitoring": {"dashboardLabels": {"a": 1}}}, "monitoring/dashboardLabels/a"),
     ],
 )
 def test_a_wrong_value_is_refused(over: dict[str, Any], path: str) -> None:
@@ -76,7 +78,7 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
     assert given(VALUES) - keys(SCHEMA) == set()
 
 
-SECTIONS = {"crds", "image", "serviceAccount", "rbac", "operator", "test"}
+SECTIONS = {"crds", "image", "serviceAccount", "rbac", "operator", "monitoring", "test"}
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:

@@ -3,21 +3,16 @@
 import asyncio
 import json
 import re
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import pytest
 
 from asgi import ask
-from eventually import until
-from mamba_edge.http_server import HttpServer
-from mamba_edge.listener import listen, url_of
+from browser import BROWSER
 from scripted_engine import Api
+from served_app import served
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HERE = "http://127.0.0.1:8000"
 
 
@@ -75,19 +70,6 @@ def asked_by_pages_of(origin: str, net_log: Path) -> list[str]:
     events = json.loads(net_log.read_text())["events"]
     asked = [event["params"] for event in events if "initiator" in event.get("params", {})]
     return [params["url"] for params in asked if params["initiator"] == origin and "url" in params]
-
-
-@asynccontextmanager
-async def served(app: object) -> AsyncIterator[str]:
-    with listen("127.0.0.1", 0) as listener:
-        server = HttpServer(app, last_bytes_seconds=1)  # type: ignore[arg-type]
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        await until(lambda: server.started)
-        try:
-            yield url_of(listener)
-        finally:
-            server.should_exit = True
-            await running
 
 
 async def rendered(url: str, proxy: int, folder: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asgi import Asked, ask
+from mamba_api.serving_status import EngineStatus
 from mamba_edge.api_keys import KeyFile
 from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
@@ -16,12 +17,18 @@ from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import Router
+from mamba_gateway.serving_status import NoStatus, StatusEndpoint
 
 
 async def relayed(_scope: Any, _receive: Any, send: Any) -> None:
     """In the place of the relayed routes."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"x-relayed", b"yes")]})
     await send({"type": "http.response.body", "body": b""})
+
+
+async def no_engine(_url: str) -> EngineStatus:
+    """No engine says anything of itself."""
+    raise NoStatus("away")
 
 
 class Local:
@@ -33,7 +40,8 @@ class Local:
         self.metrics = GatewayMetrics(self.pool.snapshot)
         self.router = Router(self.pool, self.metrics, Random(1))
         routes = LocalRoutes(self.pool, self.admission, self.metrics, self.router.log)
-        self.app = make_app(routes, relayed, KeyFile(keys, "--api-key-file") if keys else None)
+        status = StatusEndpoint(self.pool, self.admission, self.metrics, routes.readiness, no_engine)
+        self.app = make_app(routes, status, relayed, KeyFile(keys, "--api-key-file") if keys else None)
 
     async def ask(self, method: str, path: str, **more: Any) -> Asked:
         return await ask(self.app, method, path, **more).done()

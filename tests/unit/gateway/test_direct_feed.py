@@ -10,8 +10,9 @@ import pytest
 from aiohttp import web
 
 from eventually import until
-from mamba_gateway.direct_feed import FORGET_SECONDS, LONGEST_BACKOFF, STRANGER_SECONDS, DirectFeed
+from mamba_gateway.direct_feed import FORGET_SECONDS, STRANGER_SECONDS, DirectFeed
 from mamba_gateway.endpoints import Target
+from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
@@ -106,6 +107,13 @@ async def test_a_change_is_known_a_moment_later_under_the_name_of_the_target(
     assert following.index.snapshots == 1
 
 
+async def test_it_follows_from_the_first_answer_on(engine: Engine, following: Following) -> None:
+    following.feed.set_targets([Target(engine.url, "pod")])
+    assert following.index.state == "unavailable"
+    await until(lambda: following.index.state == "following", 5)
+    assert following.index.engines().keys() == {"pod"}
+
+
 async def test_an_idle_engine_is_asked_a_few_times_a_minute(engine: Engine, following: Following) -> None:
     following.feed.set_targets([Target(engine.url, "pod")])
     await until(lambda: following.has(engine), 5)
@@ -151,10 +159,10 @@ async def test_an_engine_that_is_away_keeps_its_part_a_while_and_loses_it_then(
     assert following.index.state == "unavailable"
     assert not following.index.engines()["pod"].fresh
     assert following.index.hashes_of("pod").size
-    await asyncio.sleep(FORGET_SECONDS / 2 + LONGEST_BACKOFF)
+    await asyncio.sleep(FORGET_SECONDS / 2 + LONGEST_PAUSE)
     assert not following.index.engines()
     engine.status = 200
-    await asyncio.sleep(LONGEST_BACKOFF)
+    await asyncio.sleep(LONGEST_PAUSE)
     assert following.has(engine)
     assert following.index.failures > 1
 
@@ -197,5 +205,5 @@ async def test_an_answer_that_is_none_is_not_taken(engine: Engine, following: Fo
     await asyncio.sleep(2)
     assert following.index.failures > 2
     engine.body = None
-    await asyncio.sleep(LONGEST_BACKOFF)
+    await asyncio.sleep(LONGEST_PAUSE)
     assert following.has(engine)

@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.types import Message, Receive, Scope, Send
 
+from mamba_api.serving_status import EngineStatus
 from mamba_gateway.admission import Admission
 from mamba_gateway.app import make_app
 from mamba_gateway.endpoints import Pool, Report, Target
@@ -24,6 +25,7 @@ from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.rate_limiter import RateLimiter
+from mamba_gateway.serving_status import NoStatus, StatusEndpoint
 from mamba_gateway.upstream import UpstreamRequest
 
 CARD = {
@@ -43,6 +45,7 @@ OPERATIONS = [
     ("/readyz", "GET"),
     ("/health", "GET"),
     ("/v1/routing/decisions", "GET"),
+    ("/v1/status", "GET"),
     ("/livez", "GET"),
     ("/metrics", "GET"),
     ("/version", "GET"),
@@ -62,6 +65,10 @@ class RefusingRelay:
         await send({"type": "http.response.body", "body": json.dumps(REFUSAL).encode()})
 
 
+async def no_engine(_url: str) -> EngineStatus:
+    raise NoStatus("away")
+
+
 def application() -> Any:
     pool = Pool()
     pool.set_targets([Target("http://e", "e")])
@@ -78,7 +85,9 @@ def application() -> Any:
                 body_timeout=5.0, comment_interval=0.0,
                 limiter=RateLimiter(KeyLimitTable(KeyLimits(), {}), metrics, time.monotonic),
             )  # fmt: skip
-            made.append(make_app(LocalRoutes(pool, admission, metrics, DecisionLog()), proxy, None))
+            routes = LocalRoutes(pool, admission, metrics, DecisionLog())
+            status = StatusEndpoint(pool, admission, metrics, routes.readiness, no_engine)
+            made.append(make_app(routes, status, proxy, None))
         await made[0](scope, receive, send)
 
     return app

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
 from mamba_gateway.engine_places import ENGINE_QUEUE, places
 
 Make = Callable[..., Endpoint]
@@ -47,3 +47,17 @@ def test_engines_count_together_and_only_those_that_may_be_chosen(endpoint: Make
 
 def test_where_no_engine_is_nothing_waits_here(endpoint: Make) -> None:
     assert places([], "m") == places([endpoint("a", ready=False, max_running=1)], "m") == math.inf
+
+
+def test_requests_of_ours_that_ended_since_the_report_was_made_are_not_taken_for_those_of_others() -> None:
+    pool = Pool(clock=lambda: 0.0)
+    pool.set_targets([Target("http://a", "a")])
+    tickets = [pool.begin("http://a") for _ in range(16)]
+    pool.report("http://a", Report(ready=True, running=16, max_running=16))
+    for ticket in tickets:
+        pool.end("http://a", ticket)
+    # What it tells now was true before they ended together.
+    pool.report("http://a", Report(ready=True, running=16, max_running=16))
+    assert places(pool.snapshot(), None) == 16 + ENGINE_QUEUE
+    pool.report("http://a", Report(ready=True, running=5, max_running=16))
+    assert places(pool.snapshot(), None) == 16 + ENGINE_QUEUE - 5

@@ -9,18 +9,19 @@ from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.explanation import KEPT, MOST_HEADER_BYTES
 from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.prefix_index import NoIndex
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import BESIDE_INDEX_SECONDS, Router
 from mamba_gateway.routing import NoCandidate
+from mamba_prefix.prefix_index import PrefixIndex
 
 STEM = list(range(1, 2049))
 
 
-class Known(NoIndex):
+class Known(PrefixIndex):
     """An index that knows what the test says."""
 
     def __init__(self, state="following", **resumable):
+        super().__init__()
         self.state, self.known, self.salts = state, resumable, []
 
     def resumable(self, token_ids, salt):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -111,6 +112,7 @@ def test_once_shows_the_plan_and_the_url_and_drains_with_code_0(bench: Bench) ->
     assert "strategy" in bench.text
     assert "one is ready: http://127.0.0.1:" in bench.text
     assert "curl http://127.0.0.1:" in bench.text
+    assert re.search(r"status page: http://127\.0\.0\.1:\d+/ui$", bench.text, re.MULTILINE)
     assert bench.events("serve", "drained") == bench.events("gateway", "drained") == 1
 
 

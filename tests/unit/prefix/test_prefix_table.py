@@ -76,6 +76,23 @@ TestTableAndModel = TableAndModel.TestCase
 TestTableAndModel.settings = settings(max_examples=25, stateful_step_count=30)
 
 
+class SlowTableAndModel(TableAndModel):
+    """A new layout is begun often and takes long: most of what happens, happens in the middle of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SlowTable(smallest=16)
+
+
+class SlowTable(PrefixTable):
+    def _step(self, places: int) -> None:
+        super()._step(places if places == len(self._old_keys) else 1)
+
+
+TestSlowTableAndModel = SlowTableAndModel.TestCase
+TestSlowTableAndModel.settings = settings(max_examples=15, stateful_step_count=30)
+
+
 def random_hashes(count: int, seed: int = 0) -> np.ndarray:
     return np.unique(np.random.default_rng(seed).integers(1, 1 << 63, count, np.uint64))
 
@@ -88,6 +105,36 @@ def test_an_entry_takes_less_than_fifty_bytes_when_the_table_is_large() -> None:
     assert table.entries == len(hashes)
     # A power of two of places, 16.5 bytes each, between 35 % and 70 % of them taken.
     assert 16.5 / 0.7 <= table.bytes / table.entries <= 48
+
+
+def test_no_change_moves_the_whole_table() -> None:
+    """A gateway's loop stands still for the longest change: none may cost as many places as there are."""
+    moved: list[int] = []
+
+    class Watched(PrefixTable):
+        def _take_along(self, at: np.ndarray) -> None:
+            moved.append(len(at))
+            super()._take_along(at)
+
+    table = Watched(1 << 21)
+    hashes = random_hashes(100_000)
+    for at in range(0, len(hashes), 500):
+        table.add(at // 500 % 64, hashes[at : at + 500])
+    assert table.entries == len(hashes)
+    assert max(moved) < 10_000
+    assert sum(moved) > len(hashes)
+
+
+def test_a_layout_that_shrinks_has_room_for_what_comes_while_it_is_taken_along() -> None:
+    table = SlowTable(1 << 21)
+    many = random_hashes(60_000)
+    table.add(0, many)
+    table.remove(0, many[300:])
+    hashes = random_hashes(30_000, 1)
+    for at in range(0, len(hashes), 100):
+        table.add(1, hashes[at : at + 100])
+    assert table.entries == 300 + len(hashes)
+    assert set(table.of(0).tolist()) == set(many[:300].tolist())
 
 
 def test_what_comes_and_goes_for_ever_takes_no_more_memory() -> None:

@@ -1,0 +1,177 @@
+"""The alerting rules: each a symptom that somebody should act on, with a runbook that says how."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from observability.series import Series, series, total
+
+RUNBOOKS = "docs/runbooks"
+"""Folder of the runbooks in the source tree; the chart puts its own address in its place."""
+GATEWAY = ("namespace", "pod", "instance")
+ENGINE = ("namespace", "pod", "instance", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One rule. `told` is what the notification says; `{{ $value }}` and `{{ $labels.x }}` are filled in."""
+
+    name: str
+    expression: str
+    told: str
+    lasts: str = "0s"
+    """How long it must hold."""
+    severity: Literal["critical", "warning"] = "warning"
+
+    @property
+    def runbook(self) -> str:
+        """Path of its page: the name in kebab case."""
+        words = re.findall(r"[A-Z][a-z]+", self.name.removeprefix("Mambaserve"))
+        return f"{RUNBOOKS}/{'-'.join(words).lower()}.md"
+
+    def to_rule(self) -> dict[str, Any]:
+        """As Prometheus reads it."""
+        return {
+            "alert": self.name,
+            "expr": self.expression,
+            "for": self.lasts,
+            "labels": {"severity": self.severity},
+            "annotations": {"summary": self.told, "runbook_url": self.runbook},
+        }
+
+
+def ratio(part: Series, whole: Series, window: str, *by: str) -> str:
+    """How much of one counter's growth another has, over a window."""
+    return f"{part.summed(*by, window=window)} / {whole.summed(*by, window=window)}"
+
+
+def each(series: Series, *by: str) -> str:
+    """The largest current value, by these labels."""
+    for label in by:
+        series.check(label)
+    return f"max by ({', '.join(by)}) ({series.now})"
+
+
+REQUESTS = series("gateway_requests")
+READY, DRAINING = series("gateway_endpoint_ready"), series("gateway_endpoint_draining")
+MISSES = series("prefix_misses")
+PASSES = series("operator_reconciles")
+
+ALERTS = (
+    Alert(
+        "MambaserveNoEngineReady",
+        f"{READY.summed(*GATEWAY)} == 0",
+        "The gateway {{ $labels.pod }} in {{ $labels.namespace }} has engines, and none of them is ready.",
+        "2m",
+        "critical",
+    ),
+    Alert(
+        "MambaserveEngineNotReady",
+        f"{each(READY, 'namespace', 'endpoint')} == 0 "
+        f"unless on (namespace, endpoint) {each(DRAINING, 'namespace', 'endpoint')} == 1",
+        "The engine {{ $labels.endpoint }} has not been ready for a quarter of an hour.",
+        "15m",
+    ),
+    Alert(
+        "MambaserveEngineRestarts",
+        f"{total(series('engine_restarts').increase('15m'), *ENGINE)} > 1",
+        "The engine process of {{ $labels.pod }} {{ $labels.instance }} died and was started again "
+        "{{ $value | humanize }} times within a quarter of an hour.",
+    ),
+    Alert(
+        "MambaserveFailedSteps",
+        f"{total(series('failed_steps').increase('10m'), *ENGINE)} > 0",
+        "Steps of the engine {{ $labels.pod }} {{ $labels.instance }} fail and are undone.",
+    ),
+    Alert(
+        "MambaserveErrors",
+        f"{ratio(REQUESTS.like(code='5..'), REQUESTS, '5m', 'namespace', 'model')} > 0.05",
+        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} fail.",
+        "5m",
+        "critical",
+    ),
+    Alert(
+        "MambaserveBrokenStreams",
+        f"{total(series('gateway_broken_streams').increase('15m'), *GATEWAY)} > 0",
+        "Engines broke off answers that the gateway {{ $labels.pod }} was passing on.",
+    ),
+    Alert(
+        "MambaserveRequestsShed",
+        f"{ratio(REQUESTS.where(code='429'), REQUESTS, '5m', 'namespace', 'model')} > 0.01",
+        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are refused: "
+        "there is no room.",
+        "10m",
+    ),
+    Alert(
+        "MambaserveRequestsHeld",
+        f"{each(series('gateway_held'), *GATEWAY)} > 0",
+        "{{ $value }} requests wait at the gateway {{ $labels.pod }} for an engine to become ready.",
+        "2m",
+    ),
+    Alert(
+        "MambaserveSlowAdmission",
+        f"{series('request_queue_seconds').quantile(0.95, *ENGINE, window='10m')} > 30",
+        "One request in twenty waits {{ $value | humanizeDuration }} before {{ $labels.pod }} "
+        "{{ $labels.instance }} begins with its prompt.",
+        "10m",
+    ),
+    Alert(
+        "MambaserveCacheFull",
+        f"{each(series('cache_usage'), *ENGINE)} > 0.95",
+        "Running requests hold {{ $value | humanizePercentage }} of the memory of {{ $labels.pod }} "
+        "{{ $labels.instance }}: nothing more can be freed by eviction.",
+        "15m",
+    ),
+    Alert(
+        "MambaservePreemptions",
+        f"{ratio(series('recomputed_tokens'), series('prompt_tokens'), '15m', *ENGINE)} > 0.2",
+        "The engine {{ $labels.pod }} {{ $labels.instance }} computes {{ $value | humanizePercentage }} "
+        "as many tokens again after preemptions as there are prompt tokens.",
+        "15m",
+    ),
+    Alert(
+        "MambaserveCheckpointsEvicted",
+        f"{ratio(MISSES.where(cause='evicted'), MISSES, '30m', *ENGINE)} > 0.5",
+        "{{ $value | humanizePercentage }} of the misses of {{ $labels.pod }} {{ $labels.instance }} are of "
+        "prefixes whose checkpoint was given up for memory.",
+        "30m",
+    ),
+    Alert(
+        "MambaservePrefixIndexAway",
+        f"{each(series('prefix_index_state').like(state='unavailable|stale'), *GATEWAY, 'state')} == 1",
+        "The gateway {{ $labels.pod }} routes without knowing all that engines have cached: its index is "
+        "{{ $labels.state }}.",
+        "10m",
+    ),
+    Alert(
+        "MambaservePublishFailures",
+        f"{total(series('prefix_index_publish_failures').increase('10m'), *ENGINE)} > 3",
+        "The engine {{ $labels.pod }} {{ $labels.instance }} cannot write to Redis what it has cached.",
+        "5m",
+    ),
+    Alert(
+        "MambaserveOperatorAway",
+        f"absent({series('operator_leader').now} == 1)",
+        "No operator holds the lease: MambaDeployments are not looked at. What runs goes on.",
+        "5m",
+        "critical",
+    ),
+    Alert(
+        "MambaserveReconcileErrors",
+        f"{ratio(PASSES.where(result='error'), PASSES, '15m')} > 0.5",
+        "{{ $value | humanizePercentage }} of the operator's passes fail.",
+        "15m",
+    ),
+    Alert(
+        "MambaserveOperatorBehind",
+        f"{series('operator_queue_depth').summed()} > 20",
+        "{{ $value }} MambaDeployments wait for a pass of the operator.",
+        "10m",
+    ),
+)
+"""In the order in which somebody who is woken up reads them."""
+
+
+def rule_file() -> dict[str, Any]:
+    """The file that Prometheus loads, and the spec of a PrometheusRule."""
+    return {"groups": [{"name": "mambaserve", "rules": [alert.to_rule() for alert in ALERTS]}]}

@@ -1,0 +1,41 @@
+"""Queries and panels that more than one dashboard has."""
+
+from observability.panels import Line, Panel
+from observability.series import Series, series
+
+ENGINE = ("instance", "pod")
+"""Labels that tell engines, or gateways, apart: a pod's name in a cluster, an address elsewhere."""
+NAMED = "{{pod}} {{instance}}"
+
+
+def share(part: Series, all_of_them: Series, *by: str) -> str:
+    """How much of one counter's growth another has."""
+    return f"{part.summed(*by)} / {all_of_them.summed(*by)}"
+
+
+def quantiles(histogram: Series, *shares: float) -> tuple[Line, ...]:
+    """One line each."""
+    return tuple(Line(histogram.quantile(each), f"p{100 * each:g}") for each in shares)
+
+
+RESUMED = Panel(
+    "Prompt tokens resumed from a checkpoint",
+    (
+        Line(share(series("cached_tokens"), series("prompt_tokens")), "all"),
+        Line(share(series("cached_tokens"), series("prompt_tokens"), *ENGINE), NAMED),
+    ),
+    "The share of prompt tokens that nobody had to compute. A fall after a release usually means that "
+    "prompts "
+    "begin differently now; see the causes of misses.",
+    unit="percentunit",
+    most=1,
+)
+QUEUES = Panel(
+    "Requests at the gateways",
+    (
+        Line(series("gateway_in_flight").summed(), "in flight"),
+        Line(series("gateway_queued").summed(), "queued"),
+        Line(series("gateway_held").summed(), "held: no engine is ready"),
+    ),
+    "Queued requests wait for a place at the gateway; held ones wait for an engine to become ready.",
+)

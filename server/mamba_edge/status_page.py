@@ -1,0 +1,49 @@
+"""`/ui`: a page that shows what `GET /v1/status` says, as it moves, with a small chat.
+
+Plain files of this package, without a build and without any other machine. All addresses in them are
+relative, so the page works behind a prefix of a proxy's. The page is open to everybody and holds nothing:
+what it shows it asks for with the key that its reader types in.
+"""
+
+import importlib.resources
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.responses import FileResponse, Response
+
+from mamba_edge.errors import NotFound
+
+_FOLDER = Path(str(importlib.resources.files("mamba_edge"))) / "ui"
+_TYPES = {".css": "text/css", ".js": "text/javascript"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    # A new version is seen at once; files that are the same are not sent again.
+    "cache-control": "no-cache",
+}
+
+
+def add_status_page(app: FastAPI) -> None:
+    """Serve the page and its files."""
+    files = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+
+    async def page() -> Response:
+        return FileResponse(_FOLDER / "index.html", media_type="text/html", headers=_HEADERS)
+
+    async def file(name: str) -> Response:
+        if (path := files.get(name)) is None:
+            raise NotFound("there is nothing at this path; see /openapi.json")
+        return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
+
+    async def without_slash() -> Response:
+        # The page's relative addresses would lead elsewhere from there.
+        return Response(status_code=307, headers={"location": "../ui"})
+
+    app.add_api_route("/ui/", without_slash, include_in_schema=False)
+    app.add_api_route("/ui", page, include_in_schema=False)
+    app.add_api_route("/ui/{name}", file, include_in_schema=False)

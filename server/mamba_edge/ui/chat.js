@@ -1,0 +1,112 @@
+// A conversation that streams, and says of each answer how much of its prompt was resumed.
+
+import { byId, count, element, percent } from "./dom.js";
+import { ask, events } from "./server.js";
+
+export class Chat {
+  constructor() {
+    this.messages = [];
+    this.running = null;
+    this.log = byId("chat-log");
+    this.text = byId("chat-text");
+    byId("chat-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.#send();
+    });
+    byId("chat-stop").addEventListener("click", () => this.running?.abort());
+    byId("chat-new").addEventListener("click", () => {
+      this.running?.abort();
+      this.messages = [];
+      this.log.replaceChildren();
+      this.text.focus();
+    });
+  }
+
+  /** Offer these models. */
+  models(names) {
+    const select = byId("model");
+    const offered = [...select.options].map((option) => option.value);
+    if (JSON.stringify(offered) === JSON.stringify(names)) return;
+    const chosen = select.value;
+    select.replaceChildren(...names.map((name) => element("option", { text: name, value: name })));
+    if (names.includes(chosen)) select.value = chosen;
+  }
+
+  async #send() {
+    const asked = this.text.value.trim();
+    if (!asked || this.running) return;
+    const messages = this.messages;
+    messages.push({ role: "user", content: asked });
+    this.text.value = "";
+    this.log.append(turn("user", asked));
+    const shown = turn("assistant", "");
+    this.log.append(shown);
+    this.running = new AbortController();
+    this.#busy(true);
+    try {
+      const said = await this.#answer(messages, shown, this.running.signal);
+      messages.push({ role: "assistant", content: said });
+    } catch (error) {
+      messages.pop();
+      const stopped = error.name === "AbortError";
+      shown.append(element("small", stopped ? { text: "stopped" } : { class: "failed", text: error.message }));
+      // What was asked is not lost.
+      if (!stopped && !this.text.value) this.text.value = asked;
+    }
+    this.running = null;
+    this.#busy(false);
+    this.#follow();
+  }
+
+  async #answer(messages, shown, signal) {
+    const begin = performance.now();
+    const words = shown.querySelector("p");
+    let first = null;
+    let usage = null;
+    const body = {
+      model: byId("model").value, messages, stream: true,
+      stream_options: { include_usage: true },
+    };
+    for await (const chunk of events(await ask("v1/chat/completions", { body, signal }))) {
+      const text = chunk.choices[0]?.delta?.content ?? "";
+      if (text) {
+        first ??= performance.now() - begin;
+        words.textContent += text;
+        this.#follow();
+      }
+      usage = chunk.usage ?? usage;
+    }
+    shown.append(element("small", {}, ...costs(usage, first)));
+    return words.textContent;
+  }
+
+  #busy(busy) {
+    byId("chat-send").disabled = busy;
+    byId("chat-stop").disabled = !busy;
+  }
+
+  #follow() {
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+}
+
+function turn(role, text) {
+  return element("div", { class: `turn ${role}` }, element("p", { text }));
+}
+
+function costs(usage, first) {
+  const parts = [];
+  if (usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    const share = `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens resumed`;
+    parts.push(cached ? element("strong", { text: share }) : share,
+      ` (${percent(cached, usage.prompt_tokens)}), ${count(usage.completion_tokens)} generated`);
+  }
+  if (first !== null) parts.push(`, first after ${Math.round(first)} ms`);
+  return parts;
+}

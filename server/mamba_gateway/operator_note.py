@@ -1,0 +1,22 @@
+"""What a gateway tells the operator: texts in the ConfigMap X-wake, all that a gateway may write."""
+
+from mamba_api import names
+from mamba_kube.api_server import MERGE_PATCH, ApiServer
+
+
+class OperatorNote:
+    """Of one MambaDeployment."""
+
+    def __init__(self, server: ApiServer, namespace: str, name: str) -> None:
+        self._server = server
+        self._path = f"/api/v1/namespaces/{namespace}/configmaps/{names.Children(name).wake}"
+
+    async def write(self, key: str, text: str | None) -> None:
+        """Put `text` under `key`, or take it away. Raises ApiError, OSError, TimeoutError."""
+        await self._server.request(
+            "PATCH",
+            self._path,
+            query={"fieldManager": "mambaserve-gateway"},
+            body={"data": {key: text}},
+            content_type=MERGE_PATCH,
+        )

@@ -1,0 +1,113 @@
+"""`GET /v1/status` of an engine: readiness, its last numbers, what runs, and the plan in force.
+
+Asks the engine process for what only it knows and does not wait for it: a step may be long, and the rest of
+the answer stands without.
+"""
+
+import asyncio
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from mamba_api.serving_status import EngineStatus, RequestStatus, ServingStatus
+from mamba_edge.application import JsonResponse
+from mamba_edge.errors import ApiError
+from mamba_edge.shared_answer import SharedAnswer
+from mamba_server.api.engine_metrics import parse_key
+from mamba_server.api.info import readiness
+from mamba_server.api.serving import Serving
+
+ASKING_SECONDS = 1.0
+"""Longest wait for the engine process."""
+MOST_REQUESTS = 64
+"""Sequences that are listed."""
+
+
+class StatusEndpoint:
+    """Over one served model."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._shared = SharedAnswer(self._made)
+
+    async def status(self) -> Response:
+        """What this engine does: its memory by owner, hits and misses, what runs, the plan in force."""
+        return JsonResponse(await self._shared.get())
+
+    async def _made(self) -> bytes:
+        serving = self._serving
+        state, engine = readiness(serving), serving.engine
+        requests, plan = await asyncio.gather(self._asked("requests"), self._asked("plan"))
+        stats = engine.stats
+        counters, gauges = (stats.counters, stats.gauges) if stats else ({}, {})
+        one = EngineStatus(
+            name=engine.changes.engine,
+            status=state.status,
+            reason=state.reason,
+            stage=state.stage,
+            done=state.done,
+            total=state.total,
+            model=serving.model_name,
+            running=_count(gauges, "requests_running"),
+            waiting=_count(gauges, "requests_waiting"),
+            slabs=_by(gauges, "slabs", "owner"),
+            slots=_by(gauges, "slots", "owner"),
+            pages=_by(gauges, "pages", "owner"),
+            cache_usage=gauges.get("arena_usage"),
+            checkpoints=_count(gauges, "checkpoints"),
+            prompt_tokens=_count(counters, "prompt_tokens_total"),
+            cached_tokens=_count(counters, "cached_tokens_total"),
+            generated_tokens=_count(counters, "generation_tokens_total"),
+            misses=_by(counters, "prefix_misses", "cause"),
+            preemptions=_count(counters, "preemptions_total"),
+            restarts=engine.restarts,
+            requests=None if requests is None else _requests(requests.get("requests")),
+            plan=plan or (engine.ready.plan if engine.ready else None),
+        )
+        whole = ServingStatus(
+            component="engine",
+            version=importlib.metadata.version("mambaserve"),
+            status=state.status,
+            reason=state.reason,
+            engines=[one],
+        )
+        return whole.model_dump_json().encode()
+
+    async def _asked(self, verb: str) -> dict[str, Any] | None:
+        """What the engine process answers; None when it does not, or not soon."""
+        try:
+            reply = await self._serving.engine.admin(verb, {}, timeout=ASKING_SECONDS)
+        except ApiError:
+            return None
+        return reply.body if reply.status == 200 else None
+
+
+def _requests(found: object) -> list[RequestStatus]:
+    # Ids stay behind: clients choose them, and other clients may read this.
+    listed = found if isinstance(found, list) else []
+    return [
+        RequestStatus(
+            phase=one["phase"],
+            prompt_tokens=one["promptTokens"],
+            output_tokens=one["outputTokens"],
+            cached_tokens=one["cachedTokens"],
+            miss_cause=one["missCause"],
+            preemptions=one["preemptions"],
+        )
+        for one in listed[:MOST_REQUESTS]
+    ]
+
+
+def _count(values: Mapping[str, float], key: str) -> int | None:
+    return int(values[key]) if key in values else None
+
+
+def _by(values: Mapping[str, float], name: str, label: str) -> dict[str, int]:
+    found = {}
+    for key, value in values.items():
+        parsed = parse_key(key)
+        if parsed is not None and parsed[0] == name and parsed[1][:1] and parsed[1][0][0] == label:
+            found[parsed[1][0][1]] = int(value)
+    return found

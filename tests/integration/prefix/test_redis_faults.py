@@ -1,0 +1,184 @@
+"""A real Redis that fails in every way it can: nothing waits for it, all is known again, and closing ends."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from eventually import PATIENCE, until, wait_until
+from faulty_port import FaultyPort
+from index_world import IndexWorld
+from mamba_gateway.prefix_source import prefixes_followed
+from mamba_gateway.settings import GatewaySettings
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.redis_url import url_from
+from real_index_world import SCOPE, real_world
+from redis_server import RedisServer
+
+pytestmark = pytest.mark.redis
+ANSWER_SECONDS = 0.7
+"""Of a client of these tests: above the half second that a read waits for news."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    made: list[RedisServer] = []
+
+    def start(*options: str) -> RedisServer:
+        made.append(RedisServer(tmp_path, *options))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.stop()
+
+
+@asynccontextmanager
+async def followed(port: int) -> AsyncIterator[IndexWorld]:
+    """Two engines whose checkpoints a gateway knows."""
+    async with real_world(f"redis://127.0.0.1:{port}/0", answer_seconds=ANSWER_SECONDS) as made:
+        for name in "ab":
+            made.start(name).change(20)
+        await until(lambda: made.agrees)
+        yield made
+
+
+async def is_noticed_and_heals(
+    made: IndexWorld, begin: Callable[[], object], end: Callable[[], object]
+) -> None:
+    """Through one fault: what was known stays, engines go on, and then all is known that they have now."""
+    known = {name: set(made.index.hashes_of(name).tolist()) for name in made.engines}
+    begin()
+    try:
+        await until(lambda: made.index.state == "unavailable")
+        assert {name: set(made.index.hashes_of(name).tolist()) for name in made.engines} == known
+        for engine in made.engines.values():
+            engine.change(10)
+        await until(lambda: not any(each.publisher.connected for each in made.engines.values()))
+    finally:
+        end()
+    await until(lambda: made.agrees)
+
+
+async def test_a_redis_that_hangs_is_waited_for_by_nobody(redis_server: RedisServer) -> None:
+    try:
+        async with followed(redis_server.port) as made:
+            await is_noticed_and_heals(made, redis_server.pause, redis_server.resume)
+            # Its connections are open when all is closed.
+            redis_server.pause()
+    finally:
+        redis_server.resume()
+
+
+async def test_a_network_that_swallows_everything_is_a_redis_that_is_away(redis_server: RedisServer) -> None:
+    async with FaultyPort(redis_server.port) as port, followed(port.port) as made:
+        await is_noticed_and_heals(
+            made, lambda: setattr(port, "cut", True), lambda: setattr(port, "cut", False)
+        )
+        port.cut = True
+
+
+async def test_a_redis_that_takes_no_writes_for_a_while_is_taken_up_again(redis_server: RedisServer) -> None:
+    async with followed(redis_server.port) as made:
+        engine = made.engines["a"]
+        redis_server.command("CLIENT", "PAUSE", "60000", "WRITE")
+        try:
+            engine.change(10)
+            await until(lambda: not engine.publisher.connected)
+        finally:
+            redis_server.command("CLIENT", "UNPAUSE")
+        await until(lambda: made.agrees)
+
+
+async def test_a_replica_that_is_promoted_is_followed_from_then_on(
+    server: Callable[..., RedisServer], tmp_path: Path
+) -> None:
+    master = server()
+    replica = server("--replicaof", "127.0.0.1", str(master.port), "--repl-diskless-sync-delay", "0")
+    wait_until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"), "the replica")
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 1000\n"
+    )
+    sentinel = server()
+    sentinel.stop()
+    sentinel.options, sentinel.leading = ("--sentinel",), (str(config),)
+    sentinel.start()
+    wait_until(
+        lambda: str(replica.port).encode() in sentinel.command("SENTINEL", "replicas", "main"), "sentinel"
+    )
+    url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0"
+    async with real_world(url, answer_seconds=ANSWER_SECONDS) as made:
+        for name in "ab":
+            made.start(name).change(20)
+        await until(lambda: made.agrees)
+        master.stop()
+        for engine in made.engines.values():
+            engine.change(10)
+        await until(lambda: b"role:master" in replica.command("INFO", "replication"))
+        await until(lambda: made.agrees)
+        made.engines["a"].change(5)
+        await until(lambda: made.agrees)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for 127.0.0.1 that is its own authority, and the server's side of it."""
+    if (program := shutil.which("openssl")) is None:
+        pytest.skip("there is no openssl: apt-get install openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-days", "2", "-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return certificate, context
+
+
+async def test_with_tls_the_authority_and_the_password_in_the_file_s_address_decide(
+    server: Callable[..., RedisServer], tls: tuple[Path, ssl.SSLContext], tmp_path: Path
+) -> None:
+    certificate, context = tls
+    node = server("--requirepass", "secret")
+    async with FaultyPort(node.port, context) as port:
+        trusted = f"rediss://:secret@127.0.0.1:{port.port}/0?ssl_ca_certs={certificate}"
+        file = tmp_path / "url"
+        file.write_text(trusted + "\n")
+        url = url_from(None, str(file))
+        assert url is not None
+        async with real_world(url) as made:
+            made.start("a").change(20)
+            await until(lambda: made.agrees)
+        for wrong in (trusted.partition("?")[0], trusted.replace("secret", "other")):
+            async with real_world(wrong) as made:
+                made.start("a").change(5)
+                await until(lambda: made.index.failures > 1 and made.engines["a"].publisher.failures > 1)
+                assert made.index.state == "unavailable"
+
+
+async def test_a_gateway_that_ends_while_redis_hangs_ends(redis_server: RedisServer) -> None:
+    index = PrefixIndex()
+    settings = GatewaySettings(
+        backend=("http://127.0.0.1:9",), redis_url=redis_server.url, prefix_index_scope=SCOPE
+    )
+    try:
+        async with (
+            asyncio.timeout(PATIENCE),
+            aiohttp.ClientSession() as session,
+            prefixes_followed(settings, session, index, None),
+        ):
+            await until(lambda: index.redis_up)
+            redis_server.pause()
+    finally:
+        redis_server.resume()

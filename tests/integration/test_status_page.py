@@ -1,0 +1,215 @@
+"""The status page in a browser: it follows engine and gateway, chats, and asks nothing of other machines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from browser import BROWSER, Page, browser_page
+from mamba_edge.api_keys import KeyFile
+from mamba_gateway.server import serve
+from mamba_gateway.settings import GatewaySettings
+from mamba_server import wire
+from scripted_engine import Api
+from served_app import served
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="no browser on this machine: install chromium"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+PLAN = {
+    "strategy": "ExtraBuffer", "stateDtype": "float32", "reason": "the one that fits best",
+    "budgetBytes": 100,
+    "ledger": [{"item": "weights", "bytes": 60}, {"item": "slots of checkpoints", "bytes": 40}],
+    "rejected": [{"strategy": "NoBuffer", "stateDtype": "float32", "reason": "no <b>checkpoints</b>"}],
+}  # fmt: skip
+RUNNING = {"id": "a", "index": 0, "phase": "prefill", "promptTokens": 512, "outputTokens": 0,
+           "cachedTokens": 448, "missCause": "off_grid", "preemptions": 0}  # fmt: skip
+SEND = "document.getElementById('chat-text').focus()"
+SENT = "!document.getElementById('chat-send').disabled"
+PREFIX = "/behind/a/proxy"
+
+
+def text_of(name: str) -> str:
+    return f"document.getElementById('{name}').innerText"
+
+
+def makes(api: Api) -> None:
+    """The engine answers requests with two words, and resumes nothing of the first and 7 tokens of others."""
+
+    def react(message: wire.ToEngine) -> None:
+        match message:
+            case wire.AdminCall(call_id, verb):
+                body = {"plan": PLAN, "requests": {"requests": [RUNNING]}}[verb]
+                api.engine.says(wire.AdminReply(call_id, 200, body))
+            case wire.AddRequest():
+                of = len(api.engine.requests) - 1
+                api.engine.delta("green ", of=of, cached_tokens=7 if of else 0)
+                api.engine.delta("tea", of=of, finish_reason="stop")
+
+    api.engine.process.react = react
+    api.engine.says(numbers(live=2, cached=3))
+
+
+def numbers(*, live: int, cached: int) -> wire.EngineStats:
+    counters = {"prompt_tokens_total": 200, "cached_tokens_total": 150, "generation_tokens_total": 9,
+                "prefix_misses_total{cause=evicted}": 5}  # fmt: skip
+    slabs = {"slabs{owner=free}": 8, "slabs{owner=live}": live, "slabs{owner=cached}": cached}
+    gauges = {**slabs, "pages{owner=tree}": 6, "requests_running": 1, "requests_waiting": 0}
+    return wire.EngineStats(counters, gauges, [], [])
+
+
+def behind_prefix(app: Any) -> Any:
+    """The application as behind a proxy that takes PREFIX off."""
+
+    async def behind(scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "").removeprefix(PREFIX)
+        await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+
+    return behind
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page]:
+    async with browser_page(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Page) -> AsyncIterator[Page]:
+    """The browser's page, on a light desktop; in the end it has asked nobody else and broken no policy."""
+    await browser.size(1280, 1000)
+    browser.asked.clear()
+    browser.complaints.clear()
+    yield browser
+    here = await browser.run("location.origin")
+    await browser.open("about:blank")
+    assert [url for url in browser.asked if not url.startswith((f"{here}/", "data:", "about:"))] == []
+    # What was refused for want of a key, or because the server was away, is said by the browser, too.
+    assert [said for said in browser.complaints if "Failed to load resource" not in said] == []
+
+
+async def chat(page: Page, text: str) -> str:
+    """What the page shows after this turn."""
+    await page.run(SEND)
+    await page.type(text, "Enter")
+    await page.until(SENT)
+    return str(await page.run(text_of("chat-log")))
+
+
+async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resumed(page: Page) -> None:
+    api = Api()
+    makes(api)
+    stop, url = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with served(api.app) as engine:
+        settings = GatewaySettings(port=0, backend=(engine,), probe_interval=0.05)
+        gateway = asyncio.create_task(serve(settings, url.set_result, stop=stop))
+        try:
+            await page.open(f"{await url}/ui")
+            shown = str(await page.until(f"/ExtraBuffer/.test({text_of('engines')}) && {text_of('serving')}"))
+            for words in ("1 of 1", "live 2", "cached 3", "free 8", "tree 6", "75 %", "150 of 200", "evicted",
+                          "prefill", "448", "off_grid"):  # fmt: skip
+                assert words in shown
+            await page.run("document.querySelector('summary').click()")
+            plan = str(await page.until("document.querySelector('details[open]')?.innerText"))
+            assert "the one that fits best" in plan
+            assert "NoBuffer, float32: no <b>checkpoints</b>" in plan
+
+            said = await chat(page, "What is in the cup?")
+            assert "green tea" in said
+            assert "0 of" in said
+            assert "7 of" in await chat(page, "And in the pot?")
+            first, second = api.engine.requests
+            # The second turn brought the first, and the first answer, along.
+            assert len(second.token_ids) > len(first.token_ids) + len("green tea")
+            api.engine.says(numbers(live=0, cached=5))
+            await page.until(f"/live 0.*cached 5/s.test({text_of('engines')})")
+        finally:
+            stop.set()
+            await gateway
+
+
+async def test_with_keys_it_asks_for_one_and_forgets_it_with_the_page(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("key-1\n")
+    api = Api(keys=KeyFile(str(tmp_path / "keys"), "api_key_file"))
+    makes(api)
+    async with served(api.app) as url:
+        await page.open(f"{url}/ui")
+        await page.until("document.activeElement.id === 'key'")
+        assert "ExtraBuffer" not in await page.run("document.body.innerText")
+        await page.type("key-2", "Enter")
+        await page.until(f"/not accepted/.test({text_of('trouble')})")
+        await page.type("key-1", "Enter")
+        await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
+        assert "green tea" in await chat(page, "Hello")
+        kept = await page.run(
+            "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
+        )
+        assert "key-1" not in kept
+        await page.open(f"{url}/ui?again")
+        await page.until("document.activeElement.id === 'key'")
+
+
+async def test_behind_a_prefix_it_works_and_tells_of_errors_and_of_a_server_that_went(page: Page) -> None:
+    api = Api()
+    makes(api)
+    async with served(behind_prefix(api.app)) as url:
+        await page.open(f"{url}{PREFIX}/ui/", lands=f"{url}{PREFIX}/ui")
+        await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
+        assert "green tea" in await chat(page, "Hello")
+        api.engine.dies()
+        assert "not ready" in await chat(page, "Anybody there?")
+        assert await page.run("document.getElementById('chat-text').value") == "Anybody there?"
+        await page.until("document.getElementById('state').innerText === 'restarting'")
+    await page.until("document.getElementById('state').innerText === 'away'")
+    assert "does not answer" in await page.run(text_of("trouble"))
+    assert "killed by signal 9" in await page.run(text_of("engines"))
+
+
+async def test_a_page_that_nobody_looks_at_asks_nothing_and_goes_on_when_it_is_seen(page: Page) -> None:
+    api = Api()
+    makes(api)
+    hide = "Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {hidden}}}); \
+            document.dispatchEvent(new Event('visibilitychange'))"
+
+    def asked() -> int:
+        return sum(one.endswith("/v1/status") for one in page.asked)
+
+    async with served(api.app) as url:
+        await page.open(f"{url}/ui")
+        await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
+        await page.run(hide.format(hidden="true"))
+        before = asked()
+        await page.run("new Promise((over) => setTimeout(over, 1500))")  # the page's own pace is a second
+        assert asked() == before
+        await page.run(hide.format(hidden="false"))
+        async with asyncio.timeout(60):
+            while asked() == before:  # noqa: ASYNC110 - what the browser does
+                await asyncio.sleep(0.01)
+
+
+async def test_it_fits_a_small_screen_and_both_themes_and_can_be_reached_by_keys(
+    page: Page,
+) -> None:
+    api = Api()
+    makes(api)
+    background = "getComputedStyle(document.body).backgroundColor"
+    async with served(api.app) as url:
+        await page.size(360, 640, "dark")
+        await page.open(f"{url}/ui")
+        await page.until(f"/ExtraBuffer/.test({text_of('engines')})")
+        assert await page.run("document.scrollingElement.scrollWidth") <= 360
+        dark = await page.run(background)
+        await page.run("document.getElementById('theme').click()")
+        light = await page.run(background)
+        assert dark != light
+        await page.size(360, 640, "light")
+        assert await page.run(background) == light
+        reached = []
+        for _ in range(12):
+            await page.type("", "Tab")
+            reached.append(await page.run("document.activeElement.id || document.activeElement.tagName"))
+        assert {"theme", "SUMMARY", "model", "chat-new", "chat-log", "chat-text", "chat-send"} <= set(reached)

@@ -1,0 +1,51 @@
+"""A port in front of a server of the test: it can fall silent, as a network that is cut, and speak TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Self
+
+
+class FaultyPort:
+    """Passes on what comes to 127.0.0.1:`port` to `target`, another port of this machine."""
+
+    def __init__(self, target: int, tls: ssl.SSLContext | None = None) -> None:
+        self.target, self._tls = target, tls
+        self.port = 0
+        self.cut = False
+        """Nothing gets through, either way, and no connection is closed for it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            try:
+                ways = (self._pass(reader, back), self._pass(there, writer))
+                await asyncio.gather(*ways)
+            finally:
+                back.close()
+                writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while raw := await reader.read(1 << 16):
+            if not self.cut:
+                writer.write(raw)
+                await writer.drain()
+        writer.close()

@@ -1,0 +1,144 @@
+"""A real Prometheus for tests: the one on the PATH, else Debian's package, unpacked beside the other caches.
+
+Needs no root: the package is downloaded and unpacked, not installed. Without a source of packages the test
+that wants it is skipped, and says why.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from eventually import wait_until
+from redis_server import free_port
+
+PROGRAMS = ("prometheus", "promtool")
+
+
+@cache
+def programs() -> dict[str, Path]:
+    """Paths of prometheus and promtool; skips the test where there are none."""
+    here = {name: Path(path) for name in PROGRAMS if (path := shutil.which(name))}
+    if len(here) == len(PROGRAMS):
+        return here
+    folder = _unpacked()
+    return {name: folder / "usr/bin" / name for name in PROGRAMS}
+
+
+def _unpacked() -> Path:
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip("there is no prometheus on the PATH, and this is no Debian to get it from")
+    known = subprocess.run(["apt-cache", "show", "prometheus"], capture_output=True, text=True)
+    digest = next((line.split()[1] for line in known.stdout.splitlines() if line.startswith("SHA256:")), "")
+    if not digest:
+        pytest.skip("there is no prometheus on the PATH; `apt-get update` would show Debian's package")
+    cache_root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mambaserve/prometheus"
+    target = cache_root / digest[:16]
+    if not target.is_dir():
+        cache_root.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".prometheus-", dir=cache_root))
+        try:
+            got = subprocess.run(
+                ["apt-get", "download", "-qq", "prometheus"], cwd=work, capture_output=True, text=True
+            )
+            if got.returncode:
+                pytest.skip(f"prometheus cannot be downloaded: {got.stderr.strip()[-300:]}")
+            (package,) = work.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", str(package), str(work / "tree")], check=True)
+            if not target.is_dir():  # another test run may have been faster
+                (work / "tree").rename(target)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+class Prometheus:
+    """One that runs at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an expression now. Raises AssertionError with what Prometheus says against it."""
+        return list(self._get("query", query=expression)["result"])
+
+    def range(self, expression: str, begin: float, end: float, step: float) -> list[dict[str, Any]]:
+        """The samples between two times (Unix seconds), `step` seconds apart."""
+        times = {"start": f"{begin:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        return list(self._get("query_range", query=expression, **times)["result"])
+
+    def alerts(self) -> dict[str, list[dict[str, str]]]:
+        """Labels of the alerts that fire, by name."""
+        found: dict[str, list[dict[str, str]]] = {}
+        for one in self._get("alerts")["alerts"]:
+            if one["state"] == "firing":
+                found.setdefault(one["labels"]["alertname"], []).append(one["labels"])
+        return found
+
+    def rules(self) -> list[dict[str, Any]]:
+        """The rules, with their health."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def targets_up(self) -> int:
+        """How many targets were scraped well."""
+        return sum(one["health"] == "up" for one in self._get("targets")["activeTargets"])
+
+    def _get(self, what: str, **query: str) -> Any:
+        address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(f"{query or what}: {error.read().decode()}") from None
+
+
+@contextmanager
+def prometheus(
+    folder: Path, jobs: dict[str, str], rules: dict[str, Any], interval: str
+) -> Iterator[Prometheus]:
+    """Run one that scrapes these addresses, `interval` apart; a job is the namespace of its target."""
+    scrapes = [
+        {
+            "job_name": job,
+            "static_configs": [{"targets": [url.removeprefix("http://")], "labels": {"namespace": job}}],
+        }
+        for job, url in jobs.items()
+    ]
+    every = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+    config = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": scrapes}
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    url = f"http://127.0.0.1:{free_port()}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [programs()["prometheus"], f"--config.file={folder / 'prometheus.yaml'}",
+             f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={url.removeprefix('http://')}"],
+            stdout=log, stderr=log, env={**os.environ, "GOMAXPROCS": "1"},
+        )  # fmt: skip
+        try:
+            wait_until(lambda: _ready(process, url, folder), "prometheus")
+            yield Prometheus(url)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _ready(process: "subprocess.Popen[bytes]", url: str, folder: Path) -> bool:
+    assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

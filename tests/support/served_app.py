@@ -1,0 +1,24 @@
+"""An ASGI application of ours at a real address, for browsers and scrapers; inside the test's event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from eventually import until
+from mamba_edge.http_server import HttpServer
+from mamba_edge.listener import listen, url_of
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    """Its URL, for the length of the block."""
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(app, last_bytes_seconds=1)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        await until(lambda: server.started)
+        try:
+            yield url_of(listener)
+        finally:
+            server.should_exit = True
+            await running
