@@ -243,7 +243,7 @@ class Server:
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
-        chosen = {name: ready.plan[name] for name in ("overlap", "threads") if name in ready.plan}
+        chosen = {name: ready.plan[name] for name in ("overlap", "threads", "kernels") if name in ready.plan}
         url, admin = self._urls
         log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **chosen)
         if not self._announced:
