@@ -25,7 +25,7 @@ from mamba_gateway.explanation import REQUEST_HEADER
 from mamba_gateway.headers import to_engine
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.metrics import UNKNOWN_MODEL, GatewayMetrics
-from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN
+from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay, ResponseTruncated
@@ -186,9 +186,8 @@ class ProxyEndpoint:
             with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
                 request.prompt = await self._prompts.read(request)
                 reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
-        prompt, meter = request.prompt, request.meter or UsageMeter()
-        known = prompt is not None and prompt.exact
-        tokens = float(prompt.tokens if known and prompt else len(request.body) // BYTES_PER_TOKEN)
+        meter = request.meter or UsageMeter()
+        tokens = tokens_of(request.prompt, len(request.body))
         claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
         waiting = request.trace.begin(names.GATEWAY_QUEUE)
         try:

@@ -133,7 +133,8 @@ async def serve(
                 )
                 app = make_app(routes, status, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
-                parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
+                hold = Hold(pool, metrics, wake)
+                parts = Parts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
                 async with (
                     _working(texts),
                     _picker(settings, parts, keys, backend_keys, picker_ready) as picker,
