@@ -29,6 +29,8 @@ class SlotPlan:
     target_slots: list[int]
     track_slots: list[int]
     """[n]; -1 = not tracked."""
+    routes: torch.Tensor
+    """[3, n] int64 on the host: the three lists, rows in one piece each."""
     source: torch.Tensor
     """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
     fresh: torch.Tensor | None
@@ -51,6 +53,7 @@ class SlotPlan:
             source_slots=slot_in.tolist(),
             target_slots=slot_out.tolist(),
             track_slots=track.tolist(),
+            routes=torch.from_numpy(np.array([slot_in, slot_out, track], np.int64)),
             source=index_tensor(np.maximum(slot_in, 0), device),
             fresh=index_tensor(fresh, device).bool() if fresh.any() else None,
             target=index_tensor(slot_out, device),
@@ -76,6 +79,7 @@ class SlotPlan:
             source_slots=self.source_slots[some],
             target_slots=self.target_slots[some],
             track_slots=self.track_slots[some],
+            routes=self.routes[:, some],
             source=self.source[some],
             fresh=None if self.fresh is None else self.fresh[some],
             target=self.target[some],

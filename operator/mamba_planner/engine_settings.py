@@ -12,6 +12,7 @@ from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Work
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
 from mamba_planner.http_limits import HttpLimits
+from mamba_planner.trace_choices import TraceChoices
 
 
 def _default(model: type[BaseModel], name: str) -> Any:
@@ -141,7 +142,7 @@ class Life(Group):
 
 class EngineSettings(
     Model, Server, BrowserOrigins, HttpLimits, Scheduler, StateCache, MemoryBudget, ExpectedTraffic,
-    PrefixSharing, Life,
+    PrefixSharing, TraceChoices, Life,
 ):  # fmt: skip
     """One engine. Sizes are bytes, lengths are tokens, times are seconds.
 

@@ -1,8 +1,8 @@
 """The outermost ASGI application: request id, trace, one log line, one count and one error style.
 
 Wraps the application of each server. Whatever reaches it becomes the OpenAI envelope, unless bytes were sent
-already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds), `traceparent` ("" outside
-of any trace), `log_fields`, to which they may add, and `answer_headers`, which every answer gets.
+already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds), `trace` (a `RequestTrace`),
+`log_fields`, to which they may add, and `answer_headers`, which every answer gets.
 """
 
 import logging
@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from opentelemetry import trace
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,14 +19,17 @@ from mamba_edge.body_budget import BodyBudget, BodyShare
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone
 from mamba_edge.sending import send_error
-from mamba_telemetry import traces
+from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger, log_context
+from mamba_telemetry.request_trace import RequestTrace, error_code
+from mamba_telemetry.tracing import OFF, Tracing
 
 log = get_logger(__name__)
 _levels = logging.getLogger(__name__)
-_tracer = trace.get_tracer("mambaserve")
 
 CLIENT_GONE = 499
+FAILED_FROM = 500
+"""Statuses from here on are the server's failures; those below are the client's."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/status"})
 
@@ -41,7 +43,8 @@ class RequestMiddleware:
     """`route_of` bounds the route label of a path; `answered` counts each answer by route and status.
 
     Each request has a line in the log at level info; those of probes are for debugging. `bodies` bounds what
-    all requests together hold; each finds its `body_share` in the scope.
+    all requests together hold; each finds its `body_share` in the scope. `traced`: the routes whose requests
+    have spans.
     """
 
     def __init__(
@@ -51,7 +54,10 @@ class RequestMiddleware:
         route_of: Callable[[str], str],
         answered: Callable[[str, int], None],
         bodies: BodyBudget | None = None,
+        tracing: Tracing = OFF,
+        traced: frozenset[str] = frozenset(),
     ) -> None:
+        self._tracing, self._traced = tracing, traced
         self._app = app
         self._route_of = route_of
         self._answered = answered
@@ -81,23 +87,23 @@ class RequestMiddleware:
                 message["headers"] = [*message["headers"], own, *more_headers]
             else:
                 complete = not message.get("more_body", False)
+                if trace.answered_at is None and message.get("body"):
+                    trace.answered_at = time.monotonic()
             await send(message)
 
-        with (
-            _tracer.start_as_current_span(
-                f"{scope['method']} {route}",
-                context=traces.incoming(headers),
-                kind=trace.SpanKind.SERVER,
-                record_exception=False,
-            ) as span,
-            log_context(request_id=request_id, trace_id=traces.trace_id(span)),
-        ):
+        trace = self._tracing.begin(
+            f"{scope['method']} {route}",
+            headers,
+            at=arrival,
+            record=route in self._traced and scope["method"] == "POST",
+        )
+        with log_context(request_id=request_id, trace_id=trace.id):
             scope.update(
                 request_id=request_id,
                 log_fields=fields,
                 answer_headers=more_headers,
                 arrival=arrival,
-                traceparent=traces.traceparent(span),
+                trace=trace,
                 body_share=share,
             )
             try:
@@ -107,6 +113,7 @@ class RequestMiddleware:
             except Exception as error:
                 if not isinstance(error, ApiError):
                     log.error("unexpected_error", exc_info=error)
+                trace.root.fail(error_code(error))
                 if status and not complete:
                     # Too late for a status: closing without the last chunk tells that something is missing.
                     raise
@@ -115,8 +122,23 @@ class RequestMiddleware:
             finally:
                 share.release()
                 seconds = time.monotonic() - arrival
-                span.set_attribute("http.response.status_code", status)
+                self._end(trace, scope, route, status)
                 self._answered(route, status)
                 level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
                 if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
                     log.log(level, "request", route=route, status=status, seconds=round(seconds, 4), **fields)
+
+    def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int) -> None:
+        if not trace.recording:
+            return
+        span = trace.root
+        span.set(names.HTTP_METHOD, scope["method"])
+        span.set(names.HTTP_ROUTE, route)
+        span.set(names.HTTP_STATUS, status)
+        span.set(names.REQUEST_ID, scope["request_id"])
+        if trace.answered_at is not None:
+            span.event(names.FIRST_BYTE, trace.answered_at)
+            span.set(names.TIME_TO_FIRST_CHUNK, trace.answered_at - span.begin)
+        if status >= FAILED_FROM:
+            span.fail(str(status))
+        self._tracing.end(trace)

@@ -28,6 +28,7 @@ from mamba_edge.request_middleware import RequestMiddleware
 from mamba_edge.status_page import add_status_page
 from mamba_gateway.local_routes import DecisionList, GatewayReadiness, LocalRoutes
 from mamba_gateway.serving_status import StatusEndpoint
+from mamba_telemetry.tracing import OFF, Tracing
 
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
@@ -69,6 +70,7 @@ def make_app(
     proxy: ASGIApp,
     keys: KeyFile | None,
     bodies: BodyBudget | None = None,
+    tracing: Tracing = OFF,
 ) -> ASGIApp:
     """The application. With `keys`, everything below /v1/ needs one; the proxy asks by itself."""
     guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
@@ -96,7 +98,10 @@ def make_app(
         relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
         await (proxy if relayed else app)(scope, receive, send)
 
-    return RequestMiddleware(dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies)
+    return RequestMiddleware(
+        dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies,
+        tracing=tracing, traced=frozenset((COMPLETIONS, CHAT_COMPLETIONS)),
+    )  # fmt: skip
 
 
 def _counted_elsewhere(_route: str, _status: int) -> None:

@@ -43,21 +43,19 @@ not by a list of names: whatever a login proxy adds stays here, and an engine re
 
 
 def to_engine(
-    headers: RawHeaders, request_id: str, traceparent: str, key: bytes | None = None
+    headers: RawHeaders, request_id: str, *, traced: bool = False, key: bytes | None = None
 ) -> list[tuple[str, str]]:
-    """Request headers for the engine: end-to-end ones without credentials, with the identifiers.
+    """Request headers for the engine: end-to-end ones without credentials, with the request's id.
 
-    `traceparent` is the client's, "" outside of any trace: then the engine decides whether to begin one.
-    `key`: what the gateway itself shows to engines that ask for one.
+    `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
+    `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
     passed = [
         (name.decode("latin-1"), _text(value))
         for name, value in _end_to_end(headers, _OWN_REQUEST)
-        if not is_credential(name) and (traceparent or name != b"tracestate")
+        if not is_credential(name) and (traced or name != b"tracestate")
     ]
     passed.append(("x-request-id", request_id))
-    if traceparent:
-        passed.append(("traceparent", traceparent))
     if key is not None:
         passed.append(("authorization", bearer(key)))
     return passed

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import BaseModel, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mamba_api.openai_responses import Readiness
@@ -85,14 +86,14 @@ class LocalRoutes:
             headers["connection"] = "close"
         return JsonResponse(body, 503, headers=headers)
 
-    async def metrics(self) -> Response:
-        """Prometheus text."""
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text, or OpenMetrics with exemplars for who asks for that."""
         self._metrics.in_flight.set(self._admission.in_flight)
         self._metrics.queued.set(self._admission.queued)
         self._metrics.waiting.clear()
         for key, count in self._admission.waiting().items():
             self._metrics.waiting.labels(key).set(count)
-        body, content_type = expose(self._metrics.registry)
+        body, content_type = expose(self._metrics.registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     async def version(self) -> dict[str, str]:

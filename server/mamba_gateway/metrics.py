@@ -12,7 +12,11 @@ from prometheus_client.registry import Collector
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.prefix_metrics import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_telemetry.trace_metrics import TraceMetrics
+from mamba_telemetry.tracing import OFF, Tracing
 
+UNKNOWN_MODEL = "unknown"
+"""Label of what no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 _DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
@@ -58,11 +62,15 @@ class GatewayMetrics:
     """All series of the gateway."""
 
     def __init__(
-        self, snapshot: Callable[[], tuple[Endpoint, ...]], index: PrefixIndex | None = None
+        self,
+        snapshot: Callable[[], tuple[Endpoint, ...]],
+        index: PrefixIndex | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
         registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
+        TraceMetrics(registry, tracing)
         prefix = "mambaserve_gateway"
         self.requests = Counter(
             f"{prefix}_requests",
@@ -141,7 +149,7 @@ class GatewayMetrics:
     def model_label(self, model: str | None) -> str:
         """`model` if an endpoint reports it; clients cannot make label values."""
         known = any(model in (endpoint.models or ()) for endpoint in self._snapshot())
-        return str(model) if known else "unknown"
+        return str(model) if known else UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:

@@ -8,6 +8,7 @@ from mamba_gateway.endpoints import Pool
 from mamba_gateway.hold import Hold
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.prompt_reader import PromptReader
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.router import Router
 
 
@@ -18,6 +19,7 @@ class Parts:
     pool: Pool
     metrics: GatewayMetrics
     admission: Admission
+    limiter: RateLimiter
     router: Router
     hold: Hold
     prompts: PromptReader | None

@@ -71,3 +71,8 @@ class PromptPrefix:
     def home(self) -> int | None:
         """A number that prompts with the same first `HOME_TOKENS` have in common; None for shorter ones."""
         return next((int.from_bytes(d) for depth, d in self.digests if depth == HOME_TOKENS), None)
+
+
+def tokens_of(prompt: "PromptPrefix | None", body_bytes: int) -> float:
+    """Tokens of a prompt: as it was read, else by the size of its body."""
+    return float(prompt.tokens if prompt is not None and prompt.exact else body_bytes // BYTES_PER_TOKEN)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, find_header, read_body
-from mamba_edge.request_middleware import CLIENT_GONE
+from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.sending import USAGE_HEADER, while_connected
 from mamba_gateway.admission import DRAINING, Admission, Claim
 from mamba_gateway.client_response import ClientResponse
@@ -24,14 +24,16 @@ from mamba_gateway.errors import Draining, UpstreamLost
 from mamba_gateway.explanation import REQUEST_HEADER
 from mamba_gateway.headers import to_engine
 from mamba_gateway.key_limits import ANYONE
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN
+from mamba_gateway.metrics import UNKNOWN_MODEL, GatewayMetrics
+from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.relay import Relay, ResponseTruncated
 from mamba_gateway.routing_fields import RoutingFields, routing_fields
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_gateway.usage_meter import UsageMeter
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import RequestTrace
 
 DISCARDED_LIMITS = 4
 """How many times the limit of a body that is too large is read and dropped, at most."""
@@ -111,7 +113,9 @@ class ProxyEndpoint:
         body = await self._body(scope, receive)
         fields = routing_fields(body)
         shown = self._backend_keys.first if self._backend_keys else None
-        headers = to_engine(scope["headers"], scope["request_id"], scope["traceparent"], shown)
+        headers = to_engine(
+            scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
+        )
         if self._limiter.of(key).tokens_per_minute is not None:
             headers.append((USAGE_HEADER.decode(), "1"))
         request = UpstreamRequest(
@@ -124,6 +128,7 @@ class ProxyEndpoint:
             request_id=scope["request_id"],
             meter=UsageMeter(),
             explain=find_header(scope["headers"], REQUEST_HEADER) == b"1",
+            trace=scope["trace"],
         )
         return request, fields
 
@@ -178,27 +183,42 @@ class ProxyEndpoint:
     ) -> None:
         counted = self._limiter.of(key).tokens_per_minute is not None
         if self._prompts is not None and (counted or self._relay.has_choice):
-            request.prompt = await self._prompts.read(request)
-        prompt, meter = request.prompt, request.meter or UsageMeter()
-        known = prompt is not None and prompt.exact
-        tokens = float(prompt.tokens if known and prompt else len(request.body) // BYTES_PER_TOKEN)
+            with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
+                request.prompt = await self._prompts.read(request)
+                reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
+        meter = request.meter or UsageMeter()
+        tokens = tokens_of(request.prompt, len(request.body))
         claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
-        async with (
-            self._limiter.entered(key, tokens, headers) as entry,
-            self._admission.permit(claim) as permit,
-        ):
-            self._metrics.queue_wait.observe(permit.waited)
-            request.permit = permit
-            try:
-                await self._relay.run(request, response)
-            finally:
-                entry.used = meter.used(tokens)
-                permit.used(entry.used)
+        waiting = request.trace.begin(names.GATEWAY_QUEUE)
+        try:
+            async with (
+                self._limiter.entered(key, tokens, headers) as entry,
+                self._admission.permit(claim) as permit,
+            ):
+                request.trace.end(waiting)
+                self._metrics.queue_wait.observe(permit.waited)
+                request.permit = permit
+                try:
+                    await self._relay.run(request, response)
+                finally:
+                    entry.used = meter.used(tokens)
+                    permit.used(entry.used)
+        finally:
+            request.trace.end(waiting)
 
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
         model = metrics.model_label(fields.model)
         metrics.requests.labels(scope["path"], model, str(response.status)).inc()
-        metrics.duration.labels(model).observe(now - begin)
+        trace: RequestTrace = scope["trace"]
+        # Comments that kept the stream alive meanwhile are no answer.
+        trace.answered_at = response.first_byte
+        if response.status >= FAILED_FROM:
+            trace.root.fail(str(response.status))
+        if model != UNKNOWN_MODEL:
+            trace.root.set(names.REQUEST_MODEL, model)
+        trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
+        exemplar = trace.exemplar()
+        metrics.duration.labels(model).observe(now - begin, exemplar)
         if response.first_byte is not None:
-            metrics.first_byte.labels(model).observe(response.first_byte - begin)
+            metrics.first_byte.labels(model).observe(response.first_byte - begin, exemplar)

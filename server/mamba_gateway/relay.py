@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import aiohttp
 import structlog
+from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError
@@ -33,6 +34,8 @@ from mamba_gateway.upstream import (
     attempt,
     translated_errors,
 )
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -40,6 +43,10 @@ RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
 
 SILENT = "the engine sent nothing for too long"
+
+
+ERROR_EVENT = b'data: {"error":'
+"""How the last event of a stream begins that failed; within an answer's text the quotes have backslashes."""
 
 
 class ResponseTruncated(Exception):
@@ -95,41 +102,54 @@ class Relay:
         self._budget.came()
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
-            record = await self._decision(request, died, deadline)
+            with request.trace.span(names.GATEWAY_ROUTE) as routing:
+                record = await self._decision(request, died, deadline)
+                _describe(routing, record)
             last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
             ticket = self._router.sent(record, request.prompt)
             if request.permit is not None:
                 request.permit.sent()
             begun = False
+            span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
+            span.set(names.ENDPOINT, endpoint.name)
+            span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
             watch = SilenceWatch(self._session, endpoint.url, self._silence_timeout, self._probe_timeout)
             try:
-                async with watch, attempt(self._session, endpoint.url, request) as (response, first):
+                async with watch, attempt(self._session, endpoint.url, request, span) as (response, first):
+                    span.set(names.HTTP_STATUS, response.status)
                     if response.status not in RETRIED_STATUSES or last:
                         self._pool.answered(endpoint.url, ticket, well=response.status < 500)
                         request.let_body_go()
                         begun = True
                         added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                        await self._forward(response, first, send, request, endpoint, lifetime, watch, added)
+                        await self._forward(
+                            response, first, send, request, endpoint, lifetime, watch, added, span
+                        )
                         return
                 reason, detail = "refused", f"it answered {response.status}"
+                span.fail(reason)
             except Unreachable as error:
                 reason, detail = "unreachable", str(error)
+                span.fail(reason)
                 if last:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
             except ConnectionLost as error:
                 reason, detail = "died", str(error)
+                span.fail(reason)
                 if last or died:
                     # A request that takes engines down with it must not go round the whole pool.
                     self._pool.fail(endpoint.url, detail)
                     raise UpstreamLost("the engine closed the connection before it answered") from error
                 died = (endpoint.url,)
             except IdleTimeout as error:
+                span.fail("idle_timeout")
                 self._pool.fail(endpoint.url, SILENT)
                 raise UpstreamIdleTimeout(SILENT) from error
             except TimeoutError as error:
                 if not watch.expired:
                     raise
+                span.fail("silent")
                 reason, detail = "silent", "it was silent and did not say at /livez that it lives"
                 if last or died or begun:
                     self._pool.fail(endpoint.url, detail)
@@ -137,6 +157,7 @@ class Relay:
                 died = (endpoint.url,)
             finally:
                 self._pool.end(endpoint.url, ticket)
+                request.trace.end(span)
             self._pool.suspect(endpoint.url, detail)
             self._budget.retried()
             self._metrics.retries.labels(reason).inc()
@@ -165,6 +186,7 @@ class Relay:
         lifetime: asyncio.Timeout,
         watch: SilenceWatch,
         added: tuple[tuple[bytes, bytes], ...],
+        span: SpanNote,
     ) -> None:
         headers = [*to_client(response.raw_headers), *added]
         events = response.content_type == "text/event-stream" and "Content-Encoding" not in response.headers
@@ -179,6 +201,8 @@ class Relay:
                 watch.heard()
                 if meter is not None:
                     meter.feed(chunk)
+                if ERROR_EVENT in chunk:
+                    span.fail("error_event")
                 if out := aligner.feed(chunk) if aligner else chunk:
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                 with translated_errors():
@@ -186,6 +210,7 @@ class Relay:
         except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
             self._pool.fail(endpoint.url, str(error))
+            span.fail("broke_off")
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
             await _end_broken(aligner, _upstream_error(error), send)
         except asyncio.CancelledError:
@@ -193,6 +218,7 @@ class Relay:
                 await _end_broken(aligner, self._timed_out(), send)
             elif watch.expired:
                 self._metrics.broken.inc()
+                span.fail("silent")
                 await _end_broken(aligner, UpstreamIdleTimeout(SILENT), send)
             elif self.cancelling:
                 await _end_broken(
@@ -205,6 +231,17 @@ class Relay:
 
     def _timed_out(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
+
+
+def _describe(span: SpanNote, record: DecisionRecord) -> None:
+    decision = record.decision
+    span.set(names.ENDPOINT, decision.endpoint.name)
+    span.set(names.ROUTE_REASON, decision.reason)
+    span.set(names.ROUTE_INDEX, record.index)
+    span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
+    span.set(names.ROUTE_CANDIDATES, len(decision.costs))
+    span.set(names.PROMPT_TOKENS, record.request.prompt_tokens)
+    span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
 
 def _upstream_error(error: Exception) -> ApiError:

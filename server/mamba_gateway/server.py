@@ -8,11 +8,9 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import structlog
 from starlette.types import ASGIApp
@@ -25,14 +23,15 @@ from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
 from mamba_gateway.allowance import LEAVE_SECONDS
 from mamba_gateway.app import make_app
-from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.endpoint_source import endpoints_followed
+from mamba_gateway.endpoints import Pool
 from mamba_gateway.engine_places import places
 from mamba_gateway.hold import Hold
 from mamba_gateway.key_limits import KeyLimitTable
 from mamba_gateway.local_routes import LocalRoutes
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.parts import Parts
-from mamba_gateway.prefix_source import PrefixSource, Sink, prefixes_followed
+from mamba_gateway.prefix_source import prefixes_followed
 from mamba_gateway.probe import Prober
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
@@ -47,6 +46,7 @@ from mamba_gateway.upstream import make_session
 from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
+from mamba_telemetry.tracing import OFF, Tracing
 
 if TYPE_CHECKING:
     from mamba_gateway.endpoint_picker.server import PickerServer
@@ -67,6 +67,7 @@ async def serve(
     picker_ready: Callable[[int], None] = lambda _: None,
     stop: asyncio.Event | None = None,
     rng: Random | None = None,
+    tracing: Tracing = OFF,
 ) -> int:
     """Serve until `stop` or a signal; `ready` gets the URL once, `picker_ready` the endpoint picker's port
     before it. Returns 0, or 1 if requests were cut.
@@ -83,7 +84,7 @@ async def serve(
     bound = listen(settings.host, settings.port)
     pool = Pool()
     index = PrefixIndex()
-    metrics = GatewayMetrics(pool.snapshot, index)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing)
     limits = settings.key_limits
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
@@ -102,7 +103,7 @@ async def serve(
         try:
             async with (
                 prefixes_followed(settings, session, index, backend_keys) as source,
-                _endpoint_source(settings, prober.set_targets, source, rng) as wake,
+                endpoints_followed(settings, prober.set_targets, source, rng) as wake,
                 _limiter(settings, limits, metrics) as limiter,
             ):
                 # A weight of 0 says that nobody wants to know what an engine can resume.
@@ -130,9 +131,10 @@ async def serve(
                 status = StatusEndpoint(
                     pool, admission, metrics, routes.readiness, EngineAsker(session, backend_key).ask
                 )
-                app = make_app(routes, status, proxy, keys, bodies)
+                app = make_app(routes, status, proxy, keys, bodies, tracing)
                 app = with_cors(app, settings.cors_origin)
-                parts = Parts(pool, metrics, admission, router, Hold(pool, metrics, wake), prompts, bodies)
+                hold = Hold(pool, metrics, wake)
+                parts = Parts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
                 async with (
                     _working(texts),
                     _picker(settings, parts, keys, backend_keys, picker_ready) as picker,
@@ -151,49 +153,6 @@ async def serve(
         finally:
             await prober.close()
             bound.close()
-
-
-def _both(one: Sink, other: Sink) -> Sink:
-    def tell(targets: Iterable[Target]) -> None:
-        known = tuple(targets)
-        one(known)
-        other(known)
-
-    return tell
-
-
-@contextlib.asynccontextmanager
-async def _endpoint_source(
-    settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
-) -> AsyncIterator[Callable[[], None]]:
-    """Keep the targets up to date; yields what to call while a request waits for an engine."""
-    sink = _both(probed, prefixes.set_targets)
-    if settings.deployment is None:
-        sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
-        yield lambda: None
-        return
-    # The Kubernetes client is large, and only this source needs it.
-    from mamba_gateway.discovery import watch_engines
-    from mamba_gateway.index_reporter import IndexReporter
-    from mamba_gateway.operator_note import OperatorNote
-    from mamba_gateway.wake import Waker
-    from mamba_kube.access import connected, load_access
-
-    access = await load_access(settings.kubeconfig)
-    namespace = settings.namespace or access.namespace
-    async with connected(access) as server:
-        waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
-        work = [watch_engines(server, namespace, settings.deployment, sink, rng), waker.work()]
-        if prefixes.trouble is not None:
-            note = OperatorNote(server, namespace, settings.deployment)
-            work.append(IndexReporter(note, prefixes.trouble, lambda: datetime.now(UTC)).work())
-        tasks = [asyncio.create_task(each) for each in work]
-        try:
-            yield waker.request
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from mamba_edge.body_budget import BodyShare
 from mamba_gateway.admission import Permit
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.usage_meter import UsageMeter
+from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
 
 LARGE_BODY = 256 * 1024
 
@@ -50,6 +51,7 @@ class UpstreamRequest:
     """Told when the request is at an engine."""
     meter: UsageMeter | None = field(default=None, repr=False)
     """Fed with the answer."""
+    trace: RequestTrace = UNTRACED
     explain: bool = False
     """The client wants to know why this engine was chosen."""
 
@@ -105,17 +107,21 @@ def translated_errors() -> Iterator[None]:
 
 @asynccontextmanager
 async def attempt(
-    session: aiohttp.ClientSession, base: str, request: UpstreamRequest
+    session: aiohttp.ClientSession, base: str, request: UpstreamRequest, span: SpanNote | None = None
 ) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
-    """Send the request; yields the response and the first bytes of its body (empty if it has none).
+    """Send the request, as a child of `span`; yields the response and the first bytes of its body, empty if
+    it has none.
 
     Leaving the context before the body's end closes the connection, which the engine sees as a cancellation.
     """
     url = URL(f"{base}{request.path}" + (f"?{request.query}" if request.query else ""), encoded=True)
     # As a file the client writes it piece by piece, and a large body does not hold up the other streams.
     data = request.body if len(request.body) < LARGE_BODY else io.BytesIO(request.body)
+    headers = request.headers
+    if traceparent := request.trace.traceparent(span):
+        headers = [*headers, ("traceparent", traceparent)]
     with translated_errors():
-        response = await session.post(url, data=data, headers=request.headers, allow_redirects=False)
+        response = await session.post(url, data=data, headers=headers, allow_redirects=False)
     del data  # or this frame would hold the body as long as the answer streams
     try:
         with translated_errors():

@@ -71,6 +71,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, omit_defaults=True):
     """Depth just before the chat template's generation prompt; 0 = not a chat."""
     arrival: float = 0.0
     traceparent: str = ""
+    """Of the span that waits for it, where one is recorded: then the deltas tell how time was spent."""
 
 
 class StopSequence(msgspec.Struct, tag="stop", frozen=True):
@@ -134,6 +135,37 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     """Of a prompt's token: 1 = the most likely one; 0 = not counted."""
 
 
+class PrefillTiming(msgspec.Struct, array_like=True, frozen=True):
+    """One piece of a prompt: when a step computed it, and in what company."""
+
+    began: float
+    ended: float
+    start: int
+    """Tokens [start, stop)."""
+    stop: int
+    step: int
+    sequences: int
+    """In the step."""
+    tokens: int
+    """In the step."""
+    checkpoints: tuple[int, ...] = ()
+    """Depths of those that it wrote."""
+    beside: tuple[str, ...] = ()
+    """`traceparent` of sampled requests with pieces in the same step."""
+    preemptions: int = 0
+    """Of the sequence, so far."""
+    steps: int = 1
+    """More than one where several pieces are told as one."""
+
+
+class SequenceTimeline(msgspec.Struct, array_like=True, frozen=True):
+    """How a traced sequence spent its time since it was last told."""
+
+    pieces: tuple[PrefillTiming, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+    """Depths of those that decode steps wrote."""
+
+
 class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """New tokens of one sequence, or its end, or both."""
 
@@ -156,6 +188,8 @@ class SequenceDelta(msgspec.Struct, omit_defaults=True, frozen=True):
     """When the engine began with the prompt (with the first delta)."""
     first_at: float = 0.0
     """`at` of the sequence's first token (with the first delta)."""
+    timeline: SequenceTimeline | None = None
+    """Of a traced request, where there is something to tell."""
 
 
 class Outputs(msgspec.Struct, tag="out", frozen=True):

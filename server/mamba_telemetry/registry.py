@@ -4,7 +4,7 @@ Processes make their registry here and expose it on `/metrics`. Metric names liv
 """
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 PREFIX = "mambaserve_"
 
@@ -34,6 +34,11 @@ def make_registry(*, process_metrics: bool = True) -> CollectorRegistry:
     return registry
 
 
-def expose(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """Body and content type of `/metrics`."""
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+def expose(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
+    """Body and content type of `/metrics`: OpenMetrics, with exemplars, for whom `accept` (the header) asks
+    for it, else Prometheus text."""
+    try:
+        encode, kind = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is none
+        encode, kind = choose_encoder("")
+    return encode(registry), kind

@@ -1,72 +1,122 @@
-"""Traces, steered by the standard OTEL_* variables alone: without them nothing is recorded or sent.
+"""Set up tracing as the standard OTEL_* variables say, or the settings, which win over them.
 
-The W3C `traceparent` of a request is read and passed on in any case, so a trace through gateway, API and
-engine stays whole. The SDK and its exporter are optional packages (extra "telemetry").
+Without an endpoint nothing is recorded or sent. The SDK and its exporters are optional packages (extra
+"telemetry").
 """
 
+import logging
 import os
-from collections.abc import Mapping
-
-from opentelemetry import propagate, trace
-from opentelemetry.context import Context
+import socket
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Protocol
 
 from mamba_telemetry.logs import get_logger
+from mamba_telemetry.tracing import OFF, Tracing
 
-_SWITCHES = (
-    "OTEL_TRACES_EXPORTER",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-)
+log = get_logger(__name__)
+
+GRPC, HTTP = "grpc", "http/protobuf"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_REMEDY = "install mambaserve[telemetry]"
+_REPAIR = "pip install --force-reinstall --no-deps opentelemetry-proto: another package overwrote its files"
+
+
+class TraceChoices(Protocol):
+    """What a settings model says of traces; None = as the standard variables say."""
+
+    @property
+    def otlp_endpoint(self) -> str | None: ...
+    @property
+    def otlp_protocol(self) -> str | None: ...
+    @property
+    def trace_sampling(self) -> float | None: ...
+    @property
+    def slow_request(self) -> float: ...
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
     """Whether the standard variables ask for traces."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    if environ.get("OTEL_TRACES_EXPORTER", "").lower() == "none":
-        return False
-    return any(environ.get(name) for name in _SWITCHES)
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()
+    if exporter in ("", "otlp"):
+        return bool(exporter) or any(environ.get(name) for name in _ENDPOINTS)
+    if exporter != "none":
+        log.warning("traces_unavailable", exporter=exporter, remedy="OTEL_TRACES_EXPORTER is otlp or none")
+    return False
 
 
-def set_up_traces(*, process: str) -> bool:
-    """Install the SDK with an OTLP exporter if the OTEL_* variables ask for it; whether it did."""
+def apply_choices(choices: TraceChoices, environ: MutableMapping[str, str]) -> None:
+    """Say in the standard variables what the settings say, so that one mechanism acts on both."""
+    if choices.otlp_endpoint is not None:
+        environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = choices.otlp_endpoint
+        environ.pop("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", None)
+    if choices.otlp_protocol is not None:
+        environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = choices.otlp_protocol
+        environ.pop("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", None)
+    if choices.trace_sampling is not None:
+        environ["OTEL_TRACES_SAMPLER"] = "parentbased_traceidratio"
+        environ["OTEL_TRACES_SAMPLER_ARG"] = repr(choices.trace_sampling)
+
+
+def set_up_traces(choices: TraceChoices, *, process: str) -> Tracing:
+    """The tracing of this process, `OFF` where nobody asks for it or it cannot be had; `process` names the
+    service unless the variables do."""
+    apply_choices(choices, os.environ)
     if not wanted(os.environ):
-        return False
-    log = get_logger(__name__)
+        return OFF
+    protocol = (
+        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or HTTP
+    )
+    if protocol not in (HTTP, GRPC):
+        remedy = f"OTEL_EXPORTER_OTLP_PROTOCOL is {HTTP} or {GRPC}"
+        log.warning("traces_unavailable", protocol=protocol, remedy=remedy)
+        return OFF
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from mamba_telemetry.span_maker import SpanMaker
+        from mamba_telemetry.span_queue import SpanQueue
+
+        exporter = _exporter(protocol)
     except ImportError as error:
-        log.warning("traces_unavailable", missing=error.name, remedy="install mambaserve[telemetry]")
-        return False
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over this default: create() merges them last.
-    resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": process})
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
-    log.info("traces_on", service=resource.attributes.get("service.name"))
-    return True
+        overwritten = (error.name or "").startswith("opentelemetry.proto.")
+        log.warning("traces_unavailable", missing=error.name, remedy=_REPAIR if overwritten else _REMEDY)
+        return OFF
+    # The exporters tell of each failure; the queue tells when that begins and ends.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these: create() merges them last.
+    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": process}
+    resource = Resource.create({"service.instance.id": f"{socket.gethostname()}:{os.getpid()}", **named})
+    queue = SpanQueue(
+        exporter,
+        SpanMaker(resource),
+        most=_number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
+        batch=_number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
+        delay=_number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000,
+    )
+    # The SDK reads OTEL_TRACES_SAMPLER for a provider alone.
+    sampler = TracerProvider(shutdown_on_exit=False).sampler
+    log.info("traces_on", service=resource.attributes.get("service.name"), protocol=protocol)
+    return Tracing(sampler, queue, slow_after=choices.slow_request)
 
 
-def incoming(headers: Mapping[str, str]) -> Context:
-    """The trace a caller continues; an empty context when its header is missing or malformed."""
-    if "traceparent" not in headers:
-        return Context()
-    return propagate.extract({key: headers[key] for key in ("traceparent", "tracestate") if key in headers})
+def _exporter(protocol: str) -> Any:
+    if protocol == GRPC:
+        # Its library writes to standard error by itself, past every log level.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
+
+        return OverGrpc()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()
 
 
-def trace_id(span: trace.Span) -> str | None:
-    """32 hex digits, or None outside of any trace."""
-    context = span.get_span_context()
-    return trace.format_trace_id(context.trace_id) if context.is_valid else None
-
-
-def traceparent(span: trace.Span) -> str:
-    """The header to pass on; "" outside of any trace."""
-    if not span.get_span_context().is_valid:
-        return ""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier, trace.set_span_in_context(span))
-    return carrier.get("traceparent", "")
+def _number(name: str, default: int) -> int:
+    """A standard variable that is a whole number above 0."""
+    given = os.environ.get(name, "")
+    return int(given) if given.isdecimal() and int(given) else default

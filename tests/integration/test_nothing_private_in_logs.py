@@ -1,11 +1,12 @@
-"""What clients say and what opens doors is in no line of any process, at any level, whatever goes wrong."""
+"""What clients say and what opens doors is in no line and no span of any process, whatever goes wrong."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from engine_api import ApiProcess, serving
+from engine_api import ApiProcess, end, serving
+from otlp_receiver import Received, http_receiver
 from servers import Command, call
 from tiny_model import TEMPLATE, write_model
 
@@ -16,17 +17,23 @@ SAID = "marked words of a client"
 FAILING = "{% if messages[0].content[:5] == 'crash' %}{{ messages[0].content | indent('x') }}{% endif %}"
 
 
+Processes = tuple[ApiProcess, Command, str, Received]
+
+
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ApiProcess, Command, str]]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     folder = tmp_path_factory.mktemp("private")
     (keys := folder / "keys").write_text(f"{KEY}\n")
     model = write_model(folder / "tiny", template=TEMPLATE + FAILING)
-    with serving(model, log_level="debug", api_key_file=str(keys)) as api:
+    with (
+        http_receiver() as received,
+        serving(model, log_level="debug", api_key_file=str(keys), otlp_endpoint=received.url) as api,
+    ):
         options = ("--port", "0", "--log-level", "debug", "--api-key-file", str(keys),
-                   "--backend-key-file", str(keys))  # fmt: skip
+                   "--backend-key-file", str(keys), "--otlp-endpoint", received.url)  # fmt: skip
         lost = f"http://user:{PASSWORD}@127.0.0.1:9"
         with Command("gateway", "--backend", api.url, "--backend", lost, *options) as gateway:
-            yield api, gateway, gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1]
+            yield api, gateway, gateway.wait_for(r"ready at (http://\S+)")[1], received
 
 
 def bodies() -> Iterator[tuple[str, Any]]:
@@ -44,10 +51,8 @@ def bodies() -> Iterator[tuple[str, Any]]:
     yield CHAT, b'{"messages": "' + SAID.encode()
 
 
-def test_nothing_that_clients_say_or_keep_secret_is_logged(
-    processes: tuple[ApiProcess, Command, str],
-) -> None:
-    api, gateway, url = processes
+def test_nothing_that_clients_say_or_keep_secret_is_logged_or_traced(processes: Processes) -> None:
+    api, gateway, url, received = processes
     for key in (KEY, WRONG_KEY):
         headers = {"authorization": f"Bearer {key}"}
         for path, body in bodies():
@@ -62,7 +67,12 @@ def test_nothing_that_clients_say_or_keep_secret_is_logged(
     assert call(f"{url}/v1/models?api_key={KEY}")[0] == 401
     gateway.terminate()
     gateway.wait()
+    end(api)
+    assert {span.service for span in received.spans} == {"mambaserve", "mambaserve-gateway"}
+    assert any(span.failed for span in received.spans)
+    sent = b"".join(received.raw).decode("utf-8", "replace")
     written = "".join(api.logs) + gateway.output
     assert written.count("request") > 10
     for secret in (KEY, WRONG_KEY, PASSWORD, SAID):
         assert secret not in written
+        assert secret not in sent

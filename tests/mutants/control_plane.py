@@ -123,8 +123,8 @@ MUTANTS = (
         '"replicas": context.replicas,', '"replicas": 1,', (PODS,),
     ),
     Mutant(
-        "gateways decide what is traced", OPERATOR + "render/pod.py",
-        '"value": "traceidratio"', '"value": "parentbased_traceidratio"', (PODS,),
+        "each process samples by itself", "operator/mamba_planner/trace_choices.py",
+        '"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"', '"OTEL_TRACES_SAMPLER": "traceidratio"', (PODS,),
     ),
     Mutant(
         "the drain timeout is cut off by the pod's grace period", OPERATOR + "render/engine_pod.py",

@@ -33,6 +33,7 @@ from mamba_gateway.hold import Hold
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.parts import Parts
 from mamba_gateway.prompt_reader import PromptReader
+from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.router import Router
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
@@ -152,7 +153,10 @@ class PickerHarness:
         texts = TextSides(None, self.pool, time.monotonic)  # type: ignore[arg-type] # it never asks an engine
         hold = Hold(self.pool, self.metrics, self._wake)
         prompts = PromptReader(texts, self.metrics)
-        self.parts = Parts(self.pool, self.metrics, self.admission, self.router, hold, prompts, self.bodies)
+        limiter = RateLimiter(self.settings.key_limits, self.metrics, time.monotonic)
+        self.parts = Parts(
+            self.pool, self.metrics, self.admission, limiter, self.router, hold, prompts, self.bodies
+        )
         self._keys = (
             KeyFile(keys, "--api-key-file") if keys else None,
             KeyFile(backend_keys, "--backend-key-file") if backend_keys else None,

@@ -21,6 +21,7 @@ from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.upstream import UpstreamRequest
+from mamba_telemetry.tracing import OFF
 
 PATH = "/v1/completions"
 BODY = {"model": "m", "prompt": "x"}
@@ -80,7 +81,10 @@ class ProxyHarness:
         )  # fmt: skip
 
         self.bodies = BodyBudget(limits.get("max_held_body_bytes", 10_000))
-        self.app = RequestMiddleware(self.proxy, route_of=str, answered=lambda *_: None, bodies=self.bodies)
+        self.app = RequestMiddleware(
+            self.proxy, route_of=str, answered=lambda *_: None, bodies=self.bodies,
+            tracing=limits.get("tracing", OFF), traced=frozenset((PATH,)),
+        )  # fmt: skip
 
     def ask(self, body: Any = None, **more: Any) -> Asked:
         return ask(self.app, "POST", PATH, BODY if body is None else body, **more)

@@ -41,6 +41,10 @@ class AttentionPlan:
 
     groups: list[DecodeGroup]
     pieces: list[Piece]
+    page_table: torch.Tensor
+    """[D, W] int32 on the host: pages of each decode; padding beyond the end."""
+    context_len: torch.Tensor
+    """[D] int32 on the host."""
 
     @classmethod
     def build(
@@ -93,7 +97,12 @@ class AttentionPlan:
                     offsets=index_tensor(positions % page_size, device),
                 )
             )
-        return cls(groups, pieces)
+        return cls(
+            groups,
+            pieces,
+            page_table=torch.from_numpy(np.ascontiguousarray(page_table[:decodes], np.int32)),
+            context_len=torch.from_numpy(np.ascontiguousarray(context_len[:decodes], np.int32)),
+        )
 
 
 def padded_length(context: int) -> int:

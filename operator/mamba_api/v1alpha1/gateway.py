@@ -1,6 +1,6 @@
 """In front of the engines: `spec.gateway`, the `prefixIndex` it follows, and `telemetry`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -182,14 +182,18 @@ class PrefixIndex(ApiModel):
 
 
 class Telemetry(ApiModel):
-    """Traces of the engines; gateways pass a client's trace on and record nothing. Metrics are always served
-    at /metrics."""
+    """Traces of gateways and engines. Metrics are always served at /metrics."""
 
     otlp_endpoint: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://.+$")] | None = (
         None
     )
-    """OTLP endpoint the engines send spans to, such as http://collector.observability.svc:4318; absent = no
-    traces."""
+    """OTLP endpoint that gateways and engines send spans to, such as http://collector.observability.svc:4318;
+    absent = no traces."""
+    protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    """How they are sent; a collector's usual ports are 4318 for http/protobuf and 4317 for grpc."""
     sampling: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of requests whose spans the engines send, chosen by trace id; what a client's traceparent header
-    says about sampling is not asked."""
+    """Share of requests whose spans are kept, chosen by trace id; a client whose traceparent header says so
+    decides for its own requests."""
+    slow_after: Duration = Duration("10s")
+    """A request without a first byte for so long is kept beyond that share, as one that failed is; 0s = slow
+    ones are not."""

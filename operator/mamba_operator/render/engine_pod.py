@@ -151,7 +151,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
     if sharing := prefix_sharing(context.deployment):
         # Discovery has the pod's name for it, so what it publishes is found under that.
         variables += [from_pod("POD_NAME", "metadata.name"), *sharing]
-    return variables + tracing(spec.telemetry)
+    return variables + tracing(context.deployment)
 
 
 def _resources(context: Context) -> dict[str, Any]:

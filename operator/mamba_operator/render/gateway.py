@@ -16,6 +16,7 @@ from mamba_operator.render.pod import (
     pod_security,
     prefix_sharing,
     probes,
+    tracing,
 )
 from mamba_operator.strategic_merge import merge
 
@@ -130,7 +131,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         settings["CORS_ORIGIN"] = " ".join(spec.gateway.cors_origins)
     settings |= _key_limits(limits)
     told = [{"name": f"{names.ENV_PREFIX}{key}", "value": value} for key, value in settings.items()]
-    return told + prefix_sharing(context.deployment)
+    return told + prefix_sharing(context.deployment) + tracing(context.deployment)
 
 
 def _key_limits(limits: Limits) -> dict[str, str]:

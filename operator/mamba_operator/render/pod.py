@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment, Telemetry
-from mamba_operator.render.context import number
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_planner.trace_choices import trace_variables
 
 EVERY_ADDRESS = "::"
 """Of both families, so that pods are reached in clusters of either."""
@@ -58,16 +58,9 @@ def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
     }
 
 
-def tracing(telemetry: Telemetry) -> list[dict[str, Any]]:
+def tracing(deployment: MambaDeployment) -> list[dict[str, Any]]:
     """Environment of a container that sends traces; empty where none are asked for."""
-    if telemetry.otlp_endpoint is None:
-        return []
-    return [
-        {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": telemetry.otlp_endpoint},
-        # By trace id and not by the parent: a client that samples everything does not decide for the cluster.
-        {"name": "OTEL_TRACES_SAMPLER", "value": "traceidratio"},
-        {"name": "OTEL_TRACES_SAMPLER_ARG", "value": number(telemetry.sampling)},
-    ]
+    return [{"name": name, "value": value} for name, value in trace_variables(deployment).items()]
 
 
 def from_pod(name: str, path: str) -> dict[str, Any]:

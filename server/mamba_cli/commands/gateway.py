@@ -23,12 +23,14 @@ def run(given: dict[str, Any]) -> int:
     from mamba_gateway.server import serve
     from mamba_gateway.settings import GatewaySettings
     from mamba_telemetry.logs import set_up_logs
+    from mamba_telemetry.traces import set_up_traces
 
     try:
         settings = GatewaySettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from None
     set_up_logs(level=settings.log_level, process="gateway")
+    tracing = set_up_traces(settings, process="mambaserve-gateway")
 
     def picker_ready(port: int) -> None:
         said = f"mambaserve endpoint picker ready at {settings.host} port {port}"
@@ -40,7 +42,8 @@ def run(given: dict[str, Any]) -> int:
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(process_memory.kept_low(serve(settings, ready, picker_ready=picker_ready)))
+            serving = serve(settings, ready, picker_ready=picker_ready, tracing=tracing)
+            return runner.run(process_memory.kept_low(serving))
     except ModuleNotFoundError as error:
         if settings.endpoint_picker_port is None:
             raise
@@ -52,6 +55,8 @@ def run(given: dict[str, Any]) -> int:
         raise RunFailed(f"{error.option}: {error}") from error
     except OSError as error:
         raise RunFailed(f"cannot serve at {settings.host}:{settings.port}: {error}") from error
+    finally:
+        tracing.close()
 
 
 PANELS = {
@@ -90,6 +95,7 @@ PANELS = {
         "inference_pool",
     ),
     "Routing": ("prefix_weight", "load_weight"),
+    "Traces": ("otlp_endpoint", "otlp_protocol", "trace_sampling", "slow_request"),
     "Relay": (
         "max_attempts",
         "connect_timeout",

@@ -20,8 +20,8 @@ OF_PODS = (
     "model.tokenSecretRef", "model.cache", "engine.image", "resources.gpuResource", "resources.cpu",
     "resources.memory", "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
     "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
-    "gateway.podTemplate", "gateway.inferencePool", "telemetry.otlpEndpoint", "telemetry.sampling",
-    "rollout.maxSurge", "rollout.maxUnavailable", "rollout.progressDeadline", "podTemplate",
+    "gateway.podTemplate", "gateway.inferencePool", "rollout.maxSurge",
+    "rollout.maxUnavailable", "rollout.progressDeadline", "podTemplate",
 )  # fmt: skip
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec

@@ -16,6 +16,7 @@ from mamba_cli.local.model_facts import local_uri
 from mamba_planner import MemoryPlan
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.spec_settings import engine_settings
+from mamba_planner.trace_choices import trace_variables
 
 LAUNCHER = (sys.executable, "-m", "mamba_cli")
 GATEWAY_RANK = 1
@@ -65,15 +66,15 @@ class Unit:
     def commands(self) -> dict[str, Command]:
         """By the child's name. The deployment's own variables and extraArgs win over the document."""
         engine = self.loaded.deployment.spec.engine
-        sharing = prefix_sharing(self.loaded.deployment)
+        told = {**prefix_sharing(self.loaded.deployment), **trace_variables(self.loaded.deployment)}
         return {
             self.engine: Command(
                 (*self.launcher, "serve", "--config", str(self.settings_file), *engine.extra_args),
-                {**sharing, **{each.name: each.value for each in engine.env if each.value is not None}},
+                {**told, **{each.name: each.value for each in engine.env if each.value is not None}},
                 self.settings_file,
                 json.dumps(self.settings.document(), indent=2) + "\n",
             ),
-            self.gateway: Command((*self.launcher, *self.gateway_argv), sharing),
+            self.gateway: Command((*self.launcher, *self.gateway_argv), told),
         }
 
     def with_settings(self, settings: EngineSettings) -> "Unit":

@@ -99,12 +99,13 @@ def answer_headers(put: SetHeaders) -> ProcessingResponse:
     return ProcessingResponse(response_headers=HeadersResponse(response=common))
 
 
-def refusal(error: ApiError, request_id: str) -> ProcessingResponse:
-    """The error as the client's answer, in the OpenAI envelope."""
+def refusal(error: ApiError, request_id: str, more: Iterable[tuple[str, bytes]] = ()) -> ProcessingResponse:
+    """The error as the client's answer, in the OpenAI envelope; with `more` headers."""
     own = {"content-type": "application/json", "x-request-id": request_id}
     # Connections are the proxy's: it decides when one is closed.
     told = {name: value for name, value in error.headers().items() if name != "connection"}
     headers = [(name, value.encode()) for name, value in {**own, **told}.items()]
+    headers += more
     return ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=error.status),

@@ -1,7 +1,8 @@
 """One request through the proxy: from its headers to the engine's last byte.
 
-keys -> admission -> body -> permit -> choice, then looking on while the proxy and the engine speak. Knows the
-messages of external processing and nothing of gRPC; called by the server once for each stream.
+keys -> admission -> body -> limits -> permit -> choice, then looking on while the proxy and the engine
+speak. Knows the messages of external processing and nothing of gRPC; called by the server once for each
+stream.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import structlog
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
-from mamba_gateway.admission import Clock
+from mamba_gateway.admission import Claim, Clock
 from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker import messages
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
@@ -23,8 +24,9 @@ from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, 
 from mamba_gateway.endpoint_picker.usage import UsageReader
 from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import bearer, is_credential
+from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.parts import Parts
-from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.prompt_prefix import PromptPrefix, tokens_of
 from mamba_gateway.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay import RETRIED_STATUSES
 from mamba_gateway.routing_fields import RoutingFields, routing_fields
@@ -63,6 +65,18 @@ class _Exchange:
     answer: UsageReader = field(default_factory=UsageReader)
     readable: bool = True
     """The answer comes as it is, not compressed."""
+    told: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """What the answer's headers say of the key's limits."""
+
+    def headers_told(self) -> list[tuple[str, bytes]]:
+        """The same, as messages have them."""
+        return [(name.decode(), value) for name, value in self.told]
+
+    def used(self, prompt_tokens: float) -> float:
+        """Tokens of prompt and answer; of an answer that does not say, those of the prompt."""
+        if usage := self.answer.usage():
+            return float(usage.prompt_tokens + usage.completion_tokens)
+        return prompt_tokens if self.status else 0.0
 
 
 class EndpointPicker:
@@ -82,6 +96,7 @@ class EndpointPicker:
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool, self._router, self._admission = parts.pool, parts.router, parts.admission
+        self._limiter = parts.limiter
         self._hold, self._prompts, self._bodies = parts.hold, parts.prompts, parts.bodies
         self._metrics = metrics
         self._keys, self._backend_keys = keys, backend_keys
@@ -95,8 +110,9 @@ class EndpointPicker:
             return  # a proxy that sends no headers cannot be told where to
         exchange = _Exchange(RequestHead.of(first), self._clock(), BodyShare(self._bodies))
         try:
-            with self._admission.admit():
-                await self._process(exchange, incoming, write)
+            key = self._keys.check(exchange.head.find(b"authorization")) if self._keys else ANYONE
+            with self._admission.admit(key):
+                await self._process(exchange, key, incoming, write)
         except StreamEnded:
             pass
         except ApiError as error:
@@ -107,10 +123,8 @@ class EndpointPicker:
         finally:
             exchange.share.release()
 
-    async def _process(self, exchange: _Exchange, incoming: Messages, write: Write) -> None:
+    async def _process(self, exchange: _Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
-        if self._keys:
-            self._keys.check(head.find(b"authorization"))
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
         if head.body_mode != "unseen":
@@ -118,7 +132,13 @@ class EndpointPicker:
             if head.path in (COMPLETIONS, CHAT_COMPLETIONS):
                 exchange.fields = routing_fields(bytes(exchange.body))
         exchange.model = self._metrics.label(exchange.fields.model)
-        async with self._admission.permit() as permit:
+        await self._read_prompt(exchange, key)
+        fields, tokens = exchange.fields, tokens_of(exchange.prompt, len(exchange.body))
+        claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        async with (
+            self._limiter.entered(key, tokens, exchange.told) as entry,
+            self._admission.permit(claim) as permit,
+        ):
             await self._choose(exchange)
             permit.sent()
             try:
@@ -126,6 +146,18 @@ class EndpointPicker:
                 await self._look_on(exchange, incoming, write)
             finally:
                 self._end(exchange)
+                entry.used = exchange.used(tokens)
+                permit.used(entry.used)
+
+    async def _read_prompt(self, exchange: _Exchange, key: str) -> None:
+        counted = self._limiter.of(key).tokens_per_minute is not None
+        if self._prompts is None or not exchange.body or not (counted or len(self._pool.snapshot()) > 1):
+            return
+        head = exchange.head
+        request = UpstreamRequest(
+            head.path, "", [], bytes(exchange.body), exchange.fields.model, request_id=head.request_id
+        )
+        exchange.prompt = await self._prompts.read(request)
 
     async def _read_body(self, exchange: _Exchange, incoming: Messages) -> None:
         limit, share = self._max_body_bytes, exchange.share
@@ -154,22 +186,19 @@ class EndpointPicker:
         raise StreamEnded
 
     async def _choose(self, exchange: _Exchange) -> None:
-        head, whole = exchange.head, self._clock()
-        body, model = bytes(exchange.body), exchange.fields.model
-        if self._prompts is not None and len(self._pool.snapshot()) > 1 and body:
-            request = UpstreamRequest(head.path, "", [], body, model, request_id=head.request_id)
-            exchange.prompt = await self._prompts.read(request)
+        head, whole, size = exchange.head, self._clock(), len(exchange.body)
+        model = exchange.fields.model
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         exchange.record = await self._hold.until_decided(
             lambda: self._router.decide(
-                model, exchange.prompt, body_bytes=len(body), among=head.among, request_id=head.request_id
+                model, exchange.prompt, body_bytes=size, among=head.among, request_id=head.request_id
             ),
             model,
             deadline,
         )
         exchange.cost = exchange.record.decision.cost
         exchange.ticket = self._router.sent(exchange.record, exchange.prompt)
-        self._metrics.picked(exchange.model, exchange.cost.endpoint, len(body), self._clock() - whole)
+        self._metrics.picked(exchange.model, exchange.cost.endpoint, size, self._clock() - whole)
 
     async def _tell(self, exchange: _Exchange, write: Write) -> None:
         addresses, mutation = self._addresses(exchange), self._mutation(exchange)
@@ -210,7 +239,7 @@ class EndpointPicker:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
                 self._began(exchange, message)
-                put: list[tuple[str, bytes]] = []
+                put = exchange.headers_told()
                 if exchange.head.find(REQUEST_HEADER) == b"1" and exchange.record is not None:
                     put.append((RESPONSE_HEADER.decode(), exchange.record.header()))
                 await write(messages.answer_headers(put))
@@ -265,4 +294,4 @@ class EndpointPicker:
         code = error.code or error.kind
         self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
         log.info("refused", request_id=exchange.head.request_id, status=error.status, code=code)
-        await write(messages.refusal(error, exchange.head.request_id))
+        await write(messages.refusal(error, exchange.head.request_id, exchange.headers_told()))

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from mamba_edge.errors import ApiError, InternalError
 from mamba_server.api.engine_client import EngineClient
+from mamba_server.api.engine_spans import EngineSpans
 from mamba_server.api.inbox import Inbox
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.wire import AddRequest, FinishReason, SequenceDelta, TokenLogprobs
+from mamba_telemetry.request_trace import UNTRACED, RequestTrace, error_code
 from mamba_text.sequence_text import SequenceText, Shown
 from mamba_text.tokenizer import Tokenizer
 
@@ -71,10 +75,14 @@ class ActiveRequest:
         requests: Sequence[AddRequest],
         shown: Shown,
         metrics: RequestMetrics,
+        trace: RequestTrace = UNTRACED,
     ) -> None:
         self._engine = engine
+        self._trace = trace
+        self._spans = EngineSpans(trace, ())
         self._requests = requests
         self._metrics = metrics
+        self._n = requests[0].n
         self._inbox = Inbox()
         self._sequences = {
             (request.request_id, index): _Sequence(
@@ -94,6 +102,12 @@ class ActiveRequest:
     async def __aenter__(self) -> Self:
         """Submit. Raises NotReady."""
         self._begun = self._requests[0].arrival or time.monotonic()
+        if self._trace.recording:
+            self._spans = EngineSpans(self._trace, self._requests)
+            self._requests = [
+                msgspec.structs.replace(request, traceparent=self._spans.traceparent(request))
+                for request in self._requests
+            ]
         self._engine.submit(self._requests, self._inbox)
         self._metrics.submitted(self.counts.prompt)
         return self
@@ -103,9 +117,10 @@ class ActiveRequest:
     ) -> None:
         """Abort what has not finished."""
         reason = "error" if self._failed or isinstance(error, Exception) else "abort"
-        for sequence in self._sequences.values():
+        for (request_id, index), sequence in self._sequences.items():
             if not sequence.finished:
-                self._metrics.finished(reason, time.monotonic() - self._begun)
+                self._spans.finished(request_id, index, reason if self._failed else "abort")
+                self._metrics.finished(reason, time.monotonic() - self._begun, self._trace.exemplar())
         for request_id in self._unfinished:
             self._engine.close(request_id, abort=True)
         self._metrics.cached(self.counts.cached_total)
@@ -119,9 +134,10 @@ class ActiveRequest:
     async def _next(self) -> list[Update]:
         try:
             updates = [self._update(delta) for delta in await self._inbox.take()]
-        except ApiError:
+        except ApiError as error:
             # A stream turns this into an event, so `__aexit__` does not see it.
             self._failed = True
+            self._spans.failed(error_code(error))
             raise
         return [update for update in updates if update is not None]
 
@@ -161,13 +177,16 @@ class ActiveRequest:
             cached[delta.request_id] = max(cached.get(delta.request_id, 0), delta.cached_tokens)
         self.counts.completion += tokens
         self._metrics.generated(tokens)
+        self._spans.told(delta, tokens)
         later = tokens
         if tokens and not sequence.started:
             sequence.started = True
             sequence.first_at = sequence.last_at = delta.first_at or at
-            self._metrics.first_token(sequence.first_at - self._begun)
+            shown = self._trace.exemplar()
+            self._metrics.first_token(sequence.first_at - self._begun, shown)
             if delta.started:
-                self._metrics.prompt_done(delta.started - self._begun, sequence.first_at - delta.started)
+                queued, prefill = delta.started - self._begun, sequence.first_at - delta.started
+                self._metrics.prompt_done(queued, prefill, shown)
             later -= 1
         if later:
             self._metrics.next_tokens((at - sequence.last_at) / later, later)
@@ -176,9 +195,11 @@ class ActiveRequest:
     def _finish(self, request_id: str, sequence: _Sequence, reason: FinishReason, error: str) -> None:
         sequence.finished = True
         tokens = sequence.text.tokens
+        self._spans.finished(request_id, sequence.choice % self._n, reason)
         self._metrics.finished(
             reason,
             sequence.last_at - self._begun,
+            self._trace.exemplar(),
             per_token=(sequence.last_at - sequence.first_at) / (tokens - 1) if tokens > 1 else None,
             tokens=tokens,
             decode=sequence.last_at - sequence.first_at if sequence.started else None,

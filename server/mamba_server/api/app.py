@@ -32,6 +32,7 @@ from mamba_server.api.serving_status import StatusEndpoint
 _TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _MSGPACK: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 _READINESS: Responses = {503: {"model": Readiness, "description": "Loading, restarting or draining"}}
+_GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
 _STREAM_OR_WHOLE = "The answer, or with `stream` events whose data are chunks, then [DONE]"
 
 
@@ -103,6 +104,8 @@ def make_app(serving: Serving, registry: CollectorRegistry, keys: KeyFile | None
         route_of=route_of,
         answered=serving.metrics.answered,
         bodies=BodyBudget.with_room_for_one(settings.max_held_body_bytes, settings.max_body_bytes),
+        tracing=serving.tracing,
+        traced=_GENERATING,
     )
     return with_cors(answering, settings.cors_origin)
 

@@ -26,7 +26,9 @@ from mamba_server.api.responses import UsageBody
 from mamba_server.api.sampling import output_tokens, sampling_params
 from mamba_server.api.serving import Serving
 from mamba_server.wire import AddRequest, TokenIds
+from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger
+from mamba_telemetry.request_trace import RequestTrace, error_code
 from mamba_text.prompt import Prompt, TextSide
 from mamba_text.sequence_text import Shown
 
@@ -70,8 +72,10 @@ class GenerationEndpoints:
 
     async def _complete(self, request: CompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
+        self._describe("text_completion", request, scope)
         with self._serving.admitted(len(request.prompts), request.n or 1):
-            prompts = await Prompts(text, limits, self._serving.encoders).of_completion(request)
+            made = Prompts(text, limits, self._serving.encoders, scope["trace"])
+            prompts = await made.of_completion(request)
         response_id = f"cmpl-{uuid.uuid4().hex}"
         adds = [
             _add_request(request, f"{response_id}-{place}", prompt, text, limits, scope)
@@ -89,8 +93,9 @@ class GenerationEndpoints:
 
     async def _answer(self, request: ChatCompletionRequest, scope: Scope, send: Send) -> None:
         text, limits = self._model(request)
+        self._describe("chat", request, scope)
         with self._serving.admitted(1, request.n or 1):
-            prompts = Prompts(text, limits, self._serving.encoders)
+            prompts = Prompts(text, limits, self._serving.encoders, scope["trace"])
             prompt = await prompts.of_chat(request, scope["body_bytes"])
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         add = _add_request(request, response_id, prompt, text, limits, scope)
@@ -106,6 +111,15 @@ class GenerationEndpoints:
         )
         kept = text.tokenizer.ids_of(calls.markers) if calls is not None else frozenset[int]()
         await self._run(request, builder, [add], text, scope, send, kept)
+
+    def _describe(self, operation: str, request: GenerationRequest, scope: Scope) -> None:
+        """What the request's own span says of it: never what was asked."""
+        trace: RequestTrace = scope["trace"]
+        if trace.recording:
+            trace.root.set(names.OPERATION, operation)
+            trace.root.set(names.PROVIDER, "mambaserve")
+            trace.root.set(names.REQUEST_MODEL, self._serving.model_name)
+            trace.root.set(names.REQUEST_STREAM, bool(request.stream))
 
     def _model(self, request: GenerationRequest) -> tuple[TextSide, ModelLimits]:
         self._serving.check_model(request.model)
@@ -134,17 +148,22 @@ class GenerationEndpoints:
             stop=bool(request.include_stop_str_in_output),
             kept=kept,
         )
-        active = ActiveRequest(serving.engine, text.tokenizer, adds, shown, serving.metrics)
+        trace: RequestTrace = scope["trace"]
+        active = ActiveRequest(serving.engine, text.tokenizer, adds, shown, serving.metrics, trace)
         try:
             async with active:
                 if request.stream:
                     told = find_header(scope["headers"], USAGE_HEADER) == b"1"
-                    await send_events(send, _events(request, builder, active, with_comment=told))
+                    await send_events(send, _events(request, builder, active, trace, with_comment=told))
                 else:
                     async for update in active.updates():
                         builder.collect(update)
                     await send_json(send, builder.whole(_usage(request, active)))
         finally:
+            trace.root.set(names.RESPONSE_ID, adds[0].request_id)
+            trace.root.set(names.INPUT_TOKENS, active.counts.prompt)
+            trace.root.set(names.OUTPUT_TOKENS, active.counts.completion)
+            trace.root.set(names.CACHED_TOKENS, active.counts.cached_total)
             fields.update(
                 prompt_tokens=active.counts.prompt,
                 generated_tokens=active.counts.completion,
@@ -170,7 +189,6 @@ def _add_request(
         cache_salt=request.cache_salt or "",
         turn_boundary=prompt.turn_boundary,
         arrival=scope["arrival"],
-        traceparent=scope["traceparent"],
     )
 
 
@@ -182,7 +200,12 @@ def _usage(request: GenerationRequest, active: ActiveRequest) -> UsageBody:
 
 
 async def _events(
-    request: GenerationRequest, builder: ResponseBuilder, active: ActiveRequest, *, with_comment: bool
+    request: GenerationRequest,
+    builder: ResponseBuilder,
+    active: ActiveRequest,
+    trace: RequestTrace,
+    *,
+    with_comment: bool,
 ) -> AsyncGenerator[bytes]:
     """The events of a streamed answer. An error after the first one is an event of its own. `with_comment`: a
     comment tells the usage, for whoever counts on the way."""
@@ -202,6 +225,7 @@ async def _events(
     except ApiError as error:
         if not begun:
             raise
+        trace.root.fail(error_code(error))
         log.warning("stream_failed", code=error.code, reason=error.message)
         yield error.event()
     if with_comment:

@@ -177,6 +177,13 @@ class EngineMetrics(Collector):
         if not any(key.startswith("strategy_info{") for key in self._gauges):
             info.add_metric([self._model, str(self._plan.get("strategy", "unknown"))], 1.0)
             yield info
+        kernels = GaugeMetricFamily(
+            PREFIX + "kernels_info",
+            "What computes: torch, or the C++ kernels for an instruction set of the CPU.",
+            labels=["model", "kernels"],
+        )
+        kernels.add_metric([self._model, str(self._plan.get("kernels", "unknown"))], 1.0)
+        yield kernels
 
     def _aliases(self) -> Iterator[Metric]:
         for name, help_text, value in (

@@ -9,7 +9,7 @@ import asyncio
 import msgspec
 
 from mamba_edge.errors import ApiError
-from mamba_server.wire import SequenceDelta
+from mamba_server.wire import SequenceDelta, SequenceTimeline
 
 
 def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
@@ -25,7 +25,14 @@ def join(first: SequenceDelta, second: SequenceDelta) -> SequenceDelta:
         prompt_logprobs=first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs,
         started=first.started or second.started,
         first_at=first.first_at or second.first_at,
+        timeline=_joined(first.timeline, second.timeline),
     )
+
+
+def _joined(first: SequenceTimeline | None, second: SequenceTimeline | None) -> SequenceTimeline | None:
+    if first is None or second is None:
+        return first or second
+    return SequenceTimeline(first.pieces + second.pieces, first.checkpoints + second.checkpoints)
 
 
 class Inbox:

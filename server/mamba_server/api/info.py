@@ -78,9 +78,9 @@ class Info:
         """The installed version of mambaserve."""
         return {"version": importlib.metadata.version("mambaserve")}
 
-    async def metrics(self) -> Response:
-        """Prometheus text."""
-        body, kind = expose(self._registry)
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text, or OpenMetrics with exemplars for who asks for that."""
+        body, kind = expose(self._registry, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 
     def _card(self) -> ModelCard:

@@ -4,12 +4,15 @@ Used by the two generation endpoints once the request was admitted. A prompt tha
 characters, before anybody tokenizes it.
 """
 
+import time
 from collections.abc import Sequence
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest
 from mamba_edge.errors import InvalidRequest
 from mamba_server.api.errors import ContextTooLong
 from mamba_server.api.model_limits import ModelLimits
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import UNTRACED, RequestTrace
 from mamba_text.encoder_pool import EncoderPool
 from mamba_text.errors import TemplateRefused
 from mamba_text.prompt import Prompt, TextSide, chat_prompt, completion_token_ids
@@ -27,8 +30,10 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, param: str) -
 class Prompts:
     """Makes the prompts of one request. Raises InvalidRequest, ContextTooLong."""
 
-    def __init__(self, text: TextSide, limits: ModelLimits, pool: EncoderPool) -> None:
-        self._text, self._limits, self._pool = text, limits, pool
+    def __init__(
+        self, text: TextSide, limits: ModelLimits, pool: EncoderPool, trace: RequestTrace = UNTRACED
+    ) -> None:
+        self._text, self._limits, self._pool, self._trace = text, limits, pool, trace
 
     async def of_completion(self, request: CompletionRequest) -> list[Prompt]:
         """One for each prompt of the body, in order."""
@@ -38,9 +43,10 @@ class Prompts:
             for string in strings:
                 self._check_chars(len(string), "prompt")
 
-        encoded = await self._pool.run(
-            sum(map(len, strings)), lambda given_up: completion_token_ids(tokenizer, request, given_up)
-        )
+        with self._trace.span(names.API_TOKENIZE):
+            encoded = await self._pool.run(
+                sum(map(len, strings)), lambda given_up: completion_token_ids(tokenizer, request, given_up)
+            )
         prompts = []
         for prompt, token_ids in zip(request.prompts, encoded, strict=True):
             check_token_ids(token_ids, self._limits, "prompt")
@@ -70,8 +76,11 @@ class Prompts:
                 code="tools_not_supported",
             )
         whole = request.truncate_prompt_tokens is None
+        span, rendered = self._trace.begin(names.API_TEMPLATE), 0.0
 
         def check(text: str) -> None:
+            nonlocal rendered
+            rendered = time.monotonic()
             if whole:
                 self._check_chars(len(text), "messages")
 
@@ -81,6 +90,11 @@ class Prompts:
             )
         except TemplateRefused as error:
             raise InvalidRequest(str(error), param="messages", code="chat_template_error") from error
+        finally:
+            if rendered:
+                span.finish(rendered)
+                self._trace.end(self._trace.begin(names.API_TOKENIZE, at=rendered))
+            self._trace.end(span)
         check_token_ids(prompt.token_ids, self._limits, "messages")
         return prompt.last(request.truncate_prompt_tokens)
 

@@ -13,6 +13,9 @@ from mamba_telemetry.registry import (
     TOKEN_BUCKETS,
 )
 
+Exemplar = dict[str, str] | None
+"""The trace that a measurement points to, shown to scrapers that ask for OpenMetrics."""
+
 
 class RequestMetrics:
     """Series of one served model, under our names and those that vLLM dashboards read."""
@@ -122,17 +125,17 @@ class RequestMetrics:
         for histogram in self._prompt_len:
             histogram.observe(prompt_tokens)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, seconds: float, exemplar: Exemplar = None) -> None:
         """A sequence got its first token."""
         for histogram in self._ttft:
-            histogram.observe(seconds)
+            histogram.observe(seconds, exemplar)
 
-    def prompt_done(self, queued: float, prefill: float) -> None:
+    def prompt_done(self, queued: float, prefill: float, exemplar: Exemplar = None) -> None:
         """A sequence got its first token: how long its prompt waited, and was computed."""
         for histogram in self._queue:
-            histogram.observe(queued)
+            histogram.observe(queued, exemplar)
         for histogram in self._prefill:
-            histogram.observe(prefill)
+            histogram.observe(prefill, exemplar)
 
     def request_done(self, longest: int) -> None:
         """The last sequence of a prompt ended."""
@@ -159,6 +162,7 @@ class RequestMetrics:
         self,
         reason: str,
         seconds: float,
+        exemplar: Exemplar = None,
         *,
         per_token: float | None = None,
         tokens: int | None = None,
@@ -168,13 +172,13 @@ class RequestMetrics:
         self._finished.labels(self._model, reason).inc()
         self._success.labels(self._model, reason).inc()
         for histogram in self._e2e:
-            histogram.observe(seconds)
+            histogram.observe(seconds, exemplar)
         if per_token is not None:
             for histogram in self._tpot:
-                histogram.observe(per_token)
+                histogram.observe(per_token, exemplar)
         if decode is not None:
             for histogram in self._decode:
-                histogram.observe(decode)
+                histogram.observe(decode, exemplar)
         if tokens is not None:
             for histogram in self._output_len:
                 histogram.observe(tokens)

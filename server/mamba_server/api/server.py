@@ -41,7 +41,9 @@ from mamba_server.model.errors import ModelError
 from mamba_server.wire import Ready
 from mamba_telemetry.logs import get_logger, set_up_logs
 from mamba_telemetry.registry import make_registry
+from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.traces import set_up_traces
+from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.errors import TextError
 from mamba_text.prompt import TextSide
 
@@ -95,6 +97,7 @@ class Server:
         command: Sequence[str] = ENGINE_COMMAND,
         announce: Callable[[str], None] = print_line,
         watch: Watch | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         if settings.admin_token_file is None and not is_loopback(settings.admin_host):
             raise BadConfiguration(
@@ -123,7 +126,8 @@ class Server:
         )
         self._engine_metrics.health = lambda: (engine.state.phase == "ready", engine.restarts)
         metrics = RequestMetrics(self._registry, name)
-        self._serving = Serving(settings, name, engine, metrics, Drain())
+        self._serving = Serving(settings, name, engine, metrics, Drain(), tracing=tracing)
+        TraceMetrics(self._registry, tracing)
         try:
             self._redis_url = url_from(settings.redis_url, settings.redis_url_file)
         except BadRedisUrl as error:
@@ -239,7 +243,7 @@ class Server:
 
     def _on_ready(self, ready: Ready) -> None:
         self._engine_metrics.on_ready(ready)
-        chosen = {name: ready.plan[name] for name in ("overlap", "threads") if name in ready.plan}
+        chosen = {name: ready.plan[name] for name in ("overlap", "threads", "kernels") if name in ready.plan}
         url, admin = self._urls
         log.info("ready", url=url, admin=admin, max_model_len=ready.max_model_len, **chosen)
         if not self._announced:
@@ -282,12 +286,15 @@ def serve(
         print_line(line)
 
     async def main() -> int:
-        server = Server(settings, command=command, announce=announce, watch=watch)
+        server = Server(settings, command=command, announce=announce, watch=watch, tracing=tracing)
         return await process_memory.kept_low(server.run())
 
     set_up_logs(level=settings.log_level, process="api")
     # It tells of starts and stops that we tell of better; its warnings and errors are welcome.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    set_up_traces(process="mambaserve")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+    tracing = set_up_traces(settings, process="mambaserve")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main())
+    finally:
+        tracing.close()

@@ -15,6 +15,7 @@ from mamba_server.api.drain import Drain
 from mamba_server.api.engine_client import EngineClient
 from mamba_server.api.model_limits import ModelLimits
 from mamba_server.api.request_metrics import RequestMetrics
+from mamba_telemetry.tracing import OFF, Tracing
 from mamba_text.encoder_pool import EncoderPool
 from mamba_text.prompt import TextSide
 
@@ -39,6 +40,7 @@ class Serving:
     encoders: EncoderPool = field(default_factory=EncoderPool)
     preparing: int = 0
     """Prompts that were admitted and are not with the engine yet."""
+    tracing: Tracing = OFF
     created: int = field(default_factory=lambda: int(time.time()))
 
     def limits(self) -> ModelLimits:

@@ -61,8 +61,7 @@ def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
 
     report("importing torch", 1, 1)
     engine = boot(settings, report)
-    if ours:
-        use_threads(threads_for(engine.plan.weights_bytes, cores))
+    use_threads(engine, threads_for(engine.plan.weights_bytes, cores) if ours else None)
     shown = ready_plan(engine)
     process = EngineProcess(engine.core, Admin(engine.core, shown), port)
     never_search_old_objects()

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from mamba_kernels.cpu.backend import shown
+from mamba_kernels.cpu.library import Library
 from mamba_planner.arithmetic import DTYPE_BYTES
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
@@ -70,12 +72,15 @@ class Engine:
     model: ModelConfig
     directory: Path
     stream: ForwardStream
+    kernels: Library | None
+    """The C++ kernels that compute; None = torch does."""
 
 
 def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> Engine:
     """Build the engine.
 
-    Raises ModelError, ModelConfigError, BudgetError, NoDevice: each with an `exit_code` and what to do.
+    Raises ModelError, ModelConfigError, BudgetError, NoDevice, UnknownKernels: each with an `exit_code` and
+    what to do.
     """
     directory = resolve(settings.model, report)
     config = load_model_config(directory)
@@ -123,7 +128,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
     )
-    return Engine(core, made, config, directory, stream)
+    return Engine(core, made, config, directory, stream, model.library)
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -134,9 +139,12 @@ def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
-def use_threads(count: int) -> None:
-    """Compute with `count` threads on a CPU from now on."""
-    torch.set_num_threads(count)
+def use_threads(engine: Engine, count: int | None) -> None:
+    """Compute with `count` threads on a CPU from now on; None = as many as OpenMP was told."""
+    if count is not None:
+        torch.set_num_threads(count)
+    if engine.kernels is not None:
+        engine.kernels.set_threads(torch.get_num_threads())
 
 
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
@@ -199,5 +207,5 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it, with the threads that compute on a CPU."""
-    return {**engine.plan.to_json(), "threads": torch.get_num_threads()}
+    """The plan as the admin call and the API show it, with the threads and kernels that compute on a CPU."""
+    return {**engine.plan.to_json(), "threads": torch.get_num_threads(), "kernels": shown(engine.kernels)}

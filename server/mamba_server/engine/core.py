@@ -23,6 +23,7 @@ from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.step_pace import StepPace
+from mamba_server.engine.timeline import Timeline
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -172,6 +173,7 @@ class EngineCore:
                 request.request_id, index, token_ids, params, order=self._order, priority=request.priority,
                 salt=request.cache_salt, turn_boundary=request.turn_boundary, arrival=request.arrival,
                 seed=base + index, stop_token_ids=stops, leader=leader,
+                timeline=Timeline(request.traceparent) if request.traceparent else None,
             )  # fmt: skip
             self._order += 1
             if leader is None and self.cache.prefix_caching:
@@ -267,6 +269,8 @@ class EngineCore:
         for number, piece in enumerate(schedule.pieces):
             sequence = piece.sequence
             sequence.in_flight -= 1
+            if sequence.timeline is not None:
+                sequence.timeline.piece(schedule, number, ran - seconds, ran)
             if number in result.prompt_logprobs:
                 self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
             if piece.final:
@@ -331,6 +335,7 @@ class EngineCore:
                 at=self._ran,
                 started=sequence.started if first else 0.0,
                 first_at=self._ran if first else 0.0,
+                timeline=sequence.timeline.take() if sequence.timeline is not None else None,
             )
         )
 
@@ -376,7 +381,14 @@ class EngineCore:
     def _end_with_error(self, sequence: Sequence, why: str) -> None:
         if sequence.phase is not Phase.FINISHED:
             self._deltas.append(
-                SequenceDelta(sequence.request_id, sequence.index, [], finish_reason="error", error=why)
+                SequenceDelta(
+                    sequence.request_id,
+                    sequence.index,
+                    [],
+                    finish_reason="error",
+                    error=why,
+                    timeline=sequence.timeline.take() if sequence.timeline is not None else None,
+                )
             )
             self._finish(sequence, "error", keep=0)
 

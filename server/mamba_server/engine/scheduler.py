@@ -90,6 +90,8 @@ class Scheduler:
             if self.cache.tracks_decode(reached, reached - sequence.prompt_len):
                 assert sequence.allocation is not None
                 track[index] = self.cache.plan_decode(sequence.allocation, step)
+                if track[index] and sequence.timeline is not None:
+                    sequence.timeline.checkpoint(reached)
         batch.launch(rows, depth + 1, step)
         for sequence in decodes:
             sequence.in_flight += 1

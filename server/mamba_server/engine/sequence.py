@@ -1,13 +1,16 @@
 """One sequence in the engine: its tokens, what it may still generate, and where it stands."""
 
 from enum import Enum
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
 from mamba_server.cache.node import Tokens
 from mamba_server.cache.sequence_allocation import SequenceAllocation
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from mamba_server.engine.timeline import Timeline
 
 
 class Phase(Enum):
@@ -54,6 +57,7 @@ class Sequence:
         "started",
         "stop_token_ids",
         "target",
+        "timeline",
         "token_ids",
         "turn_boundary",
     )
@@ -73,6 +77,7 @@ class Sequence:
         seed: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
         leader: Optional["Sequence"] = None,
+        timeline: Optional["Timeline"] = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -87,6 +92,8 @@ class Sequence:
         """All ids that end it: the model's end tokens (unless ignored) and the request's own."""
         self.leader = leader
         """The sibling whose prefill leaves the checkpoint this one resumes from (n > 1)."""
+        self.timeline = timeline
+        """None = nobody traces it."""
         self.started = 0.0
         """When its first piece was scheduled; 0 = not yet."""
         self.put_off = False

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
-from mamba_kernels.rms_norm import rms_norm
+from mamba_kernels.cpu.backend import library_for
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks
@@ -18,7 +17,8 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
-from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.embedding import TokenEmbedding
+from mamba_server.model.layers.loader import Loader, Rows
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.source import Progress, silent
@@ -30,7 +30,7 @@ from mamba_server.model.weights import Weights
 class Block:
     """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
 
-    norm: torch.Tensor
+    norm: Rows
     mixer: Mamba2Mixer | Attention | Mlp
     cache_index: int
 
@@ -51,15 +51,17 @@ class HybridModel:
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
-        loader = Loader(weights, device, dtype, batch_invariant=batch_invariant)
+        self.library = library_for(device, dtype)
+        """The C++ kernels that compute; None = torch does."""
+        loader = Loader(weights, device, dtype, batch_invariant=batch_invariant, library=self.library)
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
-        self.embedding = loader.tensor("embeddings.weight", config.vocab_size, d)
+        self.embedding = TokenEmbedding(loader, "embeddings.weight", config.vocab_size, d)
         self.blocks = self._blocks(loader)
-        self.norm = loader.tensor("norm_f.weight", d)
+        self.norm = loader.norm("norm_f.weight", d, config.norm_eps)
         if config.tie_embeddings and "lm_head.weight" not in weights:
             # A head of its own in the files wins over the configuration, as it does in transformers.
-            self.head = loader.tiled(self.embedding, None)
+            self.head = self.embedding.head()
         else:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         weights.finish()
@@ -88,7 +90,7 @@ class HybridModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 logits [r, vocab] of rows of `hidden`: apart, so that many rows can be scored in blocks."""
         with torch.inference_mode():
-            logits: torch.Tensor = self.head(hidden)
+            logits = self.head(hidden)
             return logits if logits.dtype == torch.float64 else logits.float()
 
     def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
@@ -102,11 +104,10 @@ class HybridModel:
             plans = StepPlans.build(
                 batch, recurrent=bool(cache.ssm), attention=bool(cache.kv), most_chunks=self._most_chunks
             )
-            x = F.embedding(batch.token_ids, self.embedding).to(self.residual_dtype)
+            x = self.embedding(batch.token_ids).to(self.residual_dtype)
             for block in self.blocks:
-                normed = rms_norm(x, block.norm, self.config.norm_eps)
-                x = x + self._mix(block, normed, cache, plans)
-            return rms_norm(x[batch.logits_rows], self.norm, self.config.norm_eps)
+                x = x + self._mix(block, block.norm(x), cache, plans)
+            return self.norm(x[batch.logits_rows])
 
     def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
         match block.mixer:
@@ -124,7 +125,7 @@ class HybridModel:
         for index, kind in enumerate(config.layers):
             here = loader.at("layers", index)
             inside = here.at("mixer")
-            norm = here.tensor("norm.weight", d)
+            norm = here.norm("norm.weight", d, config.norm_eps)
             if kind == "mamba" and config.mamba is not None:
                 blocks.append(Block(norm, Mamba2Mixer(config.mamba, d, inside), recurrent))
                 recurrent += 1

@@ -1,7 +1,8 @@
 """Safetensors files of a model directory: checked, memory-mapped, handed out tensor by tensor.
 
 Used once, while the model is built. Every complaint names the file and the tensor. A tensor that needs no
-conversion stays in the file's mapping, so that weights are in memory once and shared between processes.
+conversion stays in the file's mapping, so that weights are in memory once and shared between processes,
+unless the CPU kernels take them, which pack what they multiply.
 """
 
 import json

@@ -353,6 +353,33 @@ async def test_clients_are_known_by_their_key_and_engines_see_the_gateways_own(t
         await stream.ends()
 
 
+async def test_limits_of_a_key_hold_for_what_the_proxy_sends_itself(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one-key one\nother-key other\n")
+    limits = {"api_key_file": tmp_path / "keys", "requests_per_minute": 1}
+    picker = PickerHarness(keys=tmp_path / "keys", **limits)
+    picker.engines(*ENGINES)
+
+    async def ask(key: str) -> Stream:
+        stream = picker.stream()
+        await stream.headers(("authorization", f"Bearer {key}"))
+        await stream.body(JSON)
+        return stream
+
+    async with picker.running():
+        first = await ask("one-key")
+        assert addresses(await first.read())
+        second = await ask("one-key")
+        status, code, headers = refused(await second.read())
+        assert (status, code) == (429, "rate_limit_exceeded")
+        assert 1 <= int(headers["retry-after"]) <= 60
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        other = await ask("other-key")
+        assert addresses(await other.read())
+        for stream in (first, other):
+            await stream.read()
+            await stream.ends()
+
+
 async def asked(picker: PickerHarness, name: str) -> int:
     stub = health_pb2_grpc.HealthStub(picker.channel)
     return int((await stub.Check(health_pb2.HealthCheckRequest(service=name))).status)

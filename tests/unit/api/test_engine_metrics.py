@@ -100,6 +100,11 @@ def test_steps_and_batches_become_histograms(registry: CollectorRegistry, metric
     assert 'mambaserve_batch_size_sum{model="m"} 12.0' in text
 
 
+def test_what_computes_is_told(registry: CollectorRegistry, metrics: EngineMetrics) -> None:
+    metrics.on_ready(Ready(10, 10, (), {"kernels": "avx2"}))
+    assert 'mambaserve_kernels_info{kernels="avx2",model="m"} 1.0' in generate_latest(registry).decode()
+
+
 def test_the_strategy_in_force_is_told_and_follows_a_change(
     registry: CollectorRegistry, metrics: EngineMetrics
 ) -> None:

@@ -19,6 +19,7 @@ from mamba_api.schema import custom_resource_definition
 from mamba_api.v1alpha1 import (
     Engine,
     EnvVar,
+    Gateway,
     Limits,
     Model,
     Redis,
@@ -66,6 +67,8 @@ def _value(node: ast.expr, value: Any) -> Any:
             return isinstance(_value(of, value), str)
         case ast.Call(ast.Name("duration"), [of]):
             return Duration(_value(of, value)).seconds
+        case ast.Call(ast.Name("size"), [of]):
+            return len(_value(of, value))
         case ast.BoolOp(ast.And(), parts):
             return all(_value(part, value) for part in parts)
         case ast.BoolOp(ast.Or(), parts):
@@ -108,6 +111,7 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
         ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": "0.0Gi"}, False),
         ("type(self.a) == string ? self.a.matches('[1-9]') : self.a > 0", {"a": 5}, True),
         ("duration(self.a) <= duration('1h')", {"a": "59m60.1s"}, False),
+        ("!has(self.a) || size(self.a) == 0", {"a": ["x"]}, False),
         ("self.m != 'External' || (!has(self.x) && !has(self.y))", {"m": "External", "y": 1}, False),
     ],
 )
@@ -150,6 +154,10 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         ttftTarget=DURATIONS, tpotTarget=DURATIONS,
     ),
     Limits: some({}, queueTimeout=TIMES, requestTimeout=TIMES, maxBodySize=SIZES),
+    Gateway: some(
+        {}, auth=st.just({"secretRef": {"name": "k"}}),
+        limits=some({}, keys=st.sampled_from([[], [{"name": "a"}]])),
+    ),
     Engine: some({}, tensorParallel=SMALL),
     Resources: some({}, gpus=COUNT),
     Model: some(

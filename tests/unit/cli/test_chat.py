@@ -72,9 +72,10 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
             else:
                 self.send_response(200)
                 self.end_headers()
+                held = endpoint.held  # looked at before a client can change its mind
                 for index, piece in enumerate(endpoint.pieces):
                     self.event({"choices": [{"delta": {"content": piece}} if chat else {"text": piece}]})
-                    if not index and (held := endpoint.held) is not None:
+                    if not index and held is not None:
                         held.wait(20)
                 self.event({"choices": [], "usage": USAGE})
                 with contextlib.suppress(ConnectionError):

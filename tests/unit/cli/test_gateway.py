@@ -22,7 +22,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
     seen: list[GatewaySettings] = []
 
     async def serve(
-        settings: GatewaySettings, ready: Callable[[str], None], picker_ready: Callable[[int], None]
+        settings: GatewaySettings,
+        ready: Callable[[str], None],
+        picker_ready: Callable[[int], None],
+        **_: Any,
     ) -> int:
         seen.append(settings)
         if settings.endpoint_picker_port is not None:

@@ -4,8 +4,6 @@ import pytest
 
 from mamba_gateway.headers import to_client, to_engine
 
-TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-00"
-
 
 def test_to_the_engine_go_end_to_end_headers_and_the_identifiers() -> None:
     headers = [
@@ -20,11 +18,10 @@ def test_to_the_engine_go_end_to_end_headers_and_the_identifiers() -> None:
         (b"X-Many", b"1"),
         (b"X-Many", b"2"),
     ]
-    assert to_engine(headers, "id", TRACE) == [
+    assert to_engine(headers, "id") == [
         ("x-many", "1"),
         ("x-many", "2"),
         ("x-request-id", "id"),
-        ("traceparent", TRACE),
     ]
 
 
@@ -39,4 +36,4 @@ def test_to_the_client_go_end_to_end_headers() -> None:
 
 @pytest.mark.parametrize("value", ["é".encode(), b"\xe9"])
 def test_headers_beyond_ascii_are_text_in_whichever_encoding_they_came(value: bytes) -> None:
-    assert to_engine([(b"X-Name", value)], "i", TRACE)[0] == ("x-name", "é")
+    assert to_engine([(b"X-Name", value)], "i")[0] == ("x-name", "é")

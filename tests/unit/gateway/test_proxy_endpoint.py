@@ -10,14 +10,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from pydantic import ValidationError
 from starlette.types import Send
 from structlog.testing import capture_logs
 
 from eventually import until
+from kept_spans import KeptSpans, parents, tracing_to
 from mamba_api.openai import CompletionRequest
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, InvalidRequest
@@ -27,18 +25,7 @@ from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.routing_fields import routing_fields
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_server.api.json_fields import parse_json_object
-from mamba_telemetry.traces import incoming
 from proxy_harness import ProxyHarness, Script, begun, fine, hang
-
-
-class SeededIds(RandomIdGenerator):
-    """Trace ids that are the same in every run."""
-
-    def __init__(self) -> None:
-        self._rng = Random(7)
-
-    def generate_trace_id(self) -> int:
-        return self._rng.getrandbits(128)
 
 
 def failing(error: Exception, *, after: Script | None = None) -> Script:
@@ -312,30 +299,63 @@ async def test_engines_are_shown_the_gateway_s_own_key(tmp_path: Path) -> None:
     assert shown == ["Bearer gateway-key", "Bearer next-key"]
 
 
-async def test_a_client_outside_of_any_trace_leaves_sampling_to_the_engine() -> None:
+async def test_no_trace_is_made_up_by_a_gateway_that_records_none() -> None:
     harness = ProxyHarness()
     for given in ([], [("traceparent", "00-zz-1-1"), ("tracestate", "vendor=1")]):
         await harness.ask(headers=given).done()
-    # What an engine does with it: its own tracer, one in a hundred of the requests that bring no decision.
-    tracer = TracerProvider(sampler=ParentBasedTraceIdRatio(0.01), id_generator=SeededIds()).get_tracer(
-        "engine"
-    )
-    sampled = 0
-    for number in range(1000):
-        sent = dict(harness.relay.calls[number % 2].headers)
-        assert "tracestate" not in sent
-        span = tracer.start_span("request", context=incoming(sent))
-        sampled += span.get_span_context().trace_flags.sampled
-    assert 1 <= sampled <= 30
+    assert [call.trace.traceparent() for call in harness.relay.calls] == ["", ""]
+    assert not any("tracestate" in dict(call.headers) for call in harness.relay.calls)
 
 
 @pytest.mark.parametrize("flag", ["00", "01"])
 async def test_the_trace_of_a_client_and_its_decision_go_to_the_engine_as_they_came(flag: str) -> None:
     harness = ProxyHarness()
-    given = [("traceparent", f"00-{'a' * 32}-{'b' * 16}-{flag}"), ("tracestate", "vendor=1")]
-    await harness.ask(headers=given).done()
+    parent, vendor = f"00-{'a' * 32}-{'b' * 16}-{flag}", ("tracestate", "vendor=1")
+    await harness.ask(headers=[("traceparent", parent), vendor]).done()
     [call] = harness.relay.calls
-    assert set(given) <= set(call.headers)
+    assert call.trace.traceparent() == parent
+    assert vendor in call.headers
+
+
+async def test_what_waits_for_its_turn_fails_or_is_refused_is_a_span_of_the_request() -> None:
+    async def fails(_call: UpstreamRequest, _send: Send) -> None:
+        raise NoEndpoint("none", retry_after=2)
+
+    kept = KeptSpans()
+    harness = ProxyHarness(fails, tracing=tracing_to(kept, ratio=0.0))
+    await harness.ask().done()
+    await harness.ask({"model": 7}).done()  # the client's own fault is no reason to keep it
+    assert parents(kept.spans) == {"POST /v1/completions": "", "gateway.queue": "POST /v1/completions"}
+    [root] = kept.named("POST /v1/completions")
+    assert root.attributes
+    assert (root.attributes["http.response.status_code"], root.attributes["error.type"]) == (503, "503")
+    assert root.attributes["gen_ai.request.model"] == "m"
+
+
+async def test_the_wait_for_the_first_byte_decides_what_is_slow_and_comments_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = asyncio.get_running_loop().time
+    monkeypatch.setattr("time.monotonic", clock)
+
+    async def late(call: UpstreamRequest, send: Send) -> None:
+        await asyncio.sleep(json.loads(call.body)["after"])
+        await fine(call, send)
+
+    kept = KeptSpans()
+    harness = ProxyHarness(
+        late, tracing=tracing_to(kept, ratio=0.0, slow_after=10.0, clock=clock), comment_interval=3.0
+    )
+    for after in (9, 11):
+        await harness.ask({"model": "m", "stream": True, "after": after}).done(60)
+    assert [len(spans) for spans in kept.requests] == [2]
+    exemplars = [
+        sample.exemplar.labels["trace_id"]
+        for family in harness.metrics.registry.collect()
+        for sample in family.samples
+        if sample.exemplar
+    ]
+    assert exemplars == [f"{kept.spans[0].context.trace_id:032x}"] * 2  # duration and time to first byte
 
 
 async def test_many_requests_at_once_with_every_end_leave_nothing_and_are_each_counted_once() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from eventually import until
+from kept_spans import KeptSpans, tracing_to
 from mamba_edge.errors import ApiError
 from mamba_gateway.endpoints import Report
 from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
@@ -315,7 +317,7 @@ async def test_a_header_in_utf_8_reaches_the_engine_byte_for_byte(value: bytes, 
     async with RawEngine(says(OK)) as engine:
         made = harness()
         made.engines(engine.url)
-        headers = to_engine([(b"x-user", value)], "id-1", "trace")
+        headers = to_engine([(b"x-user", value)], "id-1")
         await made.run(UpstreamRequest("/v1/completions", "", headers, b"{}"))
         assert b"x-user: " + value + b"\r\n" in engine.requests[0][0]
 
@@ -372,3 +374,41 @@ async def test_with_one_engine_there_is_no_choice(harness: Harnesses) -> None:
     made = harness()
     made.engines("http://127.0.0.1:1")
     assert not made.relay.has_choice
+
+
+async def test_each_attempt_is_a_span_and_the_engine_s_are_below_its_own(harness: Harnesses) -> None:
+    async with RawEngine(says()) as first, RawEngine(says(OK)) as second:
+        made, kept = harness(), KeptSpans()
+        made.engines(first.url, second.url)
+        tracing = tracing_to(kept, ratio=0.0)
+        trace = tracing.begin("POST /v1/completions", {}, at=1.0)
+        await made.run(UpstreamRequest("/v1/completions", "", [], b"{}", trace=trace))
+        tracing.end(trace)
+        sent = [re.search(rb"traceparent: (\S+)", engine.requests[0][0]) for engine in (first, second)]
+    failed, good = kept.named("gateway.attempt")
+    told = [
+        f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-00".encode() for span in (failed, good)
+    ]
+    assert [match and match[1] for match in sent] == told
+    assert failed.attributes
+    assert good.attributes
+    assert (failed.attributes["error.type"], "error.type" in good.attributes) == ("died", False)
+    assert good.attributes["http.response.status_code"] == 200
+    chosen = [
+        span.attributes["mambaserve.endpoint"] for span in kept.named("gateway.route") if span.attributes
+    ]
+    assert chosen == [engine.url.removeprefix("http://") for engine in (first, second)]
+
+
+async def test_a_stream_that_tells_an_error_is_kept_as_a_failure(harness: Harnesses) -> None:
+    event = b'data: {"error":{"message":"m","code":"c"}}\n\n'
+    for text, kept_spans in ((event, 3), (b'data: {"text":"data: {\\"error\\":"}\n\n', 0)):
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(text)
+        async with RawEngine(says(head + text)) as engine:
+            made, kept = harness(), KeptSpans()
+            made.engines(engine.url)
+            tracing = tracing_to(kept, ratio=0.0)
+            trace = tracing.begin("POST /v1/completions", {}, at=1.0)
+            await made.run(UpstreamRequest("/v1/completions", "", [], b"{}", trace=trace))
+            tracing.end(trace)
+        assert len(kept.spans) == kept_spans

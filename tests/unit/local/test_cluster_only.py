@@ -40,8 +40,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gateway.replicas", {"gateway": {"replicas": 2}}, "cluster alone"),
     ("gateway.inferencePool", {"gateway": {"inferencePool": {"proxyNamespace": "envoy"}}}, "cluster alone"),
     ("gateway.podTemplate", {"gateway": {"podTemplate": {"spec": {}}}}, "cluster alone"),
-    ("telemetry.otlpEndpoint", {"telemetry": {"otlpEndpoint": "http://c:4318"}}, "cluster alone"),
-    ("telemetry.sampling", {"telemetry": {"sampling": 1.0}}, "cluster alone"),
     ("rollout.maxSurge", {"rollout": {"maxSurge": 2}}, "cluster alone"),
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 1}}, "cluster alone"),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "cluster alone"),

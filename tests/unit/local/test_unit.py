@@ -161,6 +161,17 @@ def test_the_redis_of_the_spec_is_told_to_both_children(planned: MemoryPlan, tmp
     assert all("MAMBASERVE_REDIS_URL" not in each.environment for each in without.commands().values())
 
 
+def test_traces_are_sent_from_both_children_as_the_spec_says(planned: MemoryPlan, tmp_path: Path) -> None:
+    asked = {"otlpEndpoint": "http://c:1", "protocol": "grpc", "sampling": 0.25, "slowAfter": "500ms"}
+    for command in unit_for(deployment(telemetry=asked), planned, tmp_path).commands().values():
+        given = command.environment
+        assert given["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:1"
+        assert given["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+        assert (given["OTEL_TRACES_SAMPLER_ARG"], given["MAMBASERVE_SLOW_REQUEST"]) == ("0.25", "0.5")
+    for command in unit_for(deployment(), planned, tmp_path).commands().values():
+        assert not [name for name in command.environment if name.startswith("OTEL_")]
+
+
 def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: Path) -> None:
     spec = deployment(
         model={"uri": "file://./model"},

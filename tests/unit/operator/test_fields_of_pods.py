@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
@@ -130,26 +131,34 @@ def test_a_field_of_the_workload_moves_the_plan(field: str, other: float) -> Non
     assert one.plan != changed.plan
 
 
+@pytest.mark.parametrize("of", [variable, of_gateway], ids=["engine", "gateway"])
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.25, 0.2, 0.3), (1.0, 1, 1)])
-def test_the_share_that_is_traced_is_that_of_the_spec_whatever_a_gateway_says(
-    share: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+def test_the_share_that_is_traced_is_that_of_the_spec(
+    share: float, least: float, most: float, of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = children(telemetry={"otlpEndpoint": "http://c:4318", "sampling": share})
     for name in ("OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"):
-        monkeypatch.setenv(name, variable(made, name))
-    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+        monkeypatch.setenv(name, of(made, name))
+    sampler = TracerProvider(shutdown_on_exit=False).sampler
     rng = random.Random(0)
 
-    def traced() -> bool:
-        told = SpanContext(
-            rng.getrandbits(128) | 1, rng.getrandbits(64) | 1, is_remote=True,
-            trace_flags=TraceFlags(TraceFlags.SAMPLED),
-        )  # fmt: skip
-        return tracer.start_span("request", set_span_in_context(NonRecordingSpan(told))).is_recording()
+    def traced(parent: Context | None = None) -> bool:
+        return bool(sampler.should_sample(parent, rng.getrandbits(128) | 1, "r").decision.is_sampled())
 
-    found = sum(traced() for _ in range(2000)) / 2000
+    assert least <= sum(traced() for _ in range(2000)) / 2000 <= most
+    for flags in (TraceFlags.SAMPLED, TraceFlags.DEFAULT):
+        told = SpanContext(1, 1, is_remote=True, trace_flags=TraceFlags(flags))
+        assert traced(set_span_in_context(NonRecordingSpan(told))) is bool(flags)
 
-    assert least <= found <= most
+
+@pytest.mark.parametrize("of", [variable, of_gateway], ids=["engine", "gateway"])
+def test_engines_and_gateways_are_told_where_traces_go_and_which(of: Callable[..., Any]) -> None:
+    made = children(telemetry={"otlpEndpoint": "http://c:4317", "protocol": "grpc", "slowAfter": "1m"})
+    assert of(made, "OTEL_EXPORTER_OTLP_ENDPOINT") == "http://c:4317"
+    assert of(made, "OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc"
+    assert of(made, "MAMBASERVE_SLOW_REQUEST") == "60"
+    assert "mambaserve.deployment=nano" in of(made, "OTEL_RESOURCE_ATTRIBUTES")
+    assert of(children(telemetry={"slowAfter": "1m"}), "MAMBASERVE_SLOW_REQUEST") is None
 
 
 def test_engines_and_gateways_of_one_deployment_share_one_index_under_the_names_of_the_pods() -> None:

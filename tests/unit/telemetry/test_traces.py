@@ -1,17 +1,20 @@
-"""Traces: the standard switches, and the header that is passed on in any case."""
+"""Tracing as the standard variables and the settings ask for it."""
 
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import structlog
-from opentelemetry import trace
 
-from mamba_telemetry import traces
+from mamba_planner.trace_choices import TraceChoices
+from mamba_telemetry import span_queue, traces
+from mamba_telemetry.request_trace import RequestTrace
+from mamba_telemetry.tracing import OFF, Tracing
 
-ID = "0af7651916cd43dd8448eb211c80319c"
+NOTHING = TraceChoices()
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,7 @@ ID = "0af7651916cd43dd8448eb211c80319c"
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x:4318"}, True),
         ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
+        ({"OTEL_TRACES_EXPORTER": "zipkin", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "otlp"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
     ],
@@ -30,39 +34,37 @@ def test_only_the_standard_variables_turn_them_on(environ: dict[str, str], wante
     assert traces.wanted(environ) is wanted
 
 
-def span_of(headers: dict[str, str]) -> trace.Span:
-    return trace.get_current_span(traces.incoming(headers))
-
-
-def test_a_callers_trace_is_continued() -> None:
-    span = span_of({"traceparent": f"00-{ID}-b7ad6b7169203331-01"})
-    assert traces.trace_id(span) == ID
-    assert traces.traceparent(span).split("-")[1] == ID
-
-
-@pytest.mark.parametrize("header", [None, "", "nonsense", f"00-{'0' * 32}-b7ad6b7169203331-01", f"99-{ID}"])
-def test_without_a_valid_header_there_is_no_trace(header: str | None) -> None:
-    span = span_of({} if header is None else {"traceparent": header})
-    assert traces.trace_id(span) is None
-    assert traces.traceparent(span) == ""
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    with mock.patch.dict(os.environ):
+        for name in list(os.environ):
+            if name.startswith("OTEL_"):
+                del os.environ[name]
+        yield
 
 
 @pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The providers that were installed; none of them is left behind."""
-    installed: list[Any] = []
-    monkeypatch.setattr(trace, "set_tracer_provider", installed.append)
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-    yield installed
-    for one in installed:
-        one.shutdown()
+def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What was set up: exporter, how spans are made, options. Nothing is sent."""
+    made: list[Any] = []
+
+    class Queue:
+        counts = span_queue.SpanCounts()
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.exporter, self.make = arguments
+            self.options = options
+            made.append(self)
+
+    monkeypatch.setattr(span_queue, "SpanQueue", Queue)
+    yield made
+    for queue in made:
+        queue.exporter.shutdown()
 
 
-def test_without_the_variables_nothing_is_installed(provider: list[Any]) -> None:
-    assert traces.set_up_traces(process="api") is False
-    assert provider == []
+def test_without_an_endpoint_nothing_is_set_up(queues: list[Any]) -> None:
+    assert traces.set_up_traces(NOTHING, process="api") is OFF
+    assert queues == []
 
 
 @pytest.mark.parametrize(
@@ -74,33 +76,78 @@ def test_without_the_variables_nothing_is_installed(provider: list[Any]) -> None
     ],
 )
 def test_the_process_names_the_service_unless_the_variables_do(
-    environ: dict[str, str], service: str, provider: list[Any], monkeypatch: pytest.MonkeyPatch
+    environ: dict[str, str], service: str, queues: list[Any]
 ) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert traces.set_up_traces(process="api") is True
-    [installed] = provider
-    assert installed.resource.attributes["service.name"] == service
+    os.environ.update(environ, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9")
+    assert traces.set_up_traces(NOTHING, process="api").on
+    [queue] = queues
+    [span] = queue.make(RequestTrace("x", recording=True), 1.0, "sampled")
+    assert span.resource.attributes["service.name"] == service
+    assert ("deployment.environment" in span.resource.attributes) is ("OTEL_RESOURCE_ATTRIBUTES" in environ)
 
 
-def test_traces_that_are_wanted_and_not_installed_are_a_warning_with_the_remedy(
-    provider: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environ", "chosen", "module"),
+    [
+        ({}, None, "proto.http"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, None, "proto.grpc"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http/protobuf", "proto.http"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, None, "proto.grpc"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}, "grpc", "proto.grpc"),
+    ],
+)
+def test_the_protocol_is_that_of_the_settings_or_the_variables(
+    environ: dict[str, str], chosen: Any, module: str, queues: list[Any]
 ) -> None:
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    os.environ.update(environ)
+    choices = TraceChoices(otlp_endpoint="http://127.0.0.1:9", otlp_protocol=chosen)
+    assert traces.set_up_traces(choices, process="api").on
+    assert module in type(queues[0].exporter).__module__
+
+
+def test_the_share_of_the_settings_is_taken(queues: list[Any]) -> None:
+    os.environ["OTEL_TRACES_SAMPLER"] = "always_on"
+    choices = TraceChoices(otlp_endpoint="http://127.0.0.1:9", trace_sampling=0.0, slow_request=3.0)
+    tracing: Tracing = traces.set_up_traces(choices, process="api")
+    trace = tracing.begin("POST /x", {}, at=1.0)
+    assert (trace.recording, trace.sampled, trace.slow_after) == (True, False, 3.0)
+
+
+def test_the_bounds_are_those_of_the_standard_variables(queues: list[Any]) -> None:
+    os.environ.update(
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_BSP_MAX_QUEUE_SIZE="99",
+        OTEL_BSP_SCHEDULE_DELAY="250", OTEL_BSP_MAX_EXPORT_BATCH_SIZE="nonsense",
+    )  # fmt: skip
+    traces.set_up_traces(NOTHING, process="api")
+    assert queues[0].options == {"most": 99, "batch": 512, "delay": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing", "remedy"),
+    [
+        ({}, "opentelemetry.exporter.otlp.proto.http.trace_exporter", "mambaserve[telemetry]"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+            "mambaserve[telemetry]",
+        ),
+        ({}, "opentelemetry.proto.common.v1.common_pb2", "--force-reinstall --no-deps opentelemetry-proto"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "", "http/protobuf or grpc"),
+        ({"OTEL_TRACES_EXPORTER": "console"}, "", "otlp or none"),
+    ],
+)
+def test_traces_that_cannot_be_had_are_a_warning_with_the_remedy(
+    environ: dict[str, str], missing: str, remedy: str, queues: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.environ.update({"OTEL_TRACES_EXPORTER": "otlp", **environ})
+    if missing:
+        for name in list(sys.modules):
+            if name.startswith("opentelemetry.exporter.otlp.proto"):
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, missing, None)
     with structlog.testing.capture_logs() as lines:
-        assert traces.set_up_traces(process="api") is False
-    assert provider == []
+        assert traces.set_up_traces(NOTHING, process="api") is OFF
+    assert queues == []
     [line] = lines
     assert (line["log_level"], line["event"]) == ("warning", "traces_unavailable")
-    assert "mambaserve[telemetry]" in line["remedy"]
-
-
-def test_the_vendor_s_part_of_a_trace_is_passed_on_with_it() -> None:
-    headers = {"traceparent": f"00-{ID}-b7ad6b7169203331-00", "tracestate": "vendor=1", "cookie": "secret"}
-    context = trace.get_current_span(traces.incoming(headers)).get_span_context()
-    assert context.trace_state.get("vendor") == "1"
-    assert not context.trace_flags.sampled
-    assert traces.traceparent(span_of(headers)).endswith("-00")
+    assert remedy in line["remedy"]

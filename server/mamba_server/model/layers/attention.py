@@ -1,13 +1,19 @@
 """Grouped-query attention over paged keys and values. Called by `HybridModel` once per attention layer."""
 
+import logging
+
 import torch
 
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.invariant import attention_by_row
 from mamba_kernels.kv_write import kv_write
-from mamba_kernels.paged_attention import paged_attention
+from mamba_kernels.paged_attention import attend_pieces, paged_attention
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans
+
+log = logging.getLogger(__name__)
 
 
 class Attention:
@@ -20,7 +26,23 @@ class Attention:
         self.q_proj = loader.linear("q_proj", hidden_size, queries, bias=config.bias)
         self.k_proj = loader.linear("k_proj", hidden_size, keys, bias=config.bias)
         self.v_proj = loader.linear("v_proj", hidden_size, keys, bias=config.bias)
+        library = None if loader.batch_invariant else loader.library
+        self.decoder = None if library is None else self._decoder(library)
+        """Attends for the rows that decode; None = `attend` does for all rows."""
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
+
+    def _decoder(self, library: Library) -> PagedDecoder | None:
+        config = self.config
+        if config.head_dim > MOST_HEAD_DIM:
+            log.warning("the CPU kernels have no heads of %d: torch attends", config.head_dim)
+            return None
+        return PagedDecoder(
+            library,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            scale=config.scale,
+        )
 
     def __call__(self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
         """x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], written. Returns [T, d]."""
@@ -31,5 +53,10 @@ class Attention:
         )
         kv_write(kv, key, value, plans.page, plans.offset)
         attended = torch.empty_like(query)
-        self.attend(query, kv, self.config.scale, plans.attention, attended)
+        if self.decoder is None:
+            self.attend(query, kv, self.config.scale, plans.attention, attended)
+        else:
+            if plans.decodes:
+                self.decoder(query[: plans.decodes], kv, plans.attention, attended)
+            attend_pieces(query, kv, self.config.scale, plans.attention, attended)
         return self.o_proj(attended.flatten(1))

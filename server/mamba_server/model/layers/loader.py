@@ -1,12 +1,20 @@
 """How a layer gets its tensors: a place in the checkpoint, a device, a type."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
+from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.invariant import sound_row_tile
+from mamba_kernels.rms_norm import rms_norm
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.weights import Weights
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
+"""[T, a] -> [T, b]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,8 @@ class Loader:
     prefix: str = ""
     batch_invariant: bool = False
     """Layers take the kernels whose rows do not depend on each other."""
+    library: Library | None = None
+    """The C++ kernels where they compute; None = torch does."""
 
     def at(self, *parts: str | int) -> "Loader":
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
@@ -32,13 +42,22 @@ class Loader:
         kind = torch.float64 if self.dtype == torch.float64 else torch.float32
         return self.tensor(name, *shape, dtype=kind)
 
-    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool) -> Linear:
-        return self.tiled(
-            self.tensor(f"{name}.weight", outputs, inputs),
-            self.tensor(f"{name}.bias", outputs) if bias else None,
-        )
+    def norm(self, name: str, width: int, eps: float) -> Rows:
+        """The RMSNorm with the weight `name`."""
+        weight = self.tensor(name, width)
+        if self.library is not None:
+            return RowNorm(self.library, weight, eps)
+        return lambda x: rms_norm(x, weight, eps)
 
-    def tiled(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool) -> Rows:
+        weight = self.tensor(f"{name}.weight", outputs, inputs)
+        added = self.tensor(f"{name}.bias", outputs) if bias else None
+        if self.library is not None:
+            return PackedLinear(self.library, PackedWeight(weight), added)
+        return self.plain(weight, added)
+
+    def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """The product by torch."""
         if not self.batch_invariant:
             return Linear(weight, bias)
         outputs, inputs = weight.shape

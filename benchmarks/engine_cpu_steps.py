@@ -1,0 +1,159 @@
+"""Steps of a model without scheduler and HTTP, for the benchmark of the CPU kernels: one process per backend.
+
+Reads the name of a measurement a line (`decode 8`, `prefill 512`) and answers with JSON: seconds of processor
+time of all threads, seconds that passed, and the share of each kind of layer.
+"""
+
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mamba_kernels.cpu.backend import shown
+from mamba_planner.families.registry import load_model_config
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.device_arena import DTYPES
+from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
+from mamba_server.model.hybrid import HybridModel
+
+CPU = torch.device("cpu")
+PAGE, CHUNK, CONTEXT = 16, 64, 128
+"""CONTEXT: tokens before and with a decoded one."""
+MOST = 32
+"""Sequences, and slots beside the padding slot."""
+
+
+class Steps:
+    """A model and a cache; the numbers in it do not matter, their places do."""
+
+    def __init__(self, directory: Path, dtype: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        config = load_model_config(directory)
+        self.model = HybridModel.load(config, directory, device=CPU, dtype=DTYPES[dtype])
+        if self.model.library is not None:
+            self.model.library.set_threads(threads)
+        kinds, mamba, attention = config.layers, config.mamba, config.attention
+        assert mamba is not None
+        assert attention is not None
+        kind, pages = DTYPES[dtype], MOST * CONTEXT // PAGE + 1
+
+        def zeros(*shape: int, dtype: torch.dtype = kind) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype)
+
+        recurrent = range(kinds.count("mamba"))
+        window = (mamba.conv_kernel - 1, mamba.conv_dim)
+        state = (mamba.heads, mamba.head_dim, mamba.state_size)
+        page = (2, PAGE, attention.kv_heads, attention.head_dim)
+        self.views = CacheViews(
+            conv=[zeros(MOST + 1, *window) for _ in recurrent],
+            ssm=[zeros(MOST + 1, *state, dtype=torch.float32) for _ in recurrent],
+            kv=[zeros(pages, *page) for _ in range(kinds.count("attention"))],
+        )
+        self.seconds: dict[str, float] = defaultdict(float)
+        """By kind of layer."""
+        self.model.blocks = [
+            replace(block, mixer=self._timed(name, block.mixer))
+            for name, block in zip(kinds, self.model.blocks, strict=True)
+        ]
+
+    def _timed(self, name: str, mixer: Any) -> Any:
+        """The mixer with a clock around each call; still of its class, by which the model knows it."""
+        kind, seconds = type(mixer), self.seconds
+
+        class Timed(kind):  # type: ignore[valid-type,misc]
+            def __call__(self, *arguments: Any) -> Any:
+                begin = time.perf_counter()
+                out = super().__call__(*arguments)
+                seconds[name] += time.perf_counter() - begin
+                return out
+
+        mixer.__class__ = Timed
+        return mixer
+
+    def measure(self, kind: str, count: int) -> dict[str, Any]:
+        """One step, after one that warms up."""
+        batch = decode(count) if kind == "decode" else prefill(count)
+        self.model.forward(batch, self.views)
+        self.seconds.clear()
+        processor, wall = time.process_time(), time.perf_counter()
+        self.model.forward(batch, self.views)
+        wall, processor = time.perf_counter() - wall, time.process_time() - processor
+        return {
+            "processor": processor,
+            "wall": wall,
+            "shares": {name: round(part / wall, 3) for name, part in self.seconds.items()},
+        }
+
+
+def decode(rows: int) -> ForwardBatch:
+    """`rows` sequences with CONTEXT tokens each."""
+    pages = np.arange(1, 1 + rows * CONTEXT // PAGE, dtype=np.int32).reshape(rows, -1)
+    slots = np.arange(1, rows + 1)
+    return _batch(
+        decodes=rows, lengths=[1] * rows, pages=pages, slot_in=slots, slot_out=slots, last=slots - 1, chunks=0
+    )
+
+
+def prefill(rows: int) -> ForwardBatch:
+    """One sequence of `rows` tokens from its beginning."""
+    pages = np.arange(1, 1 + -(-rows // PAGE), dtype=np.int32)[None]
+    return _batch(
+        decodes=0, lengths=[rows], pages=pages, slot_in=[-1], slot_out=[1], last=[rows - 1],
+        chunks=-(-rows // CHUNK),
+    )  # fmt: skip
+
+
+def _batch(
+    *, decodes: int, lengths: list[int], pages: IntArray, slot_in: Any, slot_out: Any, last: Any, chunks: int
+) -> ForwardBatch:
+    def ints(values: Any) -> IntArray:
+        return np.array(values, dtype=np.int32)
+
+    start = np.cumsum([0, *lengths])
+    sequence = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.full(decodes, CONTEXT - 1) if decodes else np.arange(lengths[0])
+    firsts = np.arange(chunks) * CHUNK
+    host = HostBatch(
+        positions=ints(positions),
+        token_sequence=ints(sequence),
+        query_start=ints(start),
+        context_len=ints([CONTEXT] * decodes or lengths),
+        slot_in=ints(slot_in),
+        slot_out=ints(slot_out),
+        decode_track=ints([-1] * decodes),
+        page_table=pages,
+        kv_row=ints(pages[sequence, positions // PAGE] * PAGE + positions % PAGE),
+        chunk_start=ints(firsts),
+        chunk_len=ints(np.minimum(CHUNK, start[-1] - firsts)),
+        chunk_sequence=ints(np.zeros(chunks)),
+        chunk_rank=ints(np.arange(chunks)),
+        chunk_track=ints([-1] * chunks),
+        logits_rows=ints(last),
+    )
+    tokens = ints(np.arange(start[-1]) % 200 + 5)
+    host.check(CHUNK, PAGE)
+    return ForwardBatch.from_host(host, token_ids=tokens, chunk_size=CHUNK, page_size=PAGE, device=CPU)
+
+
+def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:
+    kind, count = line.split()
+    return json.dumps(measure(kind, int(count)))
+
+
+def main() -> None:
+    directory, dtype, threads = sys.argv[1:]
+    steps = Steps(Path(directory), dtype, int(threads))
+    print(shown(steps.model.library), flush=True)
+    for line in sys.stdin:
+        print(_answer(steps.measure, line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

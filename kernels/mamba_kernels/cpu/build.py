@@ -1,0 +1,134 @@
+"""Compiles the C++ of `src/` into one shared library, once for each state of sources, flags and compiler.
+
+`python -m mamba_kernels.cpu.build` does it ahead of time, the engine at its first start otherwise. The
+library is kept in the user's cache, under a name that follows from what it was made of.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+COMPILERS = ("g++", "clang++", "c++")
+_WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+UNIT_FLAGS: dict[str, tuple[str, ...]] = {
+    "worker_pool.cpp": (),
+    "library.cpp": (),
+    "kernels_avx2.cpp": _AVX2,
+    "kernels_avx512.cpp": (*_AVX2, *_WIDE),
+    "kernels_avx512_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512bf16"),
+}
+"""Instruction sets by source file: what runs before one is chosen is compiled for any x86-64."""
+# Never -ffast-math: linking with it changes how the process that loads the library rounds.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread")
+SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DAVX2_ALONE")
+
+
+class CannotBuild(Exception):
+    """There is no library and none can be made; the message says why."""
+
+
+def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool = False) -> Path:
+    """Path of the library, made first where it is not there. Raises CannotBuild.
+
+    sanitize: with checks of addresses and undefined behaviour, for tests.
+
+    Several processes may ask at once: one builds, the others wait. A library appears whole or not at all.
+    """
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
+        raise CannotBuild(f"there are none for {platform.machine()} on {sys.platform}")
+    flags = (*FLAGS, *SANITIZED) if sanitize else FLAGS
+    compiler = find_compiler(environment)
+    digest = _digest(compiler, flags)
+    try:
+        target = cache_root(environment) / f"{digest}.so"
+        if target.is_file():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_suffix(".lock")):
+            if not target.is_file():
+                _build(compiler, flags, target)
+    except (OSError, RuntimeError) as error:  # the second: this user has no home
+        raise CannotBuild(f"there is no place for them ({error}); set XDG_CACHE_HOME") from error
+    return target
+
+
+def cache_root(environment: Mapping[str, str]) -> Path:
+    """Where libraries are kept: `$XDG_CACHE_HOME/mambaserve/kernels`."""
+    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "mambaserve" / "kernels"
+
+
+def find_compiler(environment: Mapping[str, str]) -> str:
+    """`$CXX`, or the first of the usual ones on the path. Raises CannotBuild."""
+    wanted = environment.get("CXX")
+    for name in (wanted,) if wanted else COMPILERS:
+        if found := shutil.which(name, path=environment.get("PATH")):
+            return found
+    raise CannotBuild(f"there is no C++ compiler ({wanted or ', '.join(COMPILERS)}); install g++")
+
+
+def _digest(compiler: str, flags: tuple[str, ...]) -> str:
+    """Of all that decides what the library does."""
+    version = _run([compiler, "--version"])
+    parts = [version, repr(flags), repr(UNIT_FLAGS)]
+    parts += [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in sorted(SOURCES.iterdir())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+        names = [name for name in UNIT_FLAGS if "avx512" not in name or "-DAVX2_ALONE" not in flags]
+        units = {name: Path(aside, name).with_suffix(".o") for name in names}
+        running = [
+            subprocess.Popen(
+                [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name, unit in units.items()
+        ]
+        said = [process.communicate()[0] for process in running]
+        for process, text in zip(running, said, strict=True):
+            if process.returncode:
+                raise CannotBuild(f"{compiler} failed: {text.strip()[-400:]}")
+        made = Path(aside, "library.so")
+        _run([compiler, *flags, "-shared", *map(str, units.values()), "-o", str(made)])
+        made.rename(target)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise CannotBuild(f"{command[0]} failed: {done.stdout.strip()[-400:]}")
+    return done.stdout
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Build, and say where the library is, or why there is none."""
+    try:
+        sys.stdout.write(f"{ensure_built()}\n")
+    except CannotBuild as why:
+        sys.stdout.write(f"no C++ kernels: {why}; the engine computes with torch\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The one library of this process: built or found, loaded, and told which instructions to use.
+
+`MAMBASERVE_CPU_KERNELS` chooses: `auto` (the default: the widest instructions there are), `torch` (none of
+these kernels), or the name of an instruction set.
+"""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mamba_kernels.cpu.build import CannotBuild, ensure_built
+
+VARIABLE = "MAMBASERVE_CPU_KERNELS"
+INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16")
+log = logging.getLogger(__name__)
+
+
+class UnknownKernels(Exception):
+    """The variable names no instruction set, or one that this CPU does not have."""
+
+    exit_code = 2
+
+
+class Library:
+    """The loaded functions. `name`: the instruction set they use."""
+
+    def __init__(self, path: Path, wanted: str = "") -> None:
+        """Raises CannotBuild where this CPU lacks what is wanted, OSError for a file that is no library."""
+        # While a function runs, other Python threads do.
+        self._dll = ctypes.CDLL(str(path))
+        self._dll.mamba_use.restype = ctypes.c_char_p
+        self._dll.mamba_use.argtypes = [ctypes.c_char_p]
+        name = self._dll.mamba_use(wanted.encode())
+        if name is None:
+            raise CannotBuild(f"this CPU has no {wanted or 'AVX2'} instructions")
+        self.name: str = name.decode()
+        self.set_threads: Callable[[int], None] = self._function("mamba_set_threads", ctypes.c_int)
+        self.threads: Callable[[], int] = self._function("mamba_threads", result=ctypes.c_int)
+        pointer, wide = ctypes.c_void_p, ctypes.c_int64
+        self.linear: Callable[..., None] = self._function(
+            "mamba_linear", pointer, pointer, wide, wide, pointer
+        )
+        self.mamba_decode: Callable[..., None] = self._function("mamba_decode", pointer)
+        self.rms_norm: Callable[..., None] = self._function("mamba_rms_norm", pointer)
+        self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
+
+    def _function(self, name: str, *arguments: object, result: object = None) -> Any:
+        function = getattr(self._dll, name)
+        function.argtypes, function.restype = arguments, result
+        return function
+
+
+@lru_cache(1)
+def library() -> Library | None:
+    """The library, or None where torch computes; the reason is logged once. Raises UnknownKernels."""
+    return open_library(os.environ)
+
+
+def open_library(environment: Mapping[str, str]) -> Library | None:
+    """What `library` does, in this environment."""
+    wanted = environment.get(VARIABLE, "auto")
+    if wanted == "torch":
+        return None
+    if wanted not in ("auto", *INSTRUCTION_SETS):
+        raise UnknownKernels(f"{VARIABLE}={wanted}: choose auto, torch, {', '.join(INSTRUCTION_SETS)}")
+    try:
+        return Library(ensure_built(environment), "" if wanted == "auto" else wanted)
+    except (CannotBuild, OSError) as why:
+        if wanted != "auto":
+            raise UnknownKernels(f"{VARIABLE}={wanted}: {why}") from why
+        log.warning("the CPU kernels are not used, torch computes: %s", why)
+        return None

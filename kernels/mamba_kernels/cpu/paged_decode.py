@@ -1,0 +1,36 @@
+"""Attention of decoding sequences over their pages, in one call."""
+
+import ctypes
+
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.structures import PagedDecode
+from mamba_kernels.paged_attention import AttentionPlan
+
+MOST_HEAD_DIM = 256
+
+
+class PagedDecoder:
+    """The call for one attention layer. head_dim: at most MOST_HEAD_DIM."""
+
+    def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
+        self._run = library.paged_decode
+        self._call = PagedDecode(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale)
+        self._address = ctypes.addressof(self._call)
+
+    def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
+        """softmax(scale q K^T) V over the contexts of the plan's n decodes.
+
+        query: [n, heads, head_dim] (rows may be strided) in the type of kv [pages, 2, page_size, kv_heads,
+        head_dim], of which each page's keys and values are dense; out: like query, dense, written.
+        """
+        call = self._call
+        call.query, call.query_stride = query.data_ptr(), query.stride(0)
+        call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
+        call.page_size = kv.shape[2]
+        call.page_table, call.page_table_stride = plan.page_table.data_ptr(), plan.page_table.stride(0)
+        call.context_len, call.out = plan.context_len.data_ptr(), out.data_ptr()
+        call.rows, call.kind = len(query), KINDS[kv.dtype]
+        self._run(self._address)

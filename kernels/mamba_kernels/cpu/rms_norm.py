@@ -1,0 +1,28 @@
+"""RMSNorm of the residual stream in one call."""
+
+import ctypes
+
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.structures import RmsNorm
+
+
+class RowNorm:
+    """y = x / sqrt(mean(x^2) + eps) * weight for one weight [d], float32 or bfloat16."""
+
+    def __init__(self, library: Library, weight: torch.Tensor, eps: float) -> None:
+        self._run = library.rms_norm
+        self._weight = weight
+        self._call = RmsNorm(weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[weight.dtype])
+        self._address = ctypes.addressof(self._call)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, d], rows may be strided, float32 or in the type of the weight -> [T, d] in that type."""
+        out = torch.empty(x.shape, dtype=self._weight.dtype)
+        call = self._call
+        call.x, call.x_stride, call.x_kind = x.data_ptr(), x.stride(0), KINDS[x.dtype]
+        call.out, call.rows = out.data_ptr(), len(x)
+        self._run(self._address)
+        return out

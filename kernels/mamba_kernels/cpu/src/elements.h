@@ -1,0 +1,46 @@
+// Elements of memory as float32 lanes: whole vectors, and the last few of a row. Included after Lanes.
+#pragma once
+#include <cstring>
+
+#include "interface.h"
+
+namespace {
+
+constexpr int kLanes = 16;
+
+struct Half {
+  uint16_t bits;
+};
+
+inline float widened(uint16_t bfloat16) {
+  const uint32_t bits = static_cast<uint32_t>(bfloat16) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+inline Lanes load(const float* at) { return Lanes::load(at); }
+inline Lanes load(const uint16_t* at) { return Lanes::load_bfloat16(at); }
+inline Lanes load(const Half* at) { return Lanes::load_float16(&at->bits); }
+inline void store(float* at, Lanes x) { x.store(at); }
+inline void store(uint16_t* at, Lanes x) { x.store_bfloat16(at); }
+inline void store(Half* at, Lanes x) { x.store_float16(&at->bits); }
+
+// The first `count` lanes; the others are zero.
+template <typename T>
+inline Lanes load_some(const T* at, int count) {
+  if (count >= kLanes) return load(at);
+  T some[kLanes] = {};
+  std::memcpy(some, at, static_cast<size_t>(count) * sizeof(T));
+  return load(some);
+}
+
+template <typename T>
+inline void store_some(T* at, int count, Lanes x) {
+  if (count >= kLanes) return store(at, x);
+  T some[kLanes];
+  store(some, x);
+  std::memcpy(at, some, static_cast<size_t>(count) * sizeof(T));
+}
+
+}  // namespace

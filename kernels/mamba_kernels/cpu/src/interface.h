@@ -1,0 +1,89 @@
+// The plain C interface between Python (ctypes) and the kernels. Pointers are to memory that the caller owns
+// and keeps for the time of the call; strides are in elements. Keep in step with ../structures.py.
+#pragma once
+#include <cstdint>
+
+enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+// y = x W^T + b with weights packed by pack_linear.
+struct LinearLayer {
+  const void* packed;
+  const void* bias;  // [outputs] of `kind`, or null
+  int64_t inputs;
+  int64_t outputs;
+  int32_t kind;  // of weights, bias, x and y
+};
+
+// One token of a Mamba2 mixer for each of `rows` sequences: convolution, recurrence, gate and norm.
+struct MambaDecode {
+  const void* projected;  // [rows, inner | inner + 2 * groups * state_size | heads] of `kind`
+  int64_t projected_stride;
+  void* window;  // [slabs, taps - 1, channels] of `kind`
+  int64_t window_stride;
+  void* state;  // [slabs, heads, head_dim, state_size] of `state_kind`
+  int64_t state_stride;
+  const int64_t* source;  // [rows] slot read from; -1 = the zero state
+  const int64_t* target;  // [rows] slot written to
+  const int64_t* track;   // [rows] second slot written to, or -1
+  void* out;              // [rows, inner] of `kind`
+  const float* conv_weight;  // [taps, channels]
+  const float* conv_bias;    // [channels] or null
+  const float* rate;         // [heads] A, negative
+  const float* skip;         // [heads] D
+  const float* step_bias;    // [heads]
+  const void* norm_weight;   // [inner] of `kind`, or null: the gate alone
+  float step_min;
+  float step_max;
+  float norm_eps;
+  int32_t rows;
+  int32_t heads;
+  int32_t head_dim;
+  int32_t groups;
+  int32_t state_size;
+  int32_t taps;
+  int32_t norm_groups;
+  int32_t kind;
+  int32_t state_kind;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * weight
+struct RmsNorm {
+  const void* x;  // [rows, width] of `x_kind`
+  int64_t x_stride;
+  const void* weight;  // [width] of `kind`
+  void* out;           // [rows, width] of `kind`
+  int64_t rows;
+  int64_t width;
+  float eps;
+  int32_t x_kind;
+  int32_t kind;
+};
+
+// Attention of one new token for each of `rows` sequences over pages [2, page_size, kv_heads, head_dim].
+struct PagedDecode {
+  const void* query;  // [rows, heads, head_dim] of `kind`
+  int64_t query_stride;
+  const void* kv;
+  int64_t page_stride;
+  int64_t value_offset;       // from a page's keys to its values
+  const int32_t* page_table;  // [rows, pages]
+  int64_t page_table_stride;
+  const int32_t* context_len;  // [rows] positions with keys, the new one included; at least one
+  void* out;                   // [rows, heads, head_dim] of `kind`
+  float scale;
+  int32_t rows;
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t page_size;
+  int32_t kind;
+};
+
+// What one instruction set implements.
+struct KernelTable {
+  const char* name;
+  void (*linear)(const LinearLayer*, const void* x, int64_t x_stride, int64_t rows, void* out);
+  void (*mamba_decode)(const MambaDecode*);
+  void (*rms_norm)(const RmsNorm*);
+  void (*paged_decode)(const PagedDecode*);
+};

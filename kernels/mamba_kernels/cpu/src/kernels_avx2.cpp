@@ -1,0 +1,10 @@
+// The kernels for one instruction set; compiled with its flags.
+#include "lanes_avx2.h"
+
+#include "linear.h"
+#include "mamba_decode.h"
+#include "norms.h"
+#include "paged_decode.h"
+
+extern const KernelTable kernels_avx2;
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, rms_norm, paged_decode};

@@ -1,0 +1,10 @@
+// The kernels for one instruction set; compiled with its flags.
+#include "lanes_avx512.h"
+
+#include "linear.h"
+#include "mamba_decode.h"
+#include "norms.h"
+#include "paged_decode.h"
+
+extern const KernelTable kernels_avx512;
+const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, rms_norm, paged_decode};

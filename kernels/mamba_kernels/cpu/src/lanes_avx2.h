@@ -1,0 +1,110 @@
+// Sixteen float32 lanes as two registers of AVX2. Every instruction set has sixteen, and reduces them in the
+// same order, so that results do not depend on the width of its registers.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+struct Lanes {
+  __m256 lo, hi;
+
+  static Lanes zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static Lanes all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static Lanes load(const float* at) { return {_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)}; }
+  static Lanes load_bfloat16(const uint16_t* at) {
+    return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))),
+            widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8)))};
+  }
+  static Lanes load_float16(const uint16_t* at) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8)))};
+  }
+  void store(float* at) const {
+    _mm256_storeu_ps(at, lo);
+    _mm256_storeu_ps(at + 8, hi);
+  }
+  void store_bfloat16(uint16_t* at) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), narrow(lo));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 8), narrow(hi));
+  }
+  void store_float16(uint16_t* at) const {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_cvtps_ph(lo, nearest));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at + 8), _mm256_cvtps_ph(hi, nearest));
+  }
+
+  friend Lanes operator+(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+  friend Lanes operator-(Lanes a, Lanes b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+  friend Lanes operator*(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+  friend Lanes operator/(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+  // a * b + c, rounded once
+  static Lanes fused(Lanes a, Lanes b, Lanes c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+  }
+  // NaN in `x` stays: the second operand wins where they cannot be compared.
+  static Lanes clamp(Lanes x, float low, float high) {
+    const __m256 l = _mm256_set1_ps(low), h = _mm256_set1_ps(high);
+    return {_mm256_min_ps(h, _mm256_max_ps(l, x.lo)), _mm256_min_ps(h, _mm256_max_ps(l, x.hi))};
+  }
+  static Lanes rounded(Lanes x) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.lo, nearest), _mm256_round_ps(x.hi, nearest)};
+  }
+  // 2^x for whole x within the exponents of float32
+  static Lanes power_of_two(Lanes x) { return {power_of_two(x.lo), power_of_two(x.hi)}; }
+
+  float sum() const {
+    const __m256 eight = _mm256_add_ps(lo, hi);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+  }
+
+  // Products of pairs of bfloat16: lane i of `weights` holds inputs 2k (low half) and 2k+1 of output i. The
+  // odd one is added first, as the instruction for pairs does it.
+  using Activation = float;
+  static constexpr int kActivationsPerPair = 2;
+  static void keep_pair(Activation* at, int rows, float even, float odd) {
+    at[0] = odd;
+    at[rows] = even;
+  }
+  template <int kRows, int kPanels>
+  static void add_pairs(Lanes (&sums)[kPanels][kRows], const uint32_t* const (&weights)[kPanels],
+                        const Activation* pair) {
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    for (int p = 0; p < kPanels; ++p) {
+      const __m256i* at = reinterpret_cast<const __m256i*>(weights[p]);
+      const Lanes odd = {_mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(at), high)),
+                         _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256(at + 1), high))};
+      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(odd, all(pair[row]), sums[p][row]);
+      const Lanes even = {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(at), 16)),
+                          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256(at + 1), 16))};
+      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
+    }
+  }
+  // Panels of a tile that has many rows: as many accumulators as there are registers for.
+  static constexpr int kPanelsPerTile = 1;
+
+ private:
+  static __m256 widen(__m128i x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  }
+  static __m128i narrow(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i near = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    near = _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(near), _mm256_castsi256_ps(nan),
+                                                _mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+    near = _mm256_srli_epi32(near, 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(near), _mm256_extracti128_si256(near, 1));
+  }
+  static __m256 power_of_two(__m256 x) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  }
+};
+
+}  // namespace

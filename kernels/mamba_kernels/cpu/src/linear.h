@@ -1,0 +1,207 @@
+// y = x W^T + b. Included once by each instruction set, after its Lanes.
+//
+// Weights lie in panels of sixteen outputs, one output a lane; of bfloat16 the inputs are in pairs, 32 bits a
+// lane, so that a load, a mask and a shift make two float32 operands. Every output has one accumulator and
+// adds its inputs in ascending pairs, whatever the number of rows, panels and threads: a row has the same bits
+// alone and among others.
+#pragma once
+#include "elements.h"
+#include "interface.h"
+#include "scratch.h"
+#include "worker_pool.h"
+
+namespace {
+
+constexpr int kPanel = 16;
+constexpr int kMostRows = 5;      // of a tile: ten accumulators; with twelve, compilers spill two of them
+constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains hide the latency of a sum
+constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
+constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
+constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
+constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
+
+// How weights of one type are stored and multiplied. `kStep` inputs are taken at once.
+struct BfloatPairs {
+  using Element = uint16_t;
+  using Weight = uint32_t;
+  using Activation = Lanes::Activation;
+  static constexpr int kStep = 2;
+  static constexpr int kActivations = Lanes::kActivationsPerPair;
+  static void keep(Activation* at, int rows, const Element* x, int64_t left) {
+    Lanes::keep_pair(at, rows, widened(x[0]), left > 1 ? widened(x[1]) : 0.0f);
+  }
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
+    Lanes::add_pairs<kRows, kPanels>(sums, weights, x);
+  }
+};
+
+struct SingleFloats {
+  using Element = float;
+  using Weight = float;
+  using Activation = float;
+  static constexpr int kStep = 1;
+  static constexpr int kActivations = 1;
+  static void keep(Activation* at, int, const Element* x, int64_t) { at[0] = x[0]; }
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
+    for (int p = 0; p < kPanels; ++p) {
+      const Lanes weight = Lanes::load(weights[p]);
+      for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::fused(weight, Lanes::all(x[row]), sums[p][row]);
+    }
+  }
+};
+
+template <typename Format>
+class LinearCall {
+  using Element = typename Format::Element;
+  using Weight = typename Format::Weight;
+  using Activation = typename Format::Activation;
+
+ public:
+  LinearCall(const LinearLayer& layer, const Element* x, int64_t x_stride, int64_t rows, Element* out,
+             Activation* packed)
+      : layer_(layer),
+        x_(x),
+        x_stride_(x_stride),
+        rows_(rows),
+        out_(out),
+        packed_(packed),
+        steps_((layer.inputs + Format::kStep - 1) / Format::kStep),
+        panels_((layer.outputs + kPanel - 1) / kPanel),
+        tiles_((rows + kMostRows - 1) / kMostRows) {}
+
+  static int64_t packed_size(const LinearLayer& layer, int64_t rows) {
+    return rows * ((layer.inputs + Format::kStep - 1) / Format::kStep) * Format::kActivations;
+  }
+
+  void run() const {
+    const int tiles = static_cast<int>(tiles_);
+    if (rows_ <= kPackedByCaller) {
+      for (int tile = 0; tile < tiles; ++tile) pack(tile);
+    } else {
+      for_each_chunk(tiles, [this](int tile) { pack(tile); });
+    }
+    // Blocks of rows whose activations stay cached while the panels pass by.
+    const int64_t row_bytes = steps_ * Format::kActivations * static_cast<int64_t>(sizeof(Activation));
+    const int64_t tiles_per_block = clamp(kCachedBytes / (row_bytes * kMostRows), 1, tiles_);
+    const int64_t blocks = (tiles_ + tiles_per_block - 1) / tiles_per_block;
+    const int64_t panel_bytes = steps_ * kPanel * static_cast<int64_t>(sizeof(Weight));
+    const int64_t wide = kWidestVector;
+    const int64_t panels_per_chunk = (clamp(kChunkBytes / panel_bytes, 1, panels_) + wide - 1) / wide * wide;
+    const int64_t groups = (panels_ + panels_per_chunk - 1) / panels_per_chunk;
+    for_each_chunk(static_cast<int>(blocks * groups), [&](int chunk) {
+      const int64_t block = chunk / groups, group = chunk % groups;
+      multiply(group * panels_per_chunk, least((group + 1) * panels_per_chunk, panels_), block * tiles_per_block,
+               least((block + 1) * tiles_per_block, tiles_));
+    });
+  }
+
+ private:
+  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+  static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : least(x, high); }
+
+  // Tiles share the rows evenly: six are three and three, not five and one.
+  int64_t first_row(int64_t tile) const { return rows_ * tile / tiles_; }
+
+  // Activations of a tile's rows side by side: rows a power of two apart would fall into one set of the cache.
+  void pack(int64_t tile) const {
+    const int64_t first = first_row(tile), end = first_row(tile + 1);
+    const int rows = static_cast<int>(end - first);
+    Activation* at = packed_ + first * steps_ * Format::kActivations;
+    for (int row = 0; row < rows; ++row) {
+      const Element* x = x_ + (first + row) * x_stride_;
+      for (int64_t step = 0; step < steps_; ++step) {
+        Format::keep(at + step * rows * Format::kActivations + row, rows, x + step * Format::kStep,
+                     layer_.inputs - step * Format::kStep);
+      }
+    }
+  }
+
+  void multiply(int64_t panel, int64_t end, int64_t first_tile, int64_t end_tile) const {
+    const bool one_row = rows_ == 1;
+    while (panel < end) {
+      const int64_t most = one_row ? kWidestVector : Lanes::kPanelsPerTile;
+      const int64_t count = end - panel >= most ? most : 1;
+      for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+        const int64_t first = first_row(tile);
+        const int rows = static_cast<int>(first_row(tile + 1) - first);
+        if (count == kWidestVector) {
+          tile_of<1, kWidestVector>(panel, first);
+        } else if (count == 1) {
+          any_rows<1>(rows, panel, first);
+        } else {
+          any_rows<Lanes::kPanelsPerTile>(rows, panel, first);
+        }
+      }
+      panel += count;
+    }
+  }
+
+  template <int kPanels>
+  void any_rows(int rows, int64_t panel, int64_t first) const {
+    switch (rows) {
+      case 1: return tile_of<1, kPanels>(panel, first);
+      case 2: return tile_of<2, kPanels>(panel, first);
+      case 3: return tile_of<3, kPanels>(panel, first);
+      case 4: return tile_of<4, kPanels>(panel, first);
+      default: return tile_of<kMostRows, kPanels>(panel, first);
+    }
+  }
+
+  template <int kRows, int kPanels>
+  void tile_of(int64_t panel, int64_t first) const {
+    Lanes sums[kPanels][kRows];
+    const Weight* weights[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+      weights[p] = static_cast<const Weight*>(layer_.packed) + (panel + p) * steps_ * kPanel;
+      for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::zero();
+    }
+    const Activation* x = packed_ + first * steps_ * Format::kActivations;
+    for (int64_t step = 0; step < steps_; ++step) {
+      Format::template add<kRows, kPanels>(sums, weights, x);
+      for (int p = 0; p < kPanels; ++p) weights[p] += kPanel;
+      x += kRows * Format::kActivations;
+    }
+    for (int p = 0; p < kPanels; ++p) {
+      const int64_t output = (panel + p) * kPanel;
+      const int count = static_cast<int>(least(kPanel, layer_.outputs - output));
+      const Element* bias = static_cast<const Element*>(layer_.bias);
+      const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
+      for (int row = 0; row < kRows; ++row) {
+        store_some(out_ + (first + row) * layer_.outputs + output, count, sums[p][row] + added);
+      }
+    }
+  }
+
+  const LinearLayer& layer_;
+  const Element* x_;
+  int64_t x_stride_;
+  int64_t rows_;
+  Element* out_;
+  Activation* packed_;
+  int64_t steps_, panels_, tiles_;
+};
+
+template <typename Format>
+void run_linear(const LinearLayer& layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
+  using Element = typename Format::Element;
+  static thread_local Scratch scratch;
+  for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
+    const int64_t some = rows - first < kRowsAtOnce ? rows - first : kRowsAtOnce;
+    auto* packed = scratch.get<typename Format::Activation>(LinearCall<Format>::packed_size(layer, some));
+    LinearCall<Format>(layer, static_cast<const Element*>(x) + first * x_stride, x_stride, some,
+                       static_cast<Element*>(out) + first * layer.outputs, packed)
+        .run();
+  }
+}
+
+void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
+  if (layer->kind == kBfloat16) {
+    run_linear<BfloatPairs>(*layer, x, x_stride, rows, out);
+  } else {
+    run_linear<SingleFloats>(*layer, x, x_stride, rows, out);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,154 @@
+// One token of a Mamba2 mixer between its two projections: convolution window, step size, recurrence, gate and
+// norm, in one call. Included once by each instruction set.
+//
+// Work is cut by sequence and by heads of a sequence, never inside a sum, so the bits of a row depend neither on
+// the threads nor on the other rows. The state is read once and written once; a tracked one is written to its
+// second slot from the same registers.
+#pragma once
+#include "norms.h"
+#include "scratch.h"
+
+namespace {
+
+constexpr int64_t kStateChunk = 1 << 15;  // elements of state of a chunk: 128 KB, tens of microseconds
+constexpr int kRowsOfState = 4;           // rows of a head's state at once: four chains, B and C loaded once
+
+template <typename T, typename State>
+class MambaDecodeCall {
+ public:
+  MambaDecodeCall(const MambaDecode& call, float* scratch)
+      : call_(call),
+        inner_(int64_t{call.heads} * call.head_dim),
+        shared_(int64_t{call.groups} * call.state_size),
+        channels_(inner_ + 2 * shared_),
+        mixed_(scratch),
+        y_(scratch + call.rows * channels_) {}
+
+  static int64_t scratch_size(const MambaDecode& call) {
+    const int64_t inner = int64_t{call.heads} * call.head_dim;
+    return call.rows * (2 * inner + 2 * int64_t{call.groups} * call.state_size);
+  }
+
+  void run() const {
+    for_each_chunk(call_.rows, [this](int row) { convolve(row); });
+    const int64_t per_head = int64_t{call_.head_dim} * call_.state_size;
+    const int together = static_cast<int>(per_head < kStateChunk ? kStateChunk / per_head : 1);
+    const int parts = (call_.heads + together - 1) / together;
+    for_each_chunk(call_.rows * parts, [&](int chunk) {
+      const int first = chunk % parts * together;
+      const int end = first + together < call_.heads ? first + together : call_.heads;
+      for (int head = first; head < end; ++head) update(chunk / parts, head);
+    });
+    for_each_chunk(call_.rows, [this](int row) {
+      gated_norm_row(y_ + row * inner_, projected(row), static_cast<const T*>(call_.norm_weight),
+                     static_cast<T*>(call_.out) + row * inner_, inner_, call_.norm_groups, call_.norm_eps);
+    });
+  }
+
+ private:
+  const T* projected(int64_t row) const {
+    return static_cast<const T*>(call_.projected) + row * call_.projected_stride;
+  }
+  T* window(int64_t slot) const { return static_cast<T*>(call_.window) + slot * call_.window_stride; }
+  State* state(int64_t slot, int head) const {
+    return static_cast<State*>(call_.state) + slot * call_.state_stride +
+           int64_t{head} * call_.head_dim * call_.state_size;
+  }
+
+  // silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels, rounded to T; moves the window on.
+  void convolve(int row) const {
+    const int64_t source = call_.source[row], target = call_.target[row], track = call_.track[row];
+    const T* input = projected(row) + inner_;
+    const int past = call_.taps - 1;
+    for (int64_t c = 0; c < channels_; c += kLanes) {
+      const int count = static_cast<int>(channels_ - c);
+      Lanes sum = call_.conv_bias == nullptr ? Lanes::zero() : load_some(call_.conv_bias + c, count);
+      for (int k = 0; k <= past; ++k) {
+        const Lanes x = k == past     ? load_some(input + c, count)
+                        : source < 0 ? Lanes::zero()
+                                     : load_some(window(source) + k * channels_ + c, count);
+        sum = Lanes::fused(x, load_some(call_.conv_weight + k * channels_ + c, count), sum);
+        // The oldest falls out; in place, each is read before the one before it is written.
+        if (k > 0) {
+          store_some(window(target) + (k - 1) * channels_ + c, count, x);
+          if (track >= 0) store_some(window(track) + (k - 1) * channels_ + c, count, x);
+        }
+      }
+      T rounded[kLanes];
+      store(rounded, silu(sum));
+      store_some(mixed_ + row * channels_ + c, count, load(rounded));
+    }
+  }
+
+  // h = exp(dt A) h + dt x B;  y = C h + D x
+  void update(int row, int head) const {
+    const int64_t source = call_.source[row], track = call_.track[row];
+    const int N = call_.state_size, P = call_.head_dim;
+    const float* x = mixed_ + row * channels_ + int64_t{head} * P;
+    const float* B = mixed_ + row * channels_ + inner_ + int64_t{head / (call_.heads / call_.groups)} * N;
+    const float* C = B + shared_;
+    T raw = projected(row)[inner_ + channels_ + head];
+    float step = softplus(load_some(&raw, 1).sum() + call_.step_bias[head]);
+    step = step < call_.step_min ? call_.step_min : step > call_.step_max ? call_.step_max : step;
+    const Lanes decay = Lanes::all(std::exp(step * call_.rate[head]));
+    const State* before = source < 0 ? nullptr : state(source, head);
+    State* after = state(call_.target[row], head);
+    State* copy = track < 0 ? nullptr : state(track, head);
+    float* y = y_ + row * inner_ + int64_t{head} * P;
+    for (int p = 0; p < P;) {
+      if (P - p >= kRowsOfState) {
+        update_rows<kRowsOfState>(before, after, copy, p, N, decay, step, x, B, C, y);
+        p += kRowsOfState;
+      } else {
+        update_rows<1>(before, after, copy, p, N, decay, step, x, B, C, y);
+        ++p;
+      }
+    }
+    for (int p = 0; p < P; ++p) y[p] += call_.skip[head] * x[p];
+  }
+
+  template <int kRows>
+  static void update_rows(const State* before, State* after, State* copy, int p, int N, Lanes decay, float step,
+                          const float* x, const float* B, const float* C, float* y) {
+    Lanes inflow[kRows], sums[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      inflow[r] = Lanes::all(step * x[p + r]);
+      sums[r] = Lanes::zero();
+    }
+    for (int n = 0; n < N; n += kLanes) {
+      const int count = N - n;
+      const Lanes b = load_some(B + n, count), c = load_some(C + n, count);
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t at = int64_t{p + r} * N + n;
+        const Lanes h = before == nullptr ? inflow[r] * b
+                                          : Lanes::fused(load_some(before + at, count), decay, inflow[r] * b);
+        sums[r] = Lanes::fused(h, c, sums[r]);
+        store_some(after + at, count, h);
+        if (copy != nullptr) store_some(copy + at, count, h);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) y[p + r] = sums[r].sum();
+  }
+
+  const MambaDecode& call_;
+  int64_t inner_, shared_, channels_;
+  float* mixed_;  // [rows, channels] x | B | C after the convolution
+  float* y_;      // [rows, inner]
+};
+
+template <typename T, typename State>
+void run_mamba_decode(const MambaDecode& call) {
+  static thread_local Scratch scratch;
+  MambaDecodeCall<T, State>(call, scratch.get<float>(MambaDecodeCall<T, State>::scratch_size(call))).run();
+}
+
+void mamba_decode(const MambaDecode* call) {
+  const bool half = call->state_kind == kFloat16;
+  if (call->kind == kBfloat16) {
+    half ? run_mamba_decode<uint16_t, Half>(*call) : run_mamba_decode<uint16_t, float>(*call);
+  } else {
+    half ? run_mamba_decode<float, Half>(*call) : run_mamba_decode<float, float>(*call);
+  }
+}
+
+}  // namespace

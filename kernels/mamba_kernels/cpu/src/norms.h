@@ -1,0 +1,74 @@
+// Root mean square norms: of the residual stream, and of a mixer's output behind its gate.
+#pragma once
+#include "elements.h"
+#include "functions.h"
+#include "worker_pool.h"
+
+namespace {
+
+// The factor that makes the mean square one.
+inline float inverse_root_mean_square(Lanes squares, int64_t width, float eps) {
+  return 1.0f / std::sqrt(squares.sum() / static_cast<float>(width) + eps);
+}
+
+template <typename In, typename T>
+void rms_norm_row(const In* x, const T* weight, T* out, int64_t width, float eps) {
+  Lanes squares = Lanes::zero();
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Lanes part = load_some(x + i, static_cast<int>(width - i));
+    squares = Lanes::fused(part, part, squares);
+  }
+  const Lanes scale = Lanes::all(inverse_root_mean_square(squares, width, eps));
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int count = static_cast<int>(width - i);
+    store_some(out + i, count, load_some(x + i, count) * scale * load_some(weight + i, count));
+  }
+}
+
+constexpr int64_t kElementsPerChunk = 16384;
+
+template <typename In, typename T>
+void rms_norm_rows(const RmsNorm& call) {
+  const int64_t per_chunk = call.width < kElementsPerChunk ? kElementsPerChunk / call.width : 1;
+  const int64_t chunks = (call.rows + per_chunk - 1) / per_chunk;
+  for_each_chunk(static_cast<int>(chunks), [&](int chunk) {
+    const int64_t end = (chunk + 1) * per_chunk < call.rows ? (chunk + 1) * per_chunk : call.rows;
+    for (int64_t row = chunk * per_chunk; row < end; ++row) {
+      rms_norm_row(static_cast<const In*>(call.x) + row * call.x_stride, static_cast<const T*>(call.weight),
+                   static_cast<T*>(call.out) + row * call.width, call.width, call.eps);
+    }
+  });
+}
+
+void rms_norm(const RmsNorm* call) {
+  if (call->kind == kFloat32) {
+    rms_norm_rows<float, float>(*call);
+  } else if (call->x_kind == kFloat32) {
+    rms_norm_rows<float, uint16_t>(*call);
+  } else {
+    rms_norm_rows<uint16_t, uint16_t>(*call);
+  }
+}
+
+// norm(y * silu(gate)) * weight over each of `groups` parts; y [width] is overwritten.
+template <typename T>
+void gated_norm_row(float* y, const T* gate, const T* weight, T* out, int64_t width, int groups, float eps) {
+  const int64_t part = width / groups;
+  for (int64_t first = 0; first < width; first += part) {
+    Lanes squares = Lanes::zero();
+    for (int64_t i = first; i < first + part; i += kLanes) {
+      const int count = static_cast<int>(first + part - i);
+      const Lanes gated = load_some(y + i, count) * silu(load_some(gate + i, count));
+      squares = Lanes::fused(gated, gated, squares);
+      store_some(y + i, count, gated);
+    }
+    const Lanes scale = Lanes::all(inverse_root_mean_square(squares, part, eps));
+    for (int64_t i = first; i < first + part; i += kLanes) {
+      const int count = static_cast<int>(first + part - i);
+      const Lanes gated = load_some(y + i, count);
+      store_some(out + i, count, weight == nullptr ? gated : gated * scale * load_some(weight + i, count));
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,127 @@
+// Attention of one new token for each of some sequences over paged keys and values, in one call. Included once
+// by each instruction set.
+//
+// A chunk is one sequence and one KV head, whose query heads take block after block
+// of it together. The context
+// is walked in its own order, so a row's bits depend on its own context alone.
+#pragma once
+#include "elements.h"
+#include "functions.h"
+#include "scratch.h"
+#include "worker_pool.h"
+
+namespace {
+
+constexpr int kMostVectors = 16;     // of a head: MOST_HEAD_DIM of ../paged_decode.py
+constexpr int32_t kPositions = 64;  // of a block: tens of kilobytes of keys, in the first or second cache
+
+template <typename T>
+class PagedDecodeCall {
+ public:
+  explicit PagedDecodeCall(const PagedDecode& call)
+      : call_(call), group_(call.heads / call.kv_heads), vectors_((call.head_dim + kLanes - 1) / kLanes) {}
+
+  void run() const {
+    for_each_chunk(call_.rows * call_.kv_heads,
+                   [this](int chunk) { attend(chunk / call_.kv_heads, chunk % call_.kv_heads); });
+  }
+
+ private:
+  // The key (which = 0) or value (which = 1) at a position of a row's context.
+  const T* stored(const int32_t* pages, int32_t position, int kv_head, int which) const {
+    const int64_t page = pages[position / call_.page_size], offset = position % call_.page_size;
+    return static_cast<const T*>(call_.kv) + page * call_.page_stride + which * call_.value_offset +
+           (offset * call_.kv_heads + kv_head) * call_.head_dim;
+  }
+
+  int count(int vector) const { return call_.head_dim - vector * kLanes; }
+
+  // Body(query head of the group, first, end) for blocks of positions that stay cached for the whole group.
+  template <typename Body>
+  void by_blocks(int32_t context, const Body& body) const {
+    for (int32_t first = 0; first < context; first += kPositions) {
+      const int32_t end = first + kPositions < context ? first + kPositions : context;
+      for (int member = 0; member < group_; ++member) body(member, first, end);
+    }
+  }
+
+  void attend(int row, int kv_head) const {
+    static thread_local Scratch scratch;
+    const int32_t context = call_.context_len[row];
+    const int32_t* pages = call_.page_table + row * call_.page_table_stride;
+    // [query heads of the group, context], and their sums [query heads, vectors, kLanes]
+    float* weights = scratch.get<float>(int64_t{group_} * (context + vectors_ * kLanes));
+    float* sums = weights + int64_t{group_} * context;
+    std::memset(sums, 0, static_cast<size_t>(group_) * vectors_ * kLanes * sizeof(float));
+    const int64_t first_head = int64_t{kv_head} * group_;
+    const T* queries = static_cast<const T*>(call_.query) + row * call_.query_stride + first_head * call_.head_dim;
+    by_blocks(context, [&](int member, int32_t first, int32_t end) {
+      score(queries + member * call_.head_dim, pages, kv_head, first, end, weights + int64_t{member} * context);
+    });
+    for (int member = 0; member < group_; ++member) normalize(weights + int64_t{member} * context, context);
+    by_blocks(context, [&](int member, int32_t first, int32_t end) {
+      add_values(weights + int64_t{member} * context, pages, kv_head, first, end, sums + member * vectors_ * kLanes);
+    });
+    T* out = static_cast<T*>(call_.out) + (row * int64_t{call_.heads} + first_head) * call_.head_dim;
+    for (int member = 0; member < group_; ++member) {
+      for (int v = 0; v < vectors_; ++v) {
+        store_some(out + member * call_.head_dim + v * kLanes, count(v),
+                   Lanes::load(sums + (member * vectors_ + v) * kLanes));
+      }
+    }
+  }
+
+  void score(const T* query, const int32_t* pages, int kv_head, int32_t first, int32_t end, float* scores) const {
+    Lanes q[kMostVectors];
+    for (int v = 0; v < vectors_; ++v) q[v] = load_some(query + v * kLanes, count(v));
+    for (int32_t t = first; t < end; ++t) {
+      const T* key = stored(pages, t, kv_head, 0);
+      Lanes sum = Lanes::zero();
+      for (int v = 0; v < vectors_; ++v) sum = Lanes::fused(q[v], load_some(key + v * kLanes, count(v)), sum);
+      scores[t] = sum.sum() * call_.scale;
+    }
+  }
+
+  void add_values(const float* weights, const int32_t* pages, int kv_head, int32_t first, int32_t end,
+                  float* sums) const {
+    Lanes parts[kMostVectors];
+    for (int v = 0; v < vectors_; ++v) parts[v] = Lanes::load(sums + v * kLanes);
+    for (int32_t t = first; t < end; ++t) {
+      const T* value = stored(pages, t, kv_head, 1);
+      for (int v = 0; v < vectors_; ++v) {
+        parts[v] = Lanes::fused(Lanes::all(weights[t]), load_some(value + v * kLanes, count(v)), parts[v]);
+      }
+    }
+    for (int v = 0; v < vectors_; ++v) parts[v].store(sums + v * kLanes);
+  }
+
+  // softmax, in place
+  static void normalize(float* scores, int32_t context) {
+    float most = scores[0];
+    for (int32_t t = 1; t < context; ++t) most = scores[t] > most ? scores[t] : most;
+    Lanes total = Lanes::zero();
+    for (int32_t t = 0; t < context; t += kLanes) {
+      const int some = context - t < kLanes ? context - t : kLanes;
+      float part[kLanes];
+      exponential(load_some(scores + t, some) - Lanes::all(most)).store(part);
+      for (int i = some; i < kLanes; ++i) part[i] = 0.0f;
+      total = total + Lanes::load(part);
+      std::memcpy(scores + t, part, static_cast<size_t>(some) * sizeof(float));
+    }
+    const float scale = 1.0f / total.sum();
+    for (int32_t t = 0; t < context; ++t) scores[t] *= scale;
+  }
+
+  const PagedDecode& call_;
+  int group_, vectors_;
+};
+
+void paged_decode(const PagedDecode* call) {
+  if (call->kind == kBfloat16) {
+    PagedDecodeCall<uint16_t>(*call).run();
+  } else {
+    PagedDecodeCall<float>(*call).run();
+  }
+}
+
+}  // namespace

@@ -1,0 +1,91 @@
+"""The structures of `src/interface.h` for ctypes, field by field in the same order."""
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+
+
+class LinearLayer(Structure):
+    """Weights in panels, and their shape."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("kind", c_int32),
+    )
+
+
+class MambaDecode(Structure):
+    """One token of a mixer for each of some sequences."""
+
+    _fields_ = (
+        ("projected", c_void_p),
+        ("projected_stride", c_int64),
+        ("window", c_void_p),
+        ("window_stride", c_int64),
+        ("state", c_void_p),
+        ("state_stride", c_int64),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("track", c_void_p),
+        ("out", c_void_p),
+        ("conv_weight", c_void_p),
+        ("conv_bias", c_void_p),
+        ("rate", c_void_p),
+        ("skip", c_void_p),
+        ("step_bias", c_void_p),
+        ("norm_weight", c_void_p),
+        ("step_min", c_float),
+        ("step_max", c_float),
+        ("norm_eps", c_float),
+        ("rows", c_int32),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("groups", c_int32),
+        ("state_size", c_int32),
+        ("taps", c_int32),
+        ("norm_groups", c_int32),
+        ("kind", c_int32),
+        ("state_kind", c_int32),
+    )
+
+
+class RmsNorm(Structure):
+    """Rows of the residual stream."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("weight", c_void_p),
+        ("out", c_void_p),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("eps", c_float),
+        ("x_kind", c_int32),
+        ("kind", c_int32),
+    )
+
+
+class PagedDecode(Structure):
+    """Decoding sequences and their pages."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        ("kv", c_void_p),
+        ("page_stride", c_int64),
+        ("value_offset", c_int64),
+        ("page_table", c_void_p),
+        ("page_table_stride", c_int64),
+        ("context_len", c_void_p),
+        ("out", c_void_p),
+        ("scale", c_float),
+        ("rows", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+        ("kind", c_int32),
+    )

@@ -1,0 +1,55 @@
+"""Where a gateway's list of engines comes from: its command line, or the Kubernetes API."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import UTC, datetime
+from random import Random
+from urllib.parse import urlsplit
+
+from mamba_gateway.endpoints import Target
+from mamba_gateway.prefix_source import PrefixSource, Sink
+from mamba_gateway.settings import GatewaySettings
+
+
+@contextlib.asynccontextmanager
+async def endpoints_followed(
+    settings: GatewaySettings, probed: Sink, prefixes: PrefixSource, rng: Random
+) -> AsyncIterator[Callable[[], None]]:
+    """Keep the targets up to date; yields what to call while a request waits for an engine."""
+    sink = _both(probed, prefixes.set_targets)
+    if settings.deployment is None:
+        sink(Target(url, urlsplit(url).netloc.rpartition("@")[2]) for url in settings.backend)
+        yield lambda: None
+        return
+    # The Kubernetes client is large, and only this source needs it.
+    from mamba_gateway.discovery import watch_engines
+    from mamba_gateway.index_reporter import IndexReporter
+    from mamba_gateway.operator_note import OperatorNote
+    from mamba_gateway.wake import Waker
+    from mamba_kube.access import connected, load_access
+
+    access = await load_access(settings.kubeconfig)
+    namespace = settings.namespace or access.namespace
+    async with connected(access) as server:
+        waker = Waker(server, namespace, settings.deployment, lambda: datetime.now(UTC))
+        work = [watch_engines(server, namespace, settings.deployment, sink, rng), waker.work()]
+        if prefixes.trouble is not None:
+            note = OperatorNote(server, namespace, settings.deployment)
+            work.append(IndexReporter(note, prefixes.trouble, lambda: datetime.now(UTC)).work())
+        tasks = [asyncio.create_task(each) for each in work]
+        try:
+            yield waker.request
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _both(one: Sink, other: Sink) -> Sink:
+    def tell(targets: Iterable[Target]) -> None:
+        known = tuple(targets)
+        one(known)
+        other(known)
+
+    return tell

@@ -1,0 +1,129 @@
+"""The engine's share of a request's trace, made from what its deltas tell. Times are the engine's own.
+
+The engine process knows of no exporter: it tells when each piece ran, and the spans are made here. Used by
+`ActiveRequest`; of a request that is not recorded nothing is noted.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mamba_server.wire import AddRequest, PrefillTiming, SequenceDelta
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import RequestTrace, SpanNote
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of one sequence."""
+
+    since: float
+    """When it was last known to have been computed; before that, when it was handed over."""
+    begun: bool = False
+    preemptions: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    tokens: int = 0
+    checkpoints: list[int] = field(default_factory=list)
+    finished: bool = False
+
+
+class EngineSpans:
+    """Of one HTTP request: a span for each of its prompts, and below it those of its sequences."""
+
+    def __init__(self, trace: RequestTrace, requests: Sequence[AddRequest]) -> None:
+        self._trace = trace
+        self._requests: dict[str, SpanNote] = {}
+        self._sequences: dict[tuple[str, int], _Progress] = {}
+        for request in requests if trace.recording else ():
+            now = time.monotonic()
+            span = trace.begin(names.ENGINE, at=now)
+            span.set(names.INPUT_TOKENS, len(request.token_ids))
+            span.set(names.REQUEST_MAX_TOKENS, request.params.max_tokens)
+            span.set(names.REQUEST_CHOICES, request.n if request.n > 1 else None)
+            self._requests[request.request_id] = span
+            for index in range(request.n):
+                self._sequences[request.request_id, index] = _Progress(now)
+
+    def traceparent(self, request: AddRequest) -> str:
+        """What the engine links by; "" = it need not note anything."""
+        span = self._requests.get(request.request_id)
+        return "" if span is None else self._trace.traceparent(span)
+
+    def told(self, delta: SequenceDelta, tokens: int) -> None:
+        """A delta came, of which `tokens` count."""
+        progress = self._sequences.get((delta.request_id, delta.index))
+        if progress is None or progress.finished:
+            return
+        span = self._requests[delta.request_id]
+        for piece in delta.timeline.pieces if delta.timeline is not None else ():
+            self._piece(span, delta.index, progress, piece)
+        if delta.timeline is not None:
+            progress.checkpoints += delta.timeline.checkpoints
+        if delta.cached_tokens:
+            span.set(names.CACHED_TOKENS, delta.cached_tokens)
+        at = delta.at or time.monotonic()
+        if tokens:
+            if not progress.tokens:
+                progress.first_at = delta.first_at or at
+                span.event(names.FIRST_TOKEN, progress.first_at, delta.index)
+            progress.tokens += tokens
+            progress.since = progress.last_at = at
+
+    def finished(self, request_id: str, index: int, reason: str) -> None:
+        """A sequence ended."""
+        progress = self._sequences.get((request_id, index))
+        if progress is None or progress.finished:
+            return
+        progress.finished = True
+        trace, span = self._trace, self._requests[request_id]
+        now = time.monotonic()
+        if not progress.begun and not progress.tokens:
+            _sequence(trace.begin(names.ENGINE_QUEUE, span, at=progress.since), index).finish(now)
+        if progress.tokens:
+            decode = _sequence(trace.begin(names.ENGINE_DECODE, span, at=progress.first_at), index)
+            decode.set(names.STEPS, progress.tokens - 1)
+            decode.set(names.PREEMPTIONS, progress.preemptions)
+            decode.set(names.CHECKPOINTS, progress.checkpoints or None)
+            decode.finish(progress.last_at)
+        reasons = span.attributes.get(names.FINISH_REASONS, ())
+        assert isinstance(reasons, tuple)
+        span.set(names.FINISH_REASONS, (*reasons, reason))
+        of_request = [each for (name, _), each in self._sequences.items() if name == request_id]
+        span.set(names.OUTPUT_TOKENS, sum(each.tokens for each in of_request))
+        if all(each.finished for each in of_request):
+            span.finish(max((each.last_at for each in of_request), default=0.0) or now)
+
+    def failed(self, code: str) -> None:
+        """The request ended with an error, "" = one of the client's: what was not done by then failed."""
+        for span in self._requests.values():
+            reasons = span.attributes.get(names.FINISH_REASONS, ())
+            if code and (not span.end or (isinstance(reasons, tuple) and "error" in reasons)):
+                span.fail(code)
+
+    def _piece(self, span: SpanNote, index: int, progress: _Progress, piece: PrefillTiming) -> None:
+        trace = self._trace
+        waited = "" if progress.begun else names.ENGINE_QUEUE
+        if piece.preemptions > progress.preemptions:
+            waited = names.ENGINE_PREEMPTED
+        if waited:
+            _sequence(trace.begin(waited, span, at=progress.since), index).finish(piece.began)
+        note = _sequence(trace.begin(names.ENGINE_PREFILL, span, at=piece.began), index)
+        for name, value in (
+            (names.TOKENS_FROM, piece.start),
+            (names.TOKENS_TO, piece.stop),
+            (names.STEP, piece.step),
+            (names.STEPS, piece.steps),
+            (names.BATCH_SEQUENCES, piece.sequences),
+            (names.BATCH_TOKENS, piece.tokens),
+            (names.CHECKPOINTS, piece.checkpoints or None),
+        ):
+            note.set(name, value)
+        note.links = piece.beside
+        note.finish(piece.ended)
+        progress.begun, progress.preemptions, progress.since = True, piece.preemptions, piece.ended
+
+
+def _sequence(note: SpanNote, index: int) -> SpanNote:
+    note.set(names.SEQUENCE, index or None)
+    return note

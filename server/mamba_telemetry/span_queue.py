@@ -1,0 +1,146 @@
+"""What is kept waits here to be sent, in a thread of its own: a receiver that is dead, slow or refusing costs
+spans and nothing else.
+
+Beside the SDK's own batch processor this one counts what it loses, speaks once where that one logs each
+failure, ends within two seconds and not thirty, and starts no thread in a child between fork and exec.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from mamba_telemetry.logs import get_logger
+from mamba_telemetry.request_trace import RequestTrace
+
+log = get_logger(__name__)
+
+CLOSE_SECONDS = 2.0
+"""How long the end of the process may wait for the last spans."""
+
+
+class MakeSpans(Protocol):
+    """Turns the notes of a request into spans."""
+
+    def __call__(self, trace: RequestTrace, end: float, why: str) -> Sequence[ReadableSpan]: ...
+
+
+@dataclass(slots=True)
+class SpanCounts:
+    """Spans so far, by what became of them."""
+
+    sent: int = 0
+    dropped: int = 0
+    """No room: the receiver did not keep up."""
+    failed: int = 0
+    """The receiver did not take them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    trace: RequestTrace
+    end: float
+    why: str
+
+
+class SpanQueue:
+    """Of one process. At most `most` spans wait; they go in batches of about `batch`, `delay` seconds after
+    the first at the latest."""
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        make: MakeSpans,
+        *,
+        most: int = 2048,
+        batch: int = 512,
+        delay: float = 5.0,
+    ) -> None:
+        self.counts = SpanCounts()
+        self._exporter, self._make = exporter, make
+        self._most, self._batch, self._delay = most, min(batch, most), delay
+        self._kept: deque[_Kept] = deque()
+        self._pending = 0
+        """Spans that wait or are being sent."""
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failing = False
+        self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
+        self._thread.start()
+
+    def offer(self, trace: RequestTrace, end: float, why: str) -> None:
+        """Send the spans of a request that ended, if there is room. Never waits for the receiver."""
+        size = len(trace.notes)
+        with self._changed:
+            if self._closing or self._pending + size > self._most:
+                self.counts.dropped += size
+                return
+            self._kept.append(_Kept(trace, end, why))
+            self._pending += size
+            self._changed.notify()
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Send what waits, for so many seconds at most; what is left is lost."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._exporter.shutdown()  # ends its wait between two tries
+
+    def _work(self) -> None:
+        while batch := self._next():
+            self._send(batch)
+        self._exporter.shutdown()
+
+    def _next(self) -> list[_Kept]:
+        """The next batch; empty at the end."""
+        with self._changed:
+            self._wait(lambda: bool(self._kept) or self._closing)
+            due = time.monotonic() + self._delay
+            self._wait(lambda: self._pending >= self._batch or self._closing, due)
+            batch: list[_Kept] = []
+            size = 0
+            while self._kept and (not batch or size + len(self._kept[0].trace.notes) <= self._batch):
+                batch.append(self._kept.popleft())
+                size += len(batch[-1].trace.notes)
+            return batch
+
+    def _wait(self, what: Callable[[], bool], due: float | None = None) -> None:
+        self._changed.wait_for(what, None if due is None else max(0.0, due - time.monotonic()))
+
+    def _send(self, batch: list[_Kept]) -> None:
+        size = sum(len(each.trace.notes) for each in batch)
+        why, sent = "", False
+        try:
+            spans = [span for each in batch for span in self._make(each.trace, each.end, each.why)]
+            sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        with self._changed:
+            self._pending -= size
+            if sent:
+                self.counts.sent += size
+            else:
+                self.counts.failed += size
+        self._tell(sent, why)
+
+    def _tell(self, sent: bool, why: str) -> None:
+        # Once for each time that it begins to fail, and once when that is over.
+        if sent is not self._failing:
+            return
+        self._failing = not sent
+        if sent:
+            counts = self.counts
+            log.info("traces_exported_again", failed_spans=counts.failed, dropped_spans=counts.dropped)
+        else:
+            log.warning(
+                "traces_not_exported",
+                reason=why or "the receiver did not take them",
+                remedy="see that endpoint and protocol are those of a collector that is reached from here",
+            )

@@ -1,0 +1,76 @@
+"""Tracing of one process: who is sampled is decided when a request begins, what is kept when it ends.
+
+Processes that see one request agree without speaking: the first decides by the trace id, the others do as its
+`traceparent` says; and each keeps by itself what failed or was slow there (docs/adr/0186).
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mamba_telemetry.request_trace import RequestTrace
+
+if TYPE_CHECKING:  # of the optional extra "telemetry"
+    from opentelemetry.sdk.trace.sampling import Sampler
+
+    from mamba_telemetry.span_queue import SpanCounts, SpanQueue
+
+_HEADERS = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """Of one process. Without a sampler and a queue nothing is recorded, and a caller's trace passed on."""
+
+    def __init__(
+        self,
+        sampler: "Sampler | None" = None,
+        queue: "SpanQueue | None" = None,
+        *,
+        slow_after: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sampler, self._queue, self._slow_after, self._clock = sampler, queue, slow_after, clock
+
+    @property
+    def on(self) -> bool:
+        """Requests are recorded."""
+        return self._queue is not None
+
+    @property
+    def counts(self) -> "SpanCounts | None":
+        """What became of the spans; None while tracing is off."""
+        return None if self._queue is None else self._queue.counts
+
+    def begin(self, name: str, headers: Mapping[str, str], *, at: float, record: bool = True) -> RequestTrace:
+        """A request has come. `record` = False: one of no interest, such as a probe."""
+        context = _HEADERS.extract(headers, Context()) if "traceparent" in headers else Context()
+        caller = get_current_span(context).get_span_context() if context else INVALID_SPAN_CONTEXT
+        if self._sampler is None or not record:
+            return RequestTrace(name, caller)
+        trace = RequestTrace(
+            name, caller, recording=True, slow_after=self._slow_after, begin=at, clock=self._clock
+        )
+        decision = self._sampler.should_sample(context, trace.trace_id, name).decision
+        trace.sampled = decision.name == "RECORD_AND_SAMPLE"
+        return trace
+
+    def end(self, trace: RequestTrace) -> None:
+        """The request is over: its spans are sent or forgotten."""
+        if not trace.recording or self._queue is None:
+            return
+        now = self._clock()
+        trace.root.finish(now)
+        if why := trace.kept(now):
+            self._queue.offer(trace, now, why)
+
+    def close(self) -> None:
+        """Send what waits; for two seconds at most."""
+        if self._queue is not None:
+            self._queue.close()
+
+
+OFF = Tracing()

@@ -1,0 +1,120 @@
+"""Run by test_sanitized under LD_PRELOAD: every kernel on arrays of its exact size, without torch (the
+sanitizer would watch all of it). At the end a read beside an array, which must be caught."""
+
+import ctypes
+import math
+import os
+import sys
+import types
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+KERNELS = Path(__file__).parents[4] / "kernels" / "mamba_kernels"
+package = types.ModuleType("mamba_kernels")  # without its torch
+package.__path__ = [str(KERNELS)]
+sys.modules["mamba_kernels"] = package
+
+from mamba_kernels.cpu.library import Library  # noqa: E402
+from mamba_kernels.cpu.structures import (  # noqa: E402
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    LinearLayer,
+    MambaDecode,
+    PagedDecode,
+    RmsNorm,
+)
+
+BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2}
+LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
+LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+kept: list[np.ndarray] = []
+
+
+def array(*shape: int, kind: int = FLOAT32) -> int:
+    """Address of zeros of that shape and type, aligned as torch aligns, in a block of exactly their size."""
+    size, out = math.prod(shape) * BYTES[kind], ctypes.c_void_p()
+    assert LIBC.posix_memalign(ctypes.byref(out), ctypes.c_size_t(64), ctypes.c_size_t(size)) == 0
+    LIBC.memset(out, 0, size)
+    assert out.value is not None
+    return out.value
+
+
+def linear(library: Library) -> None:
+    for kind, outputs, inputs, rows in product((FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 63), (1, 7, 40)):
+        pair = 2 if kind == BFLOAT16 else 1
+        packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
+        layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind)
+        x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
+        library.linear(ctypes.addressof(layer), x, inputs, rows, out)
+
+
+def decode(library: Library) -> None:
+    for kind, state, (H, P, N, G, K) in product(
+        (FLOAT32, BFLOAT16), (FLOAT32, FLOAT16), ((6, 5, 9, 2, 4), (1, 63, 100, 1, 2), (3, 7, 257, 3, 1))
+    ):
+        C, inner, rows = H * P + 2 * G * N, H * P, 3
+        routes = np.array([[1, -1, 3], [1, 2, 0], [-1, 4, -1]], np.int64)
+        kept.append(routes)
+        row = routes.strides[0]
+        call = MambaDecode(
+            projected=array(rows, inner + C + H, kind=kind), projected_stride=inner + C + H,
+            window=array(5, K - 1, C, kind=kind), window_stride=(K - 1) * C,
+            state=array(5, H, P, N, kind=state), state_stride=H * P * N,
+            source=routes.ctypes.data, target=routes.ctypes.data + row, track=routes.ctypes.data + 2 * row,
+            out=array(rows, inner, kind=kind), conv_weight=array(K, C), conv_bias=array(C), rate=array(H),
+            skip=array(H), step_bias=array(H), norm_weight=array(inner, kind=kind), step_min=0.0,
+            step_max=9.0, norm_eps=1e-5, rows=rows, heads=H, head_dim=P, groups=G, state_size=N, taps=K,
+            norm_groups=G, kind=kind, state_kind=state,
+        )  # fmt: skip
+        library.mamba_decode(ctypes.addressof(call))
+
+
+def norm(library: Library) -> None:
+    for (x_kind, kind), width in product(
+        ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), (1, 63, 257)
+    ):
+        call = RmsNorm(
+            array(70, width, kind=x_kind), width, array(width, kind=kind), array(70, width, kind=kind),
+            70, width, 1e-5, x_kind, kind,
+        )  # fmt: skip
+        library.rms_norm(ctypes.addressof(call))
+
+
+def attend(library: Library) -> None:
+    for kind, (heads, kv_heads, head_dim), page_size in product(
+        (FLOAT32, BFLOAT16), ((6, 2, 63), (3, 1, 100), (2, 2, 16)), (1, 5)
+    ):
+        contexts = np.array([1, 17, 70], np.int32)
+        widest = -(-70 // page_size)
+        table = np.arange(3 * widest, dtype=np.int32).reshape(3, widest)
+        kept.extend((contexts, table))
+        inside = page_size * kv_heads * head_dim
+        call = PagedDecode(
+            query=array(3, heads, head_dim, kind=kind), query_stride=heads * head_dim,
+            kv=array(table.size, 2, inside, kind=kind), page_stride=2 * inside, value_offset=inside,
+            page_table=table.ctypes.data, page_table_stride=widest, context_len=contexts.ctypes.data,
+            out=array(3, heads, head_dim, kind=kind), scale=0.3, rows=3, heads=heads, kv_heads=kv_heads,
+            head_dim=head_dim, page_size=page_size, kind=kind,
+        )  # fmt: skip
+        library.paged_decode(ctypes.addressof(call))
+
+
+def caught(library: Library) -> None:
+    """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        call = RmsNorm(array(100), 104, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32)
+        library.rms_norm(ctypes.addressof(call))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] != 0, "the sanitizer does not see what it should"
+
+
+library = Library(Path(sys.argv[1]))
+library.set_threads(2)
+for check in (linear, decode, norm, attend, caught):
+    check(library)
+    sys.stdout.write(check.__name__ + "\n")

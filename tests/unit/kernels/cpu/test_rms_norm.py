@@ -1,0 +1,29 @@
+"""The norm of the residual stream in one call."""
+
+import pytest
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.rms_norm import RowNorm
+
+KINDS = [
+    (torch.float32, torch.float32, 2e-6),
+    (torch.bfloat16, torch.bfloat16, 2**-7),
+    (torch.float32, torch.bfloat16, 2**-7),
+]
+
+
+@pytest.mark.parametrize(("residual", "dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize("width", [1, 63, 100, 257])
+def test_it_equals_its_definition(
+    library: Library, residual: torch.dtype, dtype: torch.dtype, tolerance: float, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(70, width + 3, generator=generator).to(residual)[:, :width]
+    weight = torch.randn(width, generator=generator).to(dtype)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    got = RowNorm(library, weight, 1e-5)(x)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(RowNorm(library, weight, 1e-5)(x[7:8])[0], got[7])

@@ -1,0 +1,30 @@
+"""The kernels under the address and undefined behaviour sanitizers, on sizes that end inside a vector."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mamba_kernels.cpu.build import CannotBuild, ensure_built, find_compiler
+
+CALLS = Path(__file__).with_name("sanitized_calls.py")
+
+
+def test_no_kernel_reads_or_writes_beside_its_arrays() -> None:
+    try:
+        compiler, library = find_compiler(os.environ), ensure_built(sanitize=True)
+    except CannotBuild as why:
+        pytest.skip(str(why))
+    runtime = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    done = subprocess.run(
+        [sys.executable, str(CALLS), str(library)],
+        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["linear", "decode", "norm", "attend", "caught"]
