@@ -8,22 +8,25 @@ from random import Random
 from typing import Any
 
 import grpc
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, Metadata
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    HttpBody,
-    HttpHeaders,
-    HttpTrailers,
-    ProcessingRequest,
-    ProcessingResponse,
-    ProtocolConfiguration,
-)
-from google.protobuf.struct_pb2 import Struct
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyBudget
 from mamba_gateway.admission import Admission
+from mamba_gateway.endpoint_picker.ext_proc import (
+    METHOD,
+    SERVICE,
+    HeaderMap,
+    HeaderValue,
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    Metadata,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+    Struct,
+)
 from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.hold import Hold
@@ -54,8 +57,11 @@ def metadata(namespace: str, **values: Any) -> Metadata:
 class Stream:
     """What a proxy sends and gets for one request."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        process = channel.stream_stream(
+            f"/{SERVICE}/{METHOD}", ProcessingRequest.SerializeToString, ProcessingResponse.FromString
+        )
+        self.call = process()
 
     async def headers(
         self, *more: tuple[str, str], path: str = "/v1/completions", mode: int | None = DUPLEX, **fields: Any
@@ -186,7 +192,7 @@ class PickerHarness:
 
     def stream(self) -> Stream:
         """A proxy's new request."""
-        return Stream(service.ExternalProcessorStub(self.channel).Process())
+        return Stream(self.channel)
 
     @property
     def in_flight(self) -> list[int]:

@@ -2,22 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
+from mamba_edge.errors import ApiError
+from mamba_gateway.endpoint_picker.ext_proc import (
     BodyMutation,
     BodyResponse,
     CommonResponse,
     HeaderMutation,
     HeadersResponse,
+    HeaderValue,
+    HeaderValueOption,
+    HttpStatus,
     ImmediateResponse,
     ProcessingResponse,
     StreamedBodyResponse,
+    Struct,
     TrailersResponse,
 )
-from envoy.type.v3.http_status_pb2 import HttpStatus
-from google.protobuf.struct_pb2 import Struct
-
-from mamba_edge.errors import ApiError
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Header, and key in the namespace `DESTINATION_NAMESPACE`: `host:port`, fallbacks after it."""

@@ -11,11 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
-from envoy.service.ext_proc.v3.external_processor_pb2 import (
-    HeaderMutation,
-    ProcessingRequest,
-    ProcessingResponse,
-)
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
@@ -23,6 +18,7 @@ from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_err
 from mamba_gateway.admission import Claim, Clock
 from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker import messages
+from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
 from mamba_gateway.endpoint_picker.usage import UsageReader

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
-
 from mamba_edge.request_body import find_header
 from mamba_edge.request_middleware import request_id_of
+from mamba_gateway.endpoint_picker.ext_proc import ProcessingMode, ProcessingRequest
 from mamba_gateway.endpoint_picker.messages import DESTINATION_NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 
 BodyMode = Literal["streamed", "buffered", "unseen"]

@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 import structlog
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.listener import CannotListen
 from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credentials
+from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.picker import EndpointPicker
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoints import Pool
@@ -21,7 +21,6 @@ from mamba_gateway.settings import GatewaySettings
 
 log = structlog.get_logger("mambaserve.gateway")
 
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 READINESS, LIVENESS = "readiness", "liveness"
 MESSAGE_MARGIN = 1024 * 1024
 """Bytes of a message beside the body in it."""
@@ -57,12 +56,14 @@ class PickerServer:
             await self._health.set(name, ready)
 
 
-class _Processor(service.ExternalProcessorServicer):  # type: ignore[misc]
-    def __init__(self, picker: EndpointPicker) -> None:
-        self._picker = picker
+def _service_of(picker: EndpointPicker) -> grpc.GenericRpcHandler:
+    async def process(request_iterator: Any, context: Any) -> None:
+        await picker.process(aiter(request_iterator), context.write)
 
-    async def Process(self, request_iterator: Any, context: Any) -> None:  # noqa: N802 - the protocol's
-        await self._picker.process(aiter(request_iterator), context.write)
+    method = grpc.stream_stream_rpc_method_handler(
+        process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: method})
 
 
 def make_picker(
@@ -91,7 +92,7 @@ async def picker_listening(
             ("grpc.max_receive_message_length", settings.max_body_bytes + MESSAGE_MARGIN),
         )
     )
-    service.add_ExternalProcessorServicer_to_server(_Processor(picker), server)
+    server.add_generic_rpc_handlers((_service_of(picker),))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.endpoint_picker_port}"
     try:

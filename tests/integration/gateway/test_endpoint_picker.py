@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as service
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from eventually import until
@@ -486,7 +485,7 @@ async def test_a_drain_waits_for_what_was_picked_and_says_when_it_cut_it() -> No
         )
         gateway = asyncio.create_task(running)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await listening}") as channel:
-            stream = Stream(service.ExternalProcessorStub(channel).Process())
+            stream = Stream(channel)
             await where
             await stream.headers(mode=BUFFERED)
             assert (await stream.read()).HasField("request_headers")  # so it is admitted
