@@ -355,7 +355,7 @@ async def test_clients_are_known_by_their_key_and_engines_see_the_gateways_own(t
 
 async def test_limits_of_a_key_hold_for_what_the_proxy_sends_itself(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one-key one\nother-key other\n")
-    limits = {"api_key_file": tmp_path / "keys", "requests_per_minute": 1}
+    limits = {"api_key_file": str(tmp_path / "keys"), "requests_per_minute": 1}
     picker = PickerHarness(keys=tmp_path / "keys", **limits)
     picker.engines(*ENGINES)
 
