@@ -32,6 +32,10 @@ LEVELS = (1, 8, 32)
 TRANSFORMERS = "transformers generate"
 
 
+Rate = Callable[[int, int], float]
+"""(requests at once, turn) -> output tokens per second"""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to start the engine. `variables`: of its environment."""
@@ -76,27 +80,26 @@ def rate(samples: Sequence[Sample]) -> float:
 
 
 def take_turns(
-    measured: dict[str, Callable[[int], float]], levels: Sequence[int], rounds: int
+    measured: dict[str, Rate], levels: Sequence[int], turns: range
 ) -> dict[str, dict[int, list[float]]]:
-    """Rates by name and level, one a round; every round begins with another name."""
+    """Rates by name and level, one a turn; every turn begins with another name and has prompts of its own."""
     found: dict[str, dict[int, list[float]]] = {name: {level: [] for level in levels} for name in measured}
     names = list(measured)
-    for number in range(rounds):
-        first = number % len(names)
+    for turn in turns:
+        first = turn % len(names)
         for level in levels:
             for name in names[first:] + names[:first]:
-                found[name][level].append(round(measured[name](level), 1))
+                found[name][level].append(round(measured[name](level, turn), 1))
                 print(
                     f"{name} at {level}: {found[name][level][-1]:,.0f} tokens/s", file=sys.stderr, flush=True
                 )
-        print(f"round {number + 1} of {rounds}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+        print(f"round {turn} of {turns[-1]}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     return found
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Everything, in one run."""
     load = Load(asked.input_tokens, asked.output_tokens, asked.requests, tuple(asked.levels))
-    prompts = {level: load.prompts(level) for level in load.levels}
     cores = os.cpu_count() or 1
     chosen = [each for each in variants(cores) if not asked.only or each.name in asked.only]
     tables: dict[str, Any] = {}
@@ -109,22 +112,24 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             )
             for each in chosen
         }
-        probe = prompts[load.levels[0]][0]
+        probe = load.prompts(load.levels[0])[0]
         tokens = {name: asyncio.run(engine_outputs(url, probe)) for name, url in urls.items()}
 
-        def of_engine(url: str) -> Callable[[int], float]:
-            return lambda level: rate(asyncio.run(engine_samples(url, prompts[level], level)))
+        def of_engine(url: str) -> Rate:
+            return lambda level, turn: rate(
+                asyncio.run(engine_samples(url, load.prompts(level, turn), level))
+            )
 
         measured = {name: of_engine(url) for name, url in urls.items()}
         expected: list[int] = []
         if not asked.no_transformers:
             baseline = Baseline(asked.model, "cpu", asked.dtype, cores)
             expected = baseline.outputs(probe)
-            measured[TRANSFORMERS] = lambda level: rate(baseline.run(prompts[level], level))
-        take_turns(measured, load.levels, 1)  # warms up
+            measured[TRANSFORMERS] = lambda level, turn: rate(baseline.run(load.prompts(level, turn), level))
+        take_turns(measured, load.levels, range(1))  # warms up
         for busy in asked.busy:
             with busy_processes(busy):
-                tables[str(busy)] = take_turns(measured, load.levels, asked.rounds)
+                tables[str(busy)] = take_turns(measured, load.levels, range(1, asked.rounds + 1))
     return {
         "model": asked.model.name,
         "same_greedy_tokens": {

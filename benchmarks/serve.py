@@ -40,11 +40,11 @@ class Load:
     """Requests of each level: so many times its concurrency."""
     levels: tuple[int, ...] = (1, 8, 32)
 
-    def prompts(self, level: int) -> list[Prompt]:
-        """The prompts of one level."""
+    def prompts(self, level: int, turn: int = 0) -> list[Prompt]:
+        """The prompts of one level; those of another turn have nothing in common with them."""
         count = max(4, self.rounds * level)
         lengths = Lengths(self.input_tokens), Lengths(self.output_tokens)
-        return list(random_prompts(count, *lengths, 256, seed=level))
+        return list(random_prompts(count, *lengths, 256, seed=level + 1000 * turn))
 
 
 async def engine_samples(url: str, prompts: Sequence[Prompt], level: int) -> list[Sample]:
