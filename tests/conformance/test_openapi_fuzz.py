@@ -81,8 +81,9 @@ def test_admin_answers_stay_within_the_admin_document(api: ApiProcess, path: str
 def test_the_document_names_every_route(api: ApiProcess) -> None:
     paths = api.call("GET", "/openapi.json").json["paths"]
     assert set(paths) == {
-        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/v1/prefix_changes",
-        "/v1/status", "/v1/tokenizer", "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",
+        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}",
+        "/v1/prefix_changes", "/v1/status", "/v1/tokenizer",
+        "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json",
     }  # fmt: skip
 
 
