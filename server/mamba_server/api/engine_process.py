@@ -5,13 +5,13 @@ next one. It never interprets a message.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from mamba_server import wire
 from mamba_server.wire import FromEngine, ToEngine
 
 ENGINE_COMMAND: tuple[str, ...] = (sys.executable, "-m", "mamba_server.engine")
+UNHEARD_SECONDS = 0.02
+"""Between two tries to send to an engine that is not connected."""
 _PR_SET_PDEATHSIG = 1
 # Loaded before any fork: the child may only call it, not look it up.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -52,6 +54,8 @@ class EngineProcess:
         self._context = context
         self._to = to_engine
         self._from = from_engine
+        self._unsent: deque[bytes] = deque()
+        self._retry: asyncio.TimerHandle | None = None
         self._encoder = wire.encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = wire.decoder(FromEngine)
 
@@ -98,8 +102,20 @@ class EngineProcess:
 
     def send(self, message: ToEngine) -> None:
         """Queue a message; it never waits. Lost if the engine is gone, which its end will tell."""
-        with contextlib.suppress(zmq.Again):  # nobody is connected: it just ended, or has not come up
-            self._to.send(self._encoder.encode(message), flags=zmq.NOBLOCK)
+        self._unsent.append(self._encoder.encode(message))
+        if self._retry is None:
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        self._retry = None
+        try:
+            while self._unsent:
+                self._to.send(self._unsent[0], flags=zmq.NOBLOCK)
+                self._unsent.popleft()
+        except zmq.Again:
+            # Nobody is connected. An engine may be heard a moment before it hears.
+            if self.exit_code is None:
+                self._retry = asyncio.get_running_loop().call_later(UNHEARD_SECONDS, self._send_unsent)
 
     async def receive(self) -> FromEngine:
         """The next message. Raises msgspec.DecodeError for one that is not of the protocol."""
@@ -116,6 +132,8 @@ class EngineProcess:
 
     def close(self) -> None:
         """Drop the sockets and their folder; the process must have ended."""
+        if self._retry is not None:
+            self._retry.cancel()
         self._to.close()
         self._from.close()
         self._context.term()

@@ -156,6 +156,15 @@ async def test_a_foreign_message_ends_that_engine(life: Any) -> None:
     await until(lambda: one.client.restarts == 1)
 
 
+async def test_what_is_sent_before_the_engine_hears_arrives_once_it_does(life: Any) -> None:
+    deaf = SPEAKER.replace("; inbound.connect(to)", "")
+    hears = "ready(); time.sleep(0.3); inbound.connect(to); inbound.recv(); out.send(b'x'); time.sleep(60)"
+    one = life((sys.executable, "-c", deaf + hears))
+    await until(lambda: one.client.state.phase == "ready")
+    with pytest.raises(EngineLost):
+        await asyncio.wait_for(one.client.admin("plan", {}), 60)
+
+
 async def test_an_engine_that_falls_silent_is_replaced_and_called_hung(life: Any) -> None:
     one = life(speaker("ready(); time.sleep(60)"), silence=0.1)
     await until(lambda: one.client.state.phase == "ready")
