@@ -104,7 +104,11 @@ async def test_envoy_asks_the_picker_and_does_as_it_says(tmp_path: Path) -> None
                 return await answer.text()
 
         labels = '{model_name="m",target_model_name="m"}'
-        assert f"inference_objective_prompt_cached_tokens_sum{labels} 3.0" in await metrics()
+        counted = f"inference_objective_prompt_cached_tokens_sum{labels} 3.0"
+        # The picker hears of the answer's end from the proxy, a moment after the client.
+        async with asyncio.timeout(30):
+            while counted not in await metrics():  # noqa: ASYNC110 - another process tells
+                await asyncio.sleep(0.02)
 
         await chosen.stop()
         status, told = await ask(shared + "three")
