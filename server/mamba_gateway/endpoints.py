@@ -229,6 +229,11 @@ class Pool:
             return tuple(replace(one, ready=_ready(self._records[one.url])) for one in found)
         return found
 
+    @property
+    def has_choice(self) -> bool:
+        """There is more than one endpoint, and what a prompt is decides between them."""
+        return len(self._records) > 1
+
     def reasons(self) -> dict[str, str]:
         """Why each endpoint that is not ready is not: by name."""
         return {

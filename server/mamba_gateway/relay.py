@@ -82,7 +82,7 @@ class Relay:
     @property
     def has_choice(self) -> bool:
         """There is more than one engine, and what a prompt is decides between them."""
-        return len(self._pool.snapshot()) > 1
+        return self._pool.has_choice
 
     async def run(self, request: UpstreamRequest, send: Send) -> None:
         """Answer the request through `send`, within its longest life.

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -112,3 +112,18 @@ def redis_server(_redis_process: RedisServer) -> RedisServer:
     """A Redis that runs and is empty, shared by the session: who stops it starts it again."""
     _redis_process.command("FLUSHALL")
     return _redis_process
+
+
+@pytest.fixture
+def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Starts servers with options of their own; they end with the test."""
+    made: list[RedisServer] = []
+
+    def start(*options: str) -> RedisServer:
+        made.append(RedisServer(tmp_path, *options))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.stop()

@@ -151,7 +151,7 @@ class EndpointPicker:
 
     async def _read_prompt(self, exchange: _Exchange, key: str) -> None:
         counted = self._limiter.of(key).tokens_per_minute is not None
-        if self._prompts is None or not exchange.body or not (counted or len(self._pool.snapshot()) > 1):
+        if self._prompts is None or not exchange.body or not (counted or self._pool.has_choice):
             return
         head = exchange.head
         request = UpstreamRequest(

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,22 +86,8 @@ async def test_a_full_redis_fails_nothing_and_is_taken_up_again(redis_server: Re
         await until(lambda: made.agrees)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    made: list[RedisServer] = []
-
-    def start(*options: str) -> RedisServer:
-        made.append(RedisServer(tmp_path, *options))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.stop()
-
-
-async def test_a_cluster_keeps_an_index_on_one_node(server: Callable[..., RedisServer]) -> None:
-    node = server("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
+async def test_a_cluster_keeps_an_index_on_one_node(start_redis: Callable[..., RedisServer]) -> None:
+    node = start_redis("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
     node.command("CLUSTER", "ADDSLOTS", *map(str, range(16384)))
     async with real_world(node.url.replace("redis://", "redis+cluster://")) as made:
         made.start("a").change(20)
@@ -112,12 +98,12 @@ async def test_a_cluster_keeps_an_index_on_one_node(server: Callable[..., RedisS
 
 
 async def test_behind_sentinel_the_master_is_found(
-    server: Callable[..., RedisServer], tmp_path: Path
+    start_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
-    master = server()
+    master = start_redis()
     config = tmp_path / "sentinel.conf"
     config.write_text(f"sentinel monitor main 127.0.0.1 {master.port} 1\n")
-    sentinel = server()
+    sentinel = start_redis()
     sentinel.stop()
     sentinel.options = ("--sentinel",)
     sentinel.leading = (str(config),)
@@ -128,9 +114,9 @@ async def test_behind_sentinel_the_master_is_found(
 
 
 async def test_a_password_that_is_wrong_or_missing_is_redis_being_away(
-    server: Callable[..., RedisServer],
+    start_redis: Callable[..., RedisServer],
 ) -> None:
-    node = server("--requirepass", "secret")
+    node = start_redis("--requirepass", "secret")
     async with real_world(node.url) as made:
         made.start("a").change(5)
         await until(lambda: made.index.failures > 1 and made.engines["a"].publisher.failures > 1)

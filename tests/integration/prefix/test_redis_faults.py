@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,20 +24,6 @@ from redis_server import RedisServer
 pytestmark = pytest.mark.redis
 ANSWER_SECONDS = 0.7
 """Of a client of these tests: above the half second that a read waits for news."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    made: list[RedisServer] = []
-
-    def start(*options: str) -> RedisServer:
-        made.append(RedisServer(tmp_path, *options))
-        made[-1].start()
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.stop()
 
 
 @asynccontextmanager
@@ -98,17 +84,17 @@ async def test_a_redis_that_takes_no_writes_for_a_while_is_taken_up_again(redis_
 
 
 async def test_a_replica_that_is_promoted_is_followed_from_then_on(
-    server: Callable[..., RedisServer], tmp_path: Path
+    start_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> None:
-    master = server()
-    replica = server("--replicaof", "127.0.0.1", str(master.port), "--repl-diskless-sync-delay", "0")
+    master = start_redis()
+    replica = start_redis("--replicaof", "127.0.0.1", str(master.port), "--repl-diskless-sync-delay", "0")
     wait_until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"), "the replica")
     config = tmp_path / "sentinel.conf"
     config.write_text(
         f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 1000\n"
     )
-    sentinel = server()
+    sentinel = start_redis()
     sentinel.stop()
     sentinel.options, sentinel.leading = ("--sentinel",), (str(config),)
     sentinel.start()
@@ -147,10 +133,10 @@ def tls(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
 
 
 async def test_with_tls_the_authority_and_the_password_in_the_file_s_address_decide(
-    server: Callable[..., RedisServer], tls: tuple[Path, ssl.SSLContext], tmp_path: Path
+    start_redis: Callable[..., RedisServer], tls: tuple[Path, ssl.SSLContext], tmp_path: Path
 ) -> None:
     certificate, context = tls
-    node = server("--requirepass", "secret")
+    node = start_redis("--requirepass", "secret")
     async with FaultyPort(node.port, context) as port:
         trusted = f"rediss://:secret@127.0.0.1:{port.port}/0?ssl_ca_certs={certificate}"
         file = tmp_path / "url"
