@@ -18,6 +18,7 @@ from mamba_edge.errors import ApiError
 from mamba_edge.sending import EVENT_STREAM
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.events import DONE
+from mamba_gateway.headers import is_event_stream
 
 COMMENT = b": waiting\n\n"
 MAX_REFUSAL = 64 * 1024
@@ -112,9 +113,7 @@ class ClientResponse:
 
 
 def _is_plain_stream(start: Message) -> bool:
-    headers = dict(start["headers"])
-    media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return start["status"] == 200 and media == b"text/event-stream" and b"content-encoding" not in headers
+    return start["status"] == 200 and is_event_stream(start["headers"])
 
 
 def _refusal_event(status: int, body: bytes) -> bytes:

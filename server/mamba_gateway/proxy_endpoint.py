@@ -117,7 +117,7 @@ class ProxyEndpoint:
             scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
         )
         if self._limiter.of(key).tokens_per_minute is not None:
-            headers.append((USAGE_HEADER.decode(), "1"))
+            headers.append((USAGE_HEADER, b"1"))
         request = UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),

@@ -43,6 +43,7 @@ from mamba_gateway.serving_status import EngineAsker, StatusEndpoint
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
+from mamba_gateway.upstream_connector import upstream_connector
 from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
@@ -94,7 +95,10 @@ async def serve(
     )  # fmt: skip
     pool.on_change = admission.dispatch
     backend_key = (lambda: backend_keys.first) if backend_keys else None
-    async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
+    async with (
+        make_session(settings.connect_timeout, settings.idle_timeout) as session,
+        upstream_connector(settings.connect_timeout, settings.idle_timeout) as connector,
+    ):
         prober = Prober(
             session, pool, rng,
             interval=settings.probe_interval, timeout=settings.probe_timeout,
@@ -113,7 +117,7 @@ async def serve(
                 weights = Weights(settings.prefix_weight, settings.load_weight)
                 router = Router(pool, metrics, rng, weights=weights, index=index)
                 relay = Relay(
-                    session, pool, metrics, router,
+                    connector, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
                     request_timeout=settings.request_timeout, wake=wake,
                     silence_timeout=settings.silence_timeout, probe_timeout=settings.probe_timeout,
