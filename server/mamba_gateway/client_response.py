@@ -8,7 +8,7 @@ proxy endpoint; the relay sees a plain ASGI `send`.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,14 +30,14 @@ ERROR_EVENT_SECONDS = 3.0
 class ClientResponse:
     """One response, of which comments may be the beginning."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, write_now: Callable[[bytes], bool] | None = None) -> None:
         self.status = 0
         """Of the answer or of the error that the client got; 0 before either, comments or not."""
         self.first_byte: float | None = None
         """When the first byte of the answer came, monotonic seconds; comments are none."""
         self.answering = False
         """The answer has begun, or an error is told: no comment follows."""
-        self._send = send
+        self._send, self._write_now = send, write_now
         self._opened = False
         """Comments have sent status and headers."""
         self._refusal: bytearray | None = None
@@ -64,6 +64,17 @@ class ClientResponse:
         self._refusal += body[: MAX_REFUSAL - len(self._refusal)]
         if not message.get("more_body", False):
             await self._end(_refusal_event(self.status, bytes(self._refusal)))
+
+    def write(self, part: bytes) -> bool:
+        """Send a further part of the answer without a wait; False, with nothing sent, where only a message
+        can."""
+        # The first byte is for everybody around us to see; what waits for a slow client goes through them.
+        return (
+            self._write_now is not None
+            and self.first_byte is not None
+            and self._refusal is None
+            and self._write_now(part)
+        )
 
     @contextlib.contextmanager
     def kept_alive(self, every: float) -> Iterator[None]:

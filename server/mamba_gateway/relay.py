@@ -189,6 +189,7 @@ class Relay:
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         meter = request.meter if response.status == 200 else None
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        write = getattr(send, "write", None)
         try:
             chunk = first
             while chunk:
@@ -197,7 +198,8 @@ class Relay:
                     meter.feed(chunk)
                 if ERROR_EVENT in chunk:
                     span.fail("error_event")
-                if out := aligner.feed(chunk) if aligner else chunk:
+                out = aligner.feed(chunk) if aligner else chunk
+                if out and not (write is not None and write(out)):
                     await send({"type": "http.response.body", "body": out, "more_body": True})
                 chunk = await response.read()
         except (ConnectionLost, Unreachable, IdleTimeout) as error:

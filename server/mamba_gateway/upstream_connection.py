@@ -66,7 +66,7 @@ class UpstreamResponse:
                 raise self._error
             if self._connection is None:
                 return b""
-            await self.wait()
+            await self.happened()
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         if self._size > BUFFERED_BYTES and self._connection is not None:
@@ -74,16 +74,13 @@ class UpstreamResponse:
         self._size = 0
         return data
 
-    async def wait(self) -> None:
-        """Until anything has happened: bytes, the end, room to write."""
+    def happened(self) -> "asyncio.Future[None]":
+        """Done when anything has happened: bytes, the end, room to write. For one who waits."""
         self._waiter = self._loop.create_future()
         self._waits_since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._idle_timeout, self._on_time)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def close(self) -> None:
         """Nothing more is wanted: what is not complete takes the connection with it."""
@@ -108,8 +105,9 @@ class UpstreamResponse:
 
     def wake(self) -> None:
         """Something happened."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _on_time(self) -> None:
         # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
@@ -180,7 +178,7 @@ class UpstreamConnection(asyncio.Protocol):
             transport.write(view[sent : sent + PIECE_BYTES])
             sent += PIECE_BYTES
             if self._write_paused:
-                await response.wait()
+                await response.happened()
             else:
                 await asyncio.sleep(0)
         self._unsent = sent < len(body)

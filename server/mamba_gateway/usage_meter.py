@@ -27,10 +27,11 @@ class UsageMeter:
         """Bytes of an answer with status 200."""
         self._fed = True
         self._events += chunk.count(_EVENT)
-        data = self._tail + chunk
+        data = self._tail + chunk if self._tail else chunk
         at = data.rfind(_MARK)
         if at < 0:
-            self._tail = data[1 - len(_MARK) :]
+            # No mark goes on behind a line's end.
+            self._tail = b"" if data.endswith(b"\n") else data[1 - len(_MARK) :]
             return
         if found := _TOTAL.search(data, at):
             self._total, self._tail = int(found[1]), b""

@@ -93,13 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "a drain does not reach clients that still send", GATEWAY + "proxy_endpoint.py",
-        "        self._running.add(reading)\n", "",
+        "        with self._cancellable() as task:\n            try:\n                return ",
+        "        task = asyncio.current_task()\n        if task:\n            try:\n                return ",
         PROXY,
     ),
     Mutant(
         "who has no answer at the end of a drain gets none", GATEWAY + "proxy_endpoint.py",
-        "            if not response.answering:\n                raise Draining(DRAINING) from None",
-        "            return",
+        "                if not response.answering:\n                    raise Draining(DRAINING) from None",
+        "                return",
         PROXY,
     ),
     Mutant(
