@@ -149,7 +149,7 @@ def log_request(
         "process": handler.process,
     }
     try:
-        text = _encode(line).decode("ascii")
+        text = msgspec.json.format(_encode(line), indent=0).decode("ascii")  # spaced as the others
     except (TypeError, ValueError):  # text beyond ASCII, which the other renderer escapes, or an odd value
         logger.log(level, "request", **fields)
     else:

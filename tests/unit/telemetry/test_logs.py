@@ -52,6 +52,7 @@ def test_the_line_of_a_request_says_what_any_other_line_would(stream: io.StringI
     with log_context(**CONTEXT):
         get_logger("edge").warning("request", **FIELDS)
     of_request()
+    assert '"status": 200, ' in stream.getvalue().splitlines()[1]
     usual, quick = lines(stream)
     assert (len(str(usual.pop("timestamp"))), usual) == (len(str(quick.pop("timestamp"))), quick)
 
