@@ -93,5 +93,8 @@ class Router:
         return Depths(_deeper(published.resumable, sent), _deeper(published.pages, sent))
 
 
-def _deeper(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
-    return {engine: max(one.get(engine, 0), other.get(engine, 0)) for engine in {**one, **other}}
+def _deeper(published: Mapping[str, int], sent: Mapping[str, int]) -> Mapping[str, int]:
+    out = dict(published)
+    for engine, depth in sent.items():
+        out[engine] = max(depth, out.get(engine, 0))
+    return out

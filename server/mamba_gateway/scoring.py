@@ -140,10 +140,11 @@ def costs(endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weigh
         decode_seconds[unmeasured] = usual.decode_seconds
     tokens = request.prompt_tokens
     # The last token is always computed: it gives the first of the answer.
-    known = _tokens(endpoints, request.resumable, max(0, tokens - 1))
+    names = [endpoint.name for endpoint in endpoints]
+    known = _tokens(names, request.resumable, max(0, tokens - 1))
     # A state is kept where prompts part once a second one has shown that they do: at the engine that has
     # what the first one left, so that counts as much as one that is there already.
-    seen = np.maximum(known, _tokens(endpoints, request.seen, tokens))
+    seen = np.maximum(known, _tokens(names, request.seen, tokens))
     compute = weights.prefix * _work(known, tokens, ratio) / tps
 
     jitter = 1 + JITTER * np.array([rng.random() for _ in endpoints])
@@ -168,10 +169,10 @@ def costs(endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weigh
     return Costs(endpoints, columns, sum(list(columns.values())[2:], np.zeros(len(endpoints))))
 
 
-def _tokens(endpoints: Sequence[Endpoint], depths: Mapping[str, int], most: int) -> Floats:
+def _tokens(names: Sequence[str], depths: Mapping[str, int], most: int) -> Floats:
     if not depths:
-        return np.zeros(len(endpoints))
-    return np.array([float(min(depths.get(endpoint.name, 0), most)) for endpoint in endpoints])
+        return np.zeros(len(names))
+    return np.minimum(np.array([depths.get(name, 0) for name in names], np.float64), most)
 
 
 def _apart(endpoints: Sequence[Endpoint], request: RoutingRequest, seen: Floats, ratio: Floats) -> Floats:

@@ -84,6 +84,8 @@ class PrefixIndex:
         self._pages = PrefixTable(most_entries)
         self._views: dict[str, EngineView] = {}
         self._numbers: dict[str, int] = {}
+        self._names = [""] * MOST_ENGINES
+        """By number."""
         self._free = list(range(MOST_ENGINES))[::-1]
         self._chains: dict[tuple[str, int], PageChain] = {}
 
@@ -97,7 +99,7 @@ class PrefixIndex:
         """What each engine has of this prompt."""
         resumable: dict[str, int] = {}
         pages: dict[str, int] = {}
-        names = {number: name for name, number in self._numbers.items()}
+        names = self._names
         for (_, page_size), chain in self._chains.items():
             # The last token has to be computed: a checkpoint at the very end is of no use.
             hashes = chain.hashes(token_ids[: max(0, len(token_ids) - 1)], salt)
@@ -217,6 +219,7 @@ class PrefixIndex:
             return None
         self.refused_engines.discard(engine)
         self._numbers[engine] = number = self._free.pop()
+        self._names[number] = engine
         return number
 
     def _add(self, number: int, checkpoints: Hashes, pages: Hashes) -> None:
