@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "a subset hint is not asked", GATEWAY + "routing.py",
-        "if among is None or endpoint.address in among", "if True or endpoint.address in among",
+        "endpoint in endpoints if endpoint.address in among or", "endpoint in endpoints if True or",
         PICKER,
     ),
     Mutant(
