@@ -60,8 +60,9 @@ class Router:
         else:
             known = self._known(prompt)
             request = RoutingRequest(
-                model, tried, prompt.tokens, known.resumable, known.pages, prompt.home, among
-            )
+                model, tried, prompt.tokens, known.resumable, known.pages, prompt.home,
+                self._index.state == "following", among,
+            )  # fmt: skip
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found

@@ -62,6 +62,8 @@ class RoutingRequest:
     """The same of those that have its attention or were sent it lately, able to resume it or not."""
     home: int | None = None
     """What prompts with the same beginning have in common; None = not known."""
+    sure: bool = True
+    """What is known is what engines said of themselves; False: a guess of this gateway's own."""
     among: frozenset[str] | None = None
     """Addresses (host:port, or a host alone) of the only ones that may be chosen; None = all may."""
 
@@ -177,7 +179,8 @@ def _tokens(names: Sequence[str], depths: Mapping[str, int], most: int) -> Float
 
 def _apart(endpoints: Sequence[Endpoint], request: RoutingRequest, seen: Floats, ratio: Floats) -> Floats:
     """Work that would be done twice, as it counts."""
-    most, times = float(seen.max()), TIMES_APART
+    # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
+    most, times = float(seen.max()), TIMES_APART if request.sure else 1.0
     if most < HOME_TOKENS and request.home is not None:
         # Nobody has shown yet that anything will be shared.
         most, times = float(max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens))), 1.0
