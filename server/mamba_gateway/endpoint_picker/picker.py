@@ -21,7 +21,6 @@ from mamba_gateway.endpoint_picker import messages
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
-from mamba_gateway.endpoint_picker.usage import UsageReader
 from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
@@ -32,11 +31,13 @@ from mamba_gateway.relay import RETRIED_STATUSES
 from mamba_gateway.routing_fields import RoutingFields, routing_fields
 from mamba_gateway.scoring import Cost
 from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.usage_meter import UsageMeter
 
 log = structlog.get_logger("mambaserve.gateway")
 
 Messages = AsyncIterator[ProcessingRequest]
 Write = Callable[[ProcessingResponse], Awaitable[None]]
+OK = 200
 
 
 class StreamEnded(Exception):
@@ -62,7 +63,7 @@ class _Exchange:
     """Of the engine that has it."""
     ticket: int = 0
     status: int = 0
-    answer: UsageReader = field(default_factory=UsageReader)
+    answer: UsageMeter = field(default_factory=UsageMeter)
     readable: bool = True
     """The answer comes as it is, not compressed."""
     told: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -73,10 +74,11 @@ class _Exchange:
         return [(name.decode(), value) for name, value in self.told]
 
     def used(self, prompt_tokens: float) -> float:
-        """Tokens of prompt and answer; of an answer that does not say, those of the prompt."""
-        if usage := self.answer.usage():
-            return float(usage.prompt_tokens + usage.completion_tokens)
-        return prompt_tokens if self.status else 0.0
+        """Tokens of prompt and answer, as of what the gateway relays; none of a refusal."""
+        if self.status != OK:
+            return 0.0
+        # A compressed answer tells nothing, and its prompt was computed all the same.
+        return self.answer.used(prompt_tokens) if self.answer.size else prompt_tokens
 
 
 class EndpointPicker:
@@ -283,7 +285,7 @@ class EndpointPicker:
         self._pool.end(endpoint.url, exchange.ticket)
         self._metrics.left(exchange.model)
         if exchange.status:
-            self._metrics.answered(exchange.model, exchange.answer.size, exchange.answer.usage(), seconds)
+            self._metrics.answered(exchange.model, exchange.answer.size, exchange.answer.usage, seconds)
         model = exchange.fields.model and exchange.fields.model[:LOGGED_MODEL]
         log.info(
             "picked", request_id=exchange.head.request_id, model=model, endpoint=endpoint.name,
