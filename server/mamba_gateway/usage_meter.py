@@ -60,10 +60,11 @@ class UsageMeter:
         """The next bytes of the answer, not compressed."""
         self.size += len(chunk)
         self._events += chunk.count(_EVENT)
-        data = self._tail + chunk
+        data = self._tail + chunk if self._tail else chunk
         at = data.rfind(_MARK)
         if at < 0:
-            self._tail = data[1 - len(_MARK) :]
+            # No mark goes on behind a line's end.
+            self._tail = b"" if data.endswith(b"\n") else data[1 - len(_MARK) :]
             return
         if found := _USAGE.search(data, at):
             self._tail = b""

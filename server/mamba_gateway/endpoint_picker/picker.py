@@ -19,6 +19,7 @@ from mamba_gateway.admission import Claim, Clock
 from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker import messages
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
+from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
 from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionRecord
@@ -32,6 +33,8 @@ from mamba_gateway.routing_fields import RoutingFields, routing_fields
 from mamba_gateway.scoring import Cost
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_gateway.usage_meter import UsageMeter
+from mamba_telemetry import conventions as names
+from mamba_telemetry.tracing import OFF, Tracing
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -50,6 +53,7 @@ class _Exchange:
 
     head: RequestHead
     arrival: float
+    trace: PickTrace
     share: BodyShare
     body: bytearray = field(default_factory=bytearray)
     body_ended: bool = True
@@ -95,13 +99,14 @@ class EndpointPicker:
         body_timeout: float,
         hold_timeout: float,
         most_addresses: int,
+        tracing: Tracing = OFF,
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool, self._router, self._admission = parts.pool, parts.router, parts.admission
         self._limiter = parts.limiter
         self._hold, self._prompts, self._bodies = parts.hold, parts.prompts, parts.bodies
         self._metrics = metrics
-        self._keys, self._backend_keys = keys, backend_keys
+        self._keys, self._backend_keys, self._tracing = keys, backend_keys, tracing
         self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
         self._hold_timeout, self._most_addresses, self._clock = hold_timeout, most_addresses, clock
 
@@ -110,7 +115,8 @@ class EndpointPicker:
         first = await anext(incoming, None)
         if first is None or not first.HasField("request_headers"):
             return  # a proxy that sends no headers cannot be told where to
-        exchange = _Exchange(RequestHead.of(first), self._clock(), BodyShare(self._bodies))
+        head, arrival = RequestHead.of(first), self._clock()
+        exchange = _Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
         try:
             key = self._keys.check(exchange.head.find(b"authorization")) if self._keys else ANYONE
             with self._admission.admit(key):
@@ -124,6 +130,7 @@ class EndpointPicker:
             await self._refuse(exchange, as_api_error(error), write)
         finally:
             exchange.share.release()
+            exchange.trace.end(exchange.model, streams=bool(exchange.fields.stream))
 
     async def _process(self, exchange: _Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
@@ -137,10 +144,12 @@ class EndpointPicker:
         await self._read_prompt(exchange, key)
         fields, tokens = exchange.fields, tokens_of(exchange.prompt, len(exchange.body))
         claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        exchange.trace.queue()
         async with (
             self._limiter.entered(key, tokens, exchange.told) as entry,
             self._admission.permit(claim) as permit,
         ):
+            exchange.trace.route()
             await self._choose(exchange)
             permit.sent()
             try:
@@ -159,7 +168,8 @@ class EndpointPicker:
         request = UpstreamRequest(
             head.path, "", [], bytes(exchange.body), exchange.fields.model, request_id=head.request_id
         )
-        exchange.prompt = await self._prompts.read(request)
+        with exchange.trace.request.span(names.GATEWAY_READ_PROMPT):
+            exchange.prompt = await self._prompts.read(request)
 
     async def _read_body(self, exchange: _Exchange, incoming: Messages) -> None:
         limit, share = self._max_body_bytes, exchange.share
@@ -200,6 +210,7 @@ class EndpointPicker:
         )
         exchange.cost = exchange.record.decision.cost
         exchange.ticket = self._router.sent(exchange.record, exchange.prompt)
+        exchange.trace.picked(exchange.record)
         self._metrics.picked(exchange.model, exchange.cost.endpoint, size, self._clock() - whole)
 
     async def _tell(self, exchange: _Exchange, write: Write) -> None:
@@ -231,6 +242,8 @@ class EndpointPicker:
             (messages.DESTINATION, ",".join(self._addresses(exchange)).encode()),
             ("x-request-id", head.request_id.encode()),
         ]
+        if traceparent := exchange.trace.traceparent:
+            put.append(("traceparent", traceparent.encode()))
         if self._backend_keys:
             put.append(("authorization", bearer(self._backend_keys.first).encode()))
             credentials.discard("authorization")
@@ -277,7 +290,9 @@ class EndpointPicker:
         self._pool.answered(url, exchange.ticket)
         if exchange.status in RETRIED_STATUSES:
             self._pool.suspect(url, f"it answered {exchange.status}")
-        self._metrics.began(exchange.model, exchange.status, self._clock() - exchange.arrival)
+        now, trace = self._clock(), exchange.trace
+        trace.answered(exchange.cost.endpoint, exchange.status, now)
+        self._metrics.began(exchange.model, exchange.status, now - exchange.arrival, trace.exemplar())
 
     def _end(self, exchange: _Exchange) -> None:
         assert exchange.cost is not None
@@ -285,7 +300,8 @@ class EndpointPicker:
         self._pool.end(endpoint.url, exchange.ticket)
         self._metrics.left(exchange.model)
         if exchange.status:
-            self._metrics.answered(exchange.model, exchange.answer.size, exchange.answer.usage, seconds)
+            size, usage = exchange.answer.size, exchange.answer.usage
+            self._metrics.answered(exchange.model, size, usage, seconds, exchange.trace.exemplar())
         model = exchange.fields.model and exchange.fields.model[:LOGGED_MODEL]
         log.info(
             "picked", request_id=exchange.head.request_id, model=model, endpoint=endpoint.name,
@@ -294,6 +310,7 @@ class EndpointPicker:
 
     async def _refuse(self, exchange: _Exchange, error: ApiError, write: Write) -> None:
         code = error.code or error.kind
+        exchange.trace.refused(error, error.status)
         self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
         log.info("refused", request_id=exchange.head.request_id, status=error.status, code=code)
         await write(messages.refusal(error, exchange.head.request_id, exchange.headers_told()))
