@@ -8,7 +8,6 @@ stream.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -18,21 +17,20 @@ from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_err
 from mamba_gateway.admission import Claim, Clock
 from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker import messages
+from mamba_gateway.endpoint_picker.exchange import Exchange
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
-from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionRecord
+from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.parts import Parts
-from mamba_gateway.prompt_prefix import PromptPrefix, tokens_of
+from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay import RETRIED_STATUSES
-from mamba_gateway.routing_fields import RoutingFields, routing_fields
-from mamba_gateway.scoring import Cost
+from mamba_gateway.routing_fields import routing_fields
 from mamba_gateway.upstream import UpstreamRequest
-from mamba_gateway.usage_meter import UsageMeter
 from mamba_telemetry import conventions as names
 from mamba_telemetry.tracing import OFF, Tracing
 
@@ -40,49 +38,10 @@ log = structlog.get_logger("mambaserve.gateway")
 
 Messages = AsyncIterator[ProcessingRequest]
 Write = Callable[[ProcessingResponse], Awaitable[None]]
-OK = 200
 
 
 class StreamEnded(Exception):
     """The proxy ended the stream: the client has gone, or it needs no more of us."""
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """What is known of one request by now."""
-
-    head: RequestHead
-    arrival: float
-    trace: PickTrace
-    share: BodyShare
-    body: bytearray = field(default_factory=bytearray)
-    body_ended: bool = True
-    """The body's last message said so; else trailers follow it."""
-    fields: RoutingFields = field(default_factory=RoutingFields)
-    model: str = "unknown"
-    """Label of its model."""
-    record: DecisionRecord | None = None
-    prompt: PromptPrefix | None = None
-    cost: Cost | None = None
-    """Of the engine that has it."""
-    ticket: int = 0
-    status: int = 0
-    answer: UsageMeter = field(default_factory=UsageMeter)
-    readable: bool = True
-    """The answer comes as it is, not compressed."""
-    told: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """What the answer's headers say of the key's limits."""
-
-    def headers_told(self) -> list[tuple[str, bytes]]:
-        """The same, as messages have them."""
-        return [(name.decode(), value) for name, value in self.told]
-
-    def used(self, prompt_tokens: float) -> float:
-        """Tokens of prompt and answer, as of what the gateway relays; none of a refusal."""
-        if self.status != OK:
-            return 0.0
-        # A compressed answer tells nothing, and its prompt was computed all the same.
-        return self.answer.used(prompt_tokens) if self.answer.size else prompt_tokens
 
 
 class EndpointPicker:
@@ -116,7 +75,7 @@ class EndpointPicker:
         if first is None or not first.HasField("request_headers"):
             return  # a proxy that sends no headers cannot be told where to
         head, arrival = RequestHead.of(first), self._clock()
-        exchange = _Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
+        exchange = Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
         try:
             key = self._keys.check(exchange.head.find(b"authorization")) if self._keys else ANYONE
             with self._admission.admit(key):
@@ -132,7 +91,7 @@ class EndpointPicker:
             exchange.share.release()
             exchange.trace.end(exchange.model, streams=bool(exchange.fields.stream))
 
-    async def _process(self, exchange: _Exchange, key: str, incoming: Messages, write: Write) -> None:
+    async def _process(self, exchange: Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
@@ -160,7 +119,7 @@ class EndpointPicker:
                 entry.used = exchange.used(tokens)
                 permit.used(entry.used)
 
-    async def _read_prompt(self, exchange: _Exchange, key: str) -> None:
+    async def _read_prompt(self, exchange: Exchange, key: str) -> None:
         counted = self._limiter.of(key).tokens_per_minute is not None
         if self._prompts is None or not exchange.body or not (counted or self._pool.has_choice):
             return
@@ -171,7 +130,7 @@ class EndpointPicker:
         with exchange.trace.request.span(names.GATEWAY_READ_PROMPT):
             exchange.prompt = await self._prompts.read(request)
 
-    async def _read_body(self, exchange: _Exchange, incoming: Messages) -> None:
+    async def _read_body(self, exchange: Exchange, incoming: Messages) -> None:
         limit, share = self._max_body_bytes, exchange.share
         if exchange.head.announced > limit:
             raise BodyTooLarge(f"the body has {exchange.head.announced} bytes; at most {limit} are accepted")
@@ -197,7 +156,7 @@ class EndpointPicker:
             raise RequestTimeout(f"the body did not arrive within {self._body_timeout:g} s") from error
         raise StreamEnded
 
-    async def _choose(self, exchange: _Exchange) -> None:
+    async def _choose(self, exchange: Exchange) -> None:
         head, whole, size = exchange.head, self._clock(), len(exchange.body)
         model = exchange.fields.model
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
@@ -213,7 +172,7 @@ class EndpointPicker:
         exchange.trace.picked(exchange.record)
         self._metrics.picked(exchange.model, exchange.cost.endpoint, size, self._clock() - whole)
 
-    async def _tell(self, exchange: _Exchange, write: Write) -> None:
+    async def _tell(self, exchange: Exchange, write: Write) -> None:
         addresses, mutation = self._addresses(exchange), self._mutation(exchange)
         if exchange.head.body_mode == "buffered":
             await write(messages.picked_by_body(mutation, addresses))
@@ -227,14 +186,14 @@ class EndpointPicker:
         exchange.body.clear()
         exchange.share.release()
 
-    def _addresses(self, exchange: _Exchange) -> list[str]:
+    def _addresses(self, exchange: Exchange) -> list[str]:
         """The chosen one, then the next best, each for the case that the one before cannot be reached."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = sorted((cost for cost in decision.costs if cost is not decision.cost), key=lambda c: c.total)
         return [cost.endpoint.address for cost in (decision.cost, *others)][: self._most_addresses]
 
-    def _mutation(self, exchange: _Exchange) -> HeaderMutation:
+    def _mutation(self, exchange: Exchange) -> HeaderMutation:
         # As for a request that the gateway relays itself: what the client is known by does not go on.
         head = exchange.head
         credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
@@ -249,7 +208,7 @@ class EndpointPicker:
             credentials.discard("authorization")
         return messages.header_mutation(put, credentials)
 
-    async def _look_on(self, exchange: _Exchange, incoming: Messages, write: Write) -> None:
+    async def _look_on(self, exchange: Exchange, incoming: Messages, write: Write) -> None:
         async for message in incoming:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
@@ -270,7 +229,7 @@ class EndpointPicker:
             elif kind in ("request_body", "request_trailers", "response_trailers"):
                 await write(messages.unchanged(kind))
 
-    def _began(self, exchange: _Exchange, message: ProcessingRequest) -> None:
+    def _began(self, exchange: Exchange, message: ProcessingRequest) -> None:
         """The answer's headers: the prompt is computed, and it is known by whom."""
         assert exchange.record is not None
         assert exchange.cost is not None
@@ -294,7 +253,7 @@ class EndpointPicker:
         trace.answered(exchange.cost.endpoint, exchange.status, now)
         self._metrics.began(exchange.model, exchange.status, now - exchange.arrival, trace.exemplar())
 
-    def _end(self, exchange: _Exchange) -> None:
+    def _end(self, exchange: Exchange) -> None:
         assert exchange.cost is not None
         endpoint, seconds = exchange.cost.endpoint, self._clock() - exchange.arrival
         self._pool.end(endpoint.url, exchange.ticket)
@@ -308,7 +267,7 @@ class EndpointPicker:
             status=exchange.status, seconds=round(seconds, 4),
         )  # fmt: skip
 
-    async def _refuse(self, exchange: _Exchange, error: ApiError, write: Write) -> None:
+    async def _refuse(self, exchange: Exchange, error: ApiError, write: Write) -> None:
         code = error.code or error.kind
         exchange.trace.refused(error, error.status)
         self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
