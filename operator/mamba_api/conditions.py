@@ -30,6 +30,7 @@ class Reason(StrEnum):
     """Why a condition has its status. `REASONS` says what each means and what to do."""
 
     PLAN_COMPUTED = "PlanComputed"
+    PLAN_DIFFERS = "PlanDiffers"
     PLAN_DOES_NOT_FIT = "PlanDoesNotFit"
     MODEL_NOT_SERVED = "ModelNotServed"
     MODEL_UNKNOWN = "ModelUnknown"
@@ -62,6 +63,11 @@ class Reason(StrEnum):
 
 REASONS: dict[Reason, str] = {
     Reason.PLAN_COMPUTED: "The planner found a strategy that fits; status.plan has the byte ledger.",
+    Reason.PLAN_DIFFERS: (
+        "Engines serve with the plan that was made for the nodes of their day. Nodes changed since, and the "
+        "message says what would be planned now. Nothing is replaced for it: a change of the spec, or a new "
+        "annotation serving.mambaserve.io/restarted-at, makes the plan anew."
+    ),
     Reason.PLAN_DOES_NOT_FIT: (
         "The memory cannot hold the weights and one sequence. The message has the numbers: use more or "
         "larger GPUs, a shorter spec.model.maxModelLen or a 2-byte state."
@@ -126,6 +132,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.PLANNED: frozenset(
         {
             Reason.PLAN_COMPUTED,
+            Reason.PLAN_DIFFERS,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,
             Reason.MODEL_UNKNOWN,

@@ -5,23 +5,18 @@ Fresh reads from the API server, never a cache: what a pass decides on is what i
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal
 from typing import Any
 
 from mamba_api import names
-from mamba_api.errors import InvalidQuantity
-from mamba_api.quantity import parse_quantity
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import Forbidden, NotFound, Refused
+from mamba_operator.errors import Forbidden, NotFound
+from mamba_operator.gpu_memory import GPU_MEMORY_LABEL, NODE_NAME
 from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
 from mamba_operator.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
 from mamba_operator.snapshot import Endpoint, Snapshot
 
-GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""Set by NVIDIA's feature discovery: MiB of one GPU."""
 SERVICE_LABEL = "kubernetes.io/service-name"
-MIB = 1024 * 1024
 
 Seen = Callable[[Kind, Manifest], None]
 """Told about every object a list returned; watch freshness is measured with it."""
@@ -47,7 +42,7 @@ async def observe(
             optional = [group.create_task(_optional(client, kind, key, ours)) for kind in OPTIONAL]
             pods = group.create_task(client.list(POD, key.namespace, selector=ours))
             slices = group.create_task(client.list(ENDPOINT_SLICE, key.namespace, selector=service))
-            gpu_memory = group.create_task(_gpu_memory(client, owner))
+            nodes = group.create_task(_nodes(client, owner))
     except ExceptionGroup as failed:
         # One answer that did not come is enough: half a snapshot would look like missing children.
         raise failed.exceptions[0] from None
@@ -77,7 +72,7 @@ async def observe(
         tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
         not_served,
         builtin_config(owner, shipped),
-        gpu_memory.result(),
+        nodes.result(),
     )
 
 
@@ -92,41 +87,28 @@ async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> 
         return str(error)
 
 
-async def _gpu_memory(client: KubeClient, owner: Manifest) -> int | None:
-    """Bytes of one GPU on the smallest node that the pods may run on, when the spec does not say."""
+async def _nodes(client: KubeClient, owner: Manifest) -> tuple[Mapping[str, Any], ...]:
+    """Labels of the nodes with GPUs, where the plan depends on them."""
     spec = _section(owner, "spec")
     if (
         _section(spec, "memory").get("deviceMemory") is not None
         or _section(spec, "resources").get("gpus") == 0
     ):
-        return None
-    selector = _section(_section(spec, "scheduling"), "nodeSelector")
-    wanted = [GPU_MEMORY_LABEL, *(f"{key}={value}" for key, value in selector.items())]
+        return ()
     try:
-        nodes = await client.list(NODE, None, selector=",".join(wanted), metadata_only=True)
-    except (Forbidden, Refused):
-        # An operator of some namespaces may not read nodes: then the spec has to say it. A selector that is
-        # none is refused with the pods that carry it, and told as a condition there.
-        return None
-    return smallest_gpu(nodes)
+        nodes = await client.list(NODE, None, selector=GPU_MEMORY_LABEL, metadata_only=True)
+    except Forbidden:
+        # An operator of some namespaces may not read nodes: then the spec has to say it.
+        return ()
+    return tuple(
+        {**(metadata(node).get("labels") or {}), NODE_NAME: metadata(node).get("name")} for node in nodes
+    )
 
 
 def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A part of a spec that may be broken: whatever is no object counts as absent."""
     value = of.get(name)
     return value if isinstance(value, Mapping) else {}
-
-
-def smallest_gpu(nodes: Iterable[Manifest]) -> int | None:
-    """Bytes of the smallest GPU that node labels tell of; labels that are no number are skipped."""
-    sizes: list[Decimal] = []
-    for node in nodes:
-        text = (metadata(node).get("labels") or {}).get(GPU_MEMORY_LABEL)
-        try:
-            sizes.append(parse_quantity(str(text)))
-        except InvalidQuantity:
-            continue
-    return int(min(sizes)) * MIB if sizes else None
 
 
 def _endpoints(slices: Iterable[Manifest]) -> set[Endpoint]:

@@ -35,8 +35,9 @@ class Snapshot:
     """Optional kinds that cannot be had here, each with the reason."""
     model_config: Mapping[str, Any] | None = None
     """config.json of a model that ships with the package; None = only the spec may say it."""
-    node_gpu_memory: int | None = None
-    """Bytes of one GPU on the smallest node that qualifies, from node labels; None = no label says."""
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """Labels of each node with GPUs, and its name under `metadata.name`; empty where the spec says how much
+    memory there is, or nodes may not be read."""
 
     @property
     def uid(self) -> str:

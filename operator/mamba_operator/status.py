@@ -140,8 +140,12 @@ def _selector(name: str) -> str:
 def _planned(view: _View) -> Finding:
     match view.verdict:
         case Fits(_, message):
+            if (differs := view.plan.plan_differs) is not None:
+                return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
             return Finding("True", Reason.PLAN_COMPUTED, message)
         case Unknown(reason, message):
+            if (differs := view.plan.plan_differs) is not None:
+                return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")
             return Finding("Unknown", reason, message)
         case DoesNotFit(message):
             return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)

@@ -54,6 +54,8 @@ def stuck(which: str) -> Callable[[Manifest], None]:
 
 
 OF = fitting_owner()
+OPEN = fitting_owner(memory={})
+BIG, SMALL = ({"nvidia.com/gpu.memory": "81559"},), ({"nvidia.com/gpu.memory": "46068"},)
 POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
 BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
 UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}
@@ -139,6 +141,10 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Available": ("False", "GatewayNotReady"), "Ready": ("False", "RollingOut")}),
     ("the model is unknown", status_of(owner(), running(applied(owner()))), {
         "Planned": ("Unknown", "ModelUnknown"), "Ready": ("True", "Serving")}),
+    ("the nodes have other GPUs than those it was planned for", status_of(
+        OPEN, running(applied(OPEN, nodes=BIG)), nodes=SMALL), {
+        "Planned": ("True", "PlanDiffers"), "Degraded": ("False", "AsExpected"),
+        "Progressing": ("False", "UpToDate"), "Ready": ("True", "Serving")}),
     ("the GPU is unknown", status_of(fitting_owner(memory={}), []), {
         "Planned": ("Unknown", "DeviceMemoryUnknown"), "Progressing": ("True", "RollingOut")}),
     ("it does not fit", status_of(fitting_owner(memory={"deviceMemory": "16Gi"}), []), {
