@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from mamba_api import names
 from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.drift import drift
+from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
+from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref
 from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.planned_for import plan_for
 from mamba_operator.pod_trouble import is_being_created
@@ -178,6 +178,8 @@ def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
     if annotation(observed, names.ANNOTATION_SPEC_HASH) != annotation(manifest, names.ANNOTATION_SPEC_HASH):
         return Apply(manifest, Change.OUTDATED)
     fields = drift(manifest, observed)
+    if fields and snapshot.settled.get(str(metadata(observed).get("uid"))) == made_of(manifest, observed):
+        return None
     return Apply(manifest, Change.DRIFTED, ", ".join(fields)) if fields else None
 
 

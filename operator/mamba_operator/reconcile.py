@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -70,6 +71,7 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
+        self._settled: dict[Key, dict[str, str]] = {}
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -110,9 +112,13 @@ class Reconciler:
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
+            self._settled.pop(key, None)
             return None
+        settled = self._settled.setdefault(key, {})
+        snapshot = replace(snapshot, settled=settled)
         plan = make_plan(snapshot, now=self._now(), new_token=self._token)
         outcome = await apply(self._client, snapshot, plan)
+        settled |= outcome.settled
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)

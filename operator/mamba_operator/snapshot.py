@@ -39,6 +39,10 @@ class Snapshot:
     """Labels of each node with GPUs, and its name under `metadata.name`; empty where the spec says how much
     memory there is, or nodes may not be read."""
 
+    settled: Mapping[str, str] = field(default_factory=dict)
+    """By uid of a child that the API server, or a webhook of it, made into something else than was applied:
+    hash of what it made. As long as it is that, applying it again would change nothing."""
+
     @property
     def uid(self) -> str:
         """Identity of the owner; empty when it is gone."""
