@@ -8,15 +8,6 @@ from mamba_operator.manifest import Key, Manifest, Ref
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One engine behind the headless Service."""
-
-    address: str
-    pod: str
-    ready: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One MambaDeployment and what exists around it."""
 
@@ -29,8 +20,6 @@ class Snapshot:
     """Objects with its labels that it does not control: never touched."""
     pods: tuple[Manifest, ...] = ()
     """Pods of engines and gateway."""
-    engines: tuple[Endpoint, ...] = ()
-    """Engines that the headless Service lists, by address."""
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Optional kinds that cannot be had here, each with the reason."""
     model_config: Mapping[str, Any] | None = None

@@ -93,7 +93,7 @@ async def test_one_list_without_an_answer_is_no_look_at_all(kind: Kind) -> None:
 async def test_what_was_listed_is_told_only_when_everything_was() -> None:
     told: list[str] = []
     cluster = cluster_of(*applied(fitting_owner()))
-    cluster.fault = lambda verb, of, _: NotFound("gone", status=404) if of == "EndpointSlice" else None
+    cluster.fault = lambda verb, of, _: NotFound("gone", status=404) if of == "Pod" else None
 
     with pytest.raises(NotFound):
         await observe(cluster, KEY, seen=lambda kind, _: told.append(kind.kind))
@@ -166,25 +166,6 @@ async def test_nodes_are_not_read_when_their_answer_would_not_count(spec: dict[s
     cluster.fault = lambda _verb, kind, _name: pytest.fail("read") if kind == "Node" else None
 
     assert (await observe(cluster, KEY)).nodes == ()
-
-
-async def test_engines_come_from_all_slices_once_each_and_in_order() -> None:
-    def slice_of(name: str, *endpoints: Manifest) -> Manifest:
-        meta = {"name": name, "namespace": "models", "labels": {"kubernetes.io/service-name": "nano-engine"}}
-        return {"kind": "EndpointSlice", "metadata": meta, "endpoints": [*endpoints]}
-
-    ready = {"addresses": ["10.0.0.2"], "targetRef": {"name": "b"}, "conditions": {"ready": True}}
-    cluster = cluster_of(
-        slice_of("one", ready, {"addresses": ["10.0.0.1"], "conditions": {"ready": False}}),
-        slice_of("two", ready, {"addresses": ["10.0.0.3"]}, {"addresses": None}),
-        {**slice_of("three"), "endpoints": None},
-    )
-
-    seen = await observe(cluster, KEY)
-
-    assert [(one.address, one.pod, one.ready) for one in seen.engines] == [
-        ("10.0.0.1", "", False), ("10.0.0.2", "b", True), ("10.0.0.3", "", True),
-    ]  # fmt: skip
 
 
 async def test_an_object_whose_kind_is_not_served_any_more_is_gone() -> None:
