@@ -101,8 +101,9 @@ def _children() -> list[str]:
         ("ServiceAccount", children.service_account, "of engines and gateway"),
         (
             "Secret",
-            children.admin_secret("UID"),
-            "token of the engines' admin port; `UID`: the first 8 characters of the object's uid",
+            children.admin_secret("UID", "KEY"),
+            "token of the engines' admin port; `UID`: the first 8 characters of the object's uid, `KEY`: which of "
+            "the operator's keys it is made with",
         ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
     ]

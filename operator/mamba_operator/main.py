@@ -18,6 +18,7 @@ import structlog
 from mamba_api import names
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
+from mamba_operator.admin_key import AdminKey, admin_key
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, SettingsInvalid
@@ -110,6 +111,7 @@ class Operator:
         await self._crd_served()
         self._metrics.leader.set(1)
         settings, indices = self._settings, Indices()
+        key = await self._admin_key()
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -119,6 +121,7 @@ class Operator:
             seen=self._seen,
             shipped=self._shipped,
             indices=indices,
+            key=key,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -163,6 +166,15 @@ class Operator:
                     told = True
             except ClusterError as error:
                 log.warning("cluster_unreachable", error=str(error))
+            await asyncio.sleep(CRD_PERIOD)
+
+    async def _admin_key(self) -> AdminKey | None:
+        namespace = self._settings.lease_namespace or own_namespace(self._settings)
+        while True:
+            try:
+                return await admin_key(self._client, namespace, names.ADMIN_KEY_NAME)
+            except ClusterError as error:
+                log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
 
     async def _resync(self, indices: Indices, doubt: Callable[[Key], None]) -> None:
