@@ -102,8 +102,7 @@ def _children() -> list[str]:
         (
             "Secret",
             children.admin_secret("UID", "KEY"),
-            "token of the engines' admin port; `UID`: the first 8 characters of the object's uid, `KEY`: which of "
-            "the operator's keys it is made with",
+            "token of the engines' admin port; `UID`: the object's uid, 8 characters; `KEY`: what made it",
         ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
     ]

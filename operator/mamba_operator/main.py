@@ -229,7 +229,7 @@ class Operator:
         return [problem for problem in found if problem]
 
     def _not_ready(self) -> str | None:
-        return None if self._leadership.holds else "standby: waits for the lease"
+        return None if self._leadership.informed else "has not seen the lease yet"
 
 
 def _identity(kind: Kind, one: Manifest) -> tuple[str, str]:

@@ -76,7 +76,7 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     )
     spec = one(documents, "Deployment")["spec"]
     container = spec["template"]["spec"]["containers"][0]
-    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "RollingUpdate")
     assert container["command"] == ["mambaserve"]
     assert container["args"] == [
         "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081", "--x",

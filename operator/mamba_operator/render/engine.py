@@ -80,6 +80,8 @@ def disruption_budget(context: Context) -> Manifest:
         **child(context, DISRUPTION_BUDGET, context.children.engine, "engine"),
         "spec": {
             "maxUnavailable": 1,
+            # A pod that is not ready protects nobody, and would hold up the drain of its node for ever.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": names.selector(context.deployment.name, "engine")},
         },
     }
