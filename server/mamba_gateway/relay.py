@@ -104,7 +104,7 @@ class Relay:
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
                 record = await self._decision(request, died, deadline)
-                _describe(routing, record)
+                record.describe(routing)
             last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
             ticket = self._router.sent(record, request.prompt)
@@ -231,17 +231,6 @@ class Relay:
 
     def _timed_out(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
-
-
-def _describe(span: SpanNote, record: DecisionRecord) -> None:
-    decision = record.decision
-    span.set(names.ENDPOINT, decision.endpoint.name)
-    span.set(names.ROUTE_REASON, decision.reason)
-    span.set(names.ROUTE_INDEX, record.index)
-    span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
-    span.set(names.ROUTE_CANDIDATES, len(decision.costs))
-    span.set(names.PROMPT_TOKENS, record.request.prompt_tokens)
-    span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
 
 def _upstream_error(error: Exception) -> ApiError:

@@ -137,7 +137,7 @@ async def serve(
                 parts = Parts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
                 async with (
                     _working(texts),
-                    _picker(settings, parts, keys, backend_keys, picker_ready) as picker,
+                    _picker(settings, parts, keys, backend_keys, tracing, picker_ready) as picker,
                 ):
                     return await _serve_until_drained(
                         app,
@@ -198,6 +198,7 @@ async def _picker(
     parts: Parts,
     keys: KeyFile | None,
     backend_keys: KeyFile | None,
+    tracing: Tracing,
     ready: Callable[[int], None],
 ) -> AsyncIterator["PickerServer | None"]:
     """The endpoint picker listens inside, where one is asked for."""
@@ -207,7 +208,7 @@ async def _picker(
     # gRPC is large, and only the picker needs it.
     from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
 
-    picker = make_picker(settings, parts, keys, backend_keys)
+    picker = make_picker(settings, parts, keys, backend_keys, tracing)
     async with picker_listening(settings, picker, parts.pool) as listening:
         ready(listening.port)
         yield listening
