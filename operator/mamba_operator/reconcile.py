@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -15,16 +16,21 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.v1alpha1 import Status
+from mamba_operator.admin_key import AdminKey
 from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
+from mamba_operator.engine_admin import Put, put_strategy, tell
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.gpu_memory import Labels
+from mamba_operator.indices import Indices
 from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.manifest import Key, Manifest, is_terminating
+from mamba_operator.memory_plan import depends_on_nodes
 from mamba_operator.metrics import OperatorMetrics
-from mamba_operator.observe import observe
+from mamba_operator.observe import look_up, observe
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
@@ -32,6 +38,8 @@ from mamba_operator.status import Failure, summarize, unobserved
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
+NODES_KEPT = 300.0
+"""Seconds for which the labels of nodes are good enough to say that a plan would be the same."""
 
 
 def now_utc() -> datetime:
@@ -59,6 +67,9 @@ class Reconciler:
         now: Callable[[], datetime] = now_utc,
         token: Callable[[], str] = new_token,
         shipped: ShippedConfig = nothing_shipped,
+        indices: Indices | None = None,
+        key: AdminKey | None = None,
+        put: Put = put_strategy,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -70,6 +81,17 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
+        self._indices = indices or Indices()
+        self._key, self._put = key, put
+        self._told: dict[Key, dict[str, str]] = {}
+        self._nodes: tuple[Labels, ...] = ()
+        self._nodes_until = 0.0
+        self._doubted: set[Key] = set()
+        self._settled: dict[Key, dict[str, str]] = {}
+
+    def doubt(self, key: Key) -> None:
+        """The watches seem not to hold what the cluster has: the next pass reads it all."""
+        self._doubted.add(key)
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -96,6 +118,10 @@ class Reconciler:
             self._metrics.seconds.observe(time.monotonic() - started)
 
     async def _pass(self, key: Key) -> float | None:
+        if key in self._doubted:
+            self._doubted.discard(key)
+        elif (again_in := self._quiet(key)) is not None:
+            return again_in
         asked = time.monotonic()
         seen = self._seen
         try:
@@ -110,15 +136,59 @@ class Reconciler:
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
+            self._settled.pop(key, None)
+            self._told.pop(key, None)
             return None
-        plan = make_plan(snapshot, now=self._now(), new_token=self._token)
+        settled = self._settled.setdefault(key, {})
+        snapshot = replace(snapshot, settled=settled, told=self._told.get(key, {}))
+        plan = self._plan(snapshot)
+        if plan.deployment is not None and depends_on_nodes(plan.deployment):
+            self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
         outcome = await apply(self._client, snapshot, plan)
+        settled |= outcome.settled
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
+        plan = await self._tell(key, plan)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
             raise _worst(outcome.errors)
+        return min(self._resync(), plan.again_in or float("inf"))
+
+    def _plan(self, snapshot: Snapshot) -> ReconcilePlan:
+        key, uid = self._key, snapshot.uid
+        token = self._token if key is None else lambda: key.token(uid)
+        return make_plan(snapshot, now=self._now(), new_token=token, key_id=key.id if key else "")
+
+    async def _tell(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
+        """The plan with what is left of it when the engines that were to be told have been."""
+        if self._key is None or not plan.tunes or plan.deployment is None:
+            return plan
+        refusals = await tell(plan.tunes, self._key.token(plan.deployment.metadata.uid or ""), self._put)
+        left = tuple(one.tune for one in refusals)
+        told = self._told.setdefault(key, {})
+        told |= {one.run: one.settings for one in plan.tunes if one not in left}
+        for one in refusals:
+            log.warning("engine_not_told", key=str(key), said=one.message)
+        return replace(plan, tunes=left, refusals=refusals)
+
+    def _quiet(self, key: Key) -> float | None:
+        """Seconds to the next look if all is as wanted by what the watches hold; None: look at the cluster.
+
+        Where they lag behind, an event is on its way and wakes the key once more.
+        """
+        snapshot = look_up(self._indices, key, self._nodes, shipped=self._shipped)
+        if snapshot is None or snapshot.owner is None:
+            return None
+        plan = self._plan(replace(snapshot, settled=self._settled.get(key, {}), told=self._told.get(key, {})))
+        old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and (
+            time.monotonic() > self._nodes_until
+        )  # fmt: skip
+        if old_nodes or plan.tunes or plan.applies or plan.deletes or plan.terminating:
+            return None
+        status = summarize(snapshot, plan, (), now=self._now())
+        if status is not None and status != _exact(snapshot.owner):
+            return None
         return min(self._resync(), plan.again_in or float("inf"))
 
     async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:

@@ -135,7 +135,7 @@ async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
     assert found["Degraded"]["message"] == said
 
 
-@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Pod", "EndpointSlice"])
+@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Pod"])
 async def test_what_may_not_be_read_is_named_in_the_status_and_nothing_is_changed(kind: str) -> None:
     cluster = FakeCluster(fitting_owner())
     await reconciler(cluster)(KEY)
@@ -332,3 +332,30 @@ async def test_a_pass_that_takes_too_long_is_ended() -> None:
 
     with pytest.raises(TimeoutError):
         await slow(KEY)
+
+
+class Webhooked(FakeCluster):
+    """A cluster with a webhook that puts what it thinks right into each Deployment."""
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        if manifest["kind"] == "Deployment":
+            manifest = copy.deepcopy(manifest)
+            manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 7
+        return await super().apply(manifest, subresource=subresource)
+
+
+async def test_what_a_webhook_changes_on_every_write_is_not_written_for_ever() -> None:
+    cluster = Webhooked(fitting_owner())
+    again = reconciler(cluster)
+    for _ in range(3):
+        await again(KEY)
+    cluster.calls.clear()
+
+    await again(KEY)
+    assert [call for call in cluster.calls if "Deployment/" in call] == []
+
+    engine = copy.deepcopy(cluster.find("Deployment", "nano-engine"))
+    engine["spec"]["replicas"] = 9
+    cluster.put(engine)
+    await again(KEY)
+    assert cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 1, "a change by hand is mended"
