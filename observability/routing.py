@@ -102,6 +102,13 @@ ROUTING = Dashboard(
                 "A gap is filled by a snapshot; many of them mean that the feed loses messages.",
                 unit="ops",
             ),
+            Panel(
+                "What engines resumed beside it",
+                (Line(series("prefix_index_promises").summed("outcome"), "{{outcome}}"),),
+                "false: less than the index said, which it then believes no more; outdated: it knew by then.",
+                unit="ops",
+                stacked=True,
+            ),
         ),
     ),
 )

@@ -13,6 +13,7 @@ from typing import Any
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.routing import Decision, dropped
 from mamba_gateway.scoring import Cost, RoutingRequest
+from mamba_prefix.prefix_index import NOTHING, Depths
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
 
@@ -40,6 +41,8 @@ class DecisionRecord:
     """State of the index of resumable prefixes then."""
     exact: bool
     """The prompt was tokenized; else its length is a guess from its bytes."""
+    published: Depths = NOTHING
+    """What the index said of it, without what this gateway guesses."""
 
     def explained(self, most: int = MOST_SHOWN) -> dict[str, Any]:
         """As JSON; seconds are weighted ones."""

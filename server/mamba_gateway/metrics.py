@@ -99,6 +99,12 @@ class GatewayMetrics:
             buckets=_DECISION_SECONDS,
             registry=registry,
         )
+        self.promises = Counter(
+            "mambaserve_prefix_index_promises",
+            "Answers of engines that the index said something of, by how much they resumed.",
+            ["outcome"],
+            registry=registry,
+        )
         self.prompts = Counter(
             f"{prefix}_prompts", "Prompts read to route by them, by outcome.", ["outcome"], registry=registry
         )
@@ -150,6 +156,7 @@ class GatewayMetrics:
         self._decision = functools.cache(self.decisions.labels)
         self.request = functools.cache(self.requests.labels)
         self.prompt = functools.cache(self.prompts.labels)
+        self.promise = functools.cache(self.promises.labels)
         self.duration_of = functools.cache(self.duration.labels)
         self.first_byte_of = functools.cache(self.first_byte.labels)
 

@@ -42,9 +42,18 @@ class PromptPrefix:
     """(depth, digest of the tokens before it), shallow ones first."""
     exact: bool = True
     """The ids are those that the engine makes. Else they stand for its text and mean nothing to others."""
+    computed_whole: bool = False
+    """Its own log-probabilities are asked for, so that no engine resumes any of it."""
 
     @classmethod
-    def of(cls, token_ids: Sequence[int] | TokenIds, salt: str = "", *, exact: bool = True) -> "PromptPrefix":
+    def of(
+        cls,
+        token_ids: Sequence[int] | TokenIds,
+        salt: str = "",
+        *,
+        exact: bool = True,
+        computed_whole: bool = False,
+    ) -> "PromptPrefix":
         """Of the whole prompt. Prompts of different salts share nothing."""
         ids = np.ascontiguousarray(token_ids, np.int32)
         chain = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
@@ -55,7 +64,7 @@ class PromptPrefix:
             chain.update(ids[done:depth].tobytes())
             digests.append((depth, chain.digest()))
             done = depth
-        return cls(ids, salt, tuple(digests), exact)
+        return cls(ids, salt, tuple(digests), exact, computed_whole)
 
     @classmethod
     def of_text(cls, text: bytes, salt: str = "") -> "PromptPrefix":

@@ -83,15 +83,18 @@ def prompt_of(
                 return None
             token_ids = chat_token_ids(text.side.template, chat, text.segments.encode)
             cut, salt = chat.truncate_prompt_tokens, chat.cache_salt
+            whole = chat.prompt_logprobs is not None
         else:
             completion = CompletionRequest.model_validate(fields)
             token_ids = completion_token_ids(text.side.tokenizer, completion, given_up)[0]
             cut, salt = completion.truncate_prompt_tokens, completion.cache_salt
+            echoed = completion.echo and completion.logprobs is not None
+            whole = completion.prompt_logprobs is not None or bool(echoed)
     except (ValidationError, ValueError, RecursionError, TemplateRefused):
         return None
     if cut is not None:
         token_ids = token_ids[-cut:]
-    return PromptPrefix.of(token_ids, salt or "") if token_ids else None
+    return PromptPrefix.of(token_ids, salt or "", computed_whole=whole) if token_ids else None
 
 
 def text_of(path: str, body: bytes) -> PromptPrefix | None:

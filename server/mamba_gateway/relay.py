@@ -120,6 +120,8 @@ class Relay:
                         await self._forward(
                             response, first, send, request, endpoint, lifetime, watch, added, span
                         )
+                        usage = request.meter.usage if request.meter is not None else None
+                        self._router.answered(record, request.prompt, usage)
                         return
                 reason, detail = "refused", f"it answered {response.status}"
                 span.fail(reason)

@@ -1,7 +1,7 @@
 """The router: puts together what is known of a prompt and of the engines, and remembers what it decided.
 
-The relay asks it once per attempt and tells it where the request went. No I/O and no waiting: a decision
-takes well below a millisecond.
+The relay asks it once per attempt, tells it where the request went, and what the answer says was resumed. No
+I/O and no waiting: a decision takes well below a millisecond.
 """
 
 import time
@@ -16,6 +16,7 @@ from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
 from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights
+from mamba_gateway.usage_meter import Usage
 from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
 SEEN_SECONDS = 600.0
@@ -55,10 +56,12 @@ class Router:
         """Where the request goes, or why nowhere. Without `prompt` its length is guessed and load decides."""
         begin = time.perf_counter()
         snapshot = self._pool.snapshot()
+        published = NOTHING
         if prompt is None:
             request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN, among=among)
         else:
-            known = self._known(prompt)
+            published = self._published(prompt)
+            known = self._known(prompt, published)
             request = RoutingRequest(
                 model, tried, prompt.tokens, known.resumable, known.pages, prompt.home,
                 self._index.state == "following", among,
@@ -68,7 +71,7 @@ class Router:
             return found
         record = DecisionRecord(
             request_id, time.time(), snapshot, request, found, self._index.state,
-            exact=prompt is not None and prompt.exact,
+            exact=prompt is not None and prompt.exact, published=published,
         )  # fmt: skip
         self.log.add(record)
         self._metrics.decided(found.reason, time.perf_counter() - begin)
@@ -86,12 +89,42 @@ class Router:
             tokens = endpoint.speed.work(known, request.prompt_tokens)
         return self._pool.begin(endpoint.url, tokens)
 
-    def _known(self, prompt: PromptPrefix) -> Depths:
+    def answered(
+        self,
+        record: DecisionRecord,
+        prompt: PromptPrefix | None,
+        usage: Usage | None,
+        cost: Cost | None = None,
+    ) -> None:
+        """What the answer says that was resumed, which may be less than the index said of the engine."""
+        if usage is None or usage.cached_tokens is None or prompt is None or record.index == "off":
+            return
+        if not prompt.exact or usage.prompt_tokens != prompt.tokens:
+            return  # more prompts than the one that is known, or not as the engine reads it
+        cost, resumed = cost or record.decision.cost, usage.cached_tokens
+        engine = cost.endpoint.name
+        promised = record.published.resumable.get(engine, 0)
+        if resumed > max(promised, cost.resumable):
+            self._metrics.promise("more").inc()
+        elif resumed < promised:
+            # What was sent there stays known: by now the engine has computed it.
+            gone = self._index.withdraw(engine, prompt.token_ids, prompt.salt, resumed, record.published)
+            self._metrics.promise("false" if gone else "outdated").inc()
+        elif promised:
+            self._metrics.promise("kept").inc()
+
+    def _published(self, prompt: PromptPrefix) -> Depths:
+        if not prompt.exact:
+            return NOTHING
+        found = self._index.depths(prompt.token_ids, prompt.salt)
+        return Depths({}, found.pages, found.revision) if prompt.computed_whole else found
+
+    def _known(self, prompt: PromptPrefix, published: Depths) -> Depths:
         """What the engines have published, and what they were sent since."""
-        published = self._index.depths(prompt.token_ids, prompt.salt) if prompt.exact else NOTHING
         following = self._index.state == "following"
         sent = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS if following else SEEN_SECONDS)
-        return Depths(_deeper(published.resumable, sent), _deeper(published.pages, sent))
+        resumable = {} if prompt.computed_whole else _deeper(published.resumable, sent)
+        return Depths(resumable, _deeper(published.pages, sent))
 
 
 def _deeper(published: Mapping[str, int], sent: Mapping[str, int]) -> Mapping[str, int]:

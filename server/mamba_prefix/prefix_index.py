@@ -6,7 +6,7 @@ is advice: an engine looks again at its own tree.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from mamba_prefix.messages import Change, Heartbeat, Snapshot, entries_of, hashe
 from mamba_prefix.page_chain import Hashes, PageChain
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable
+from mamba_prefix.recent_gains import RecentGains
 
 State = Literal["off", "following", "stale", "unavailable"]
 Verdict = Literal["taken", "old", "gap"]
@@ -31,6 +32,8 @@ class Depths:
     """Those that it could resume, always fewer than the prompt has."""
     pages: Mapping[str, int]
     """Those whose attention is there, at most an eighth more than is said here."""
+    revision: int = field(default=0, compare=False)
+    """Of the copy that said so; rises with all that it hears."""
 
 
 NOTHING = Depths({}, {})
@@ -87,6 +90,9 @@ class PrefixIndex:
         self._names = [""] * MOST_ENGINES
         """By number."""
         self._free = list(range(MOST_ENGINES))[::-1]
+        self._revision = 0
+        self._gains = [RecentGains() for _ in range(MOST_ENGINES)]
+        """By number."""
         self._chains: dict[tuple[str, int], PageChain] = {}
 
     # --- what routing reads --------------------------------------------------------------------------
@@ -109,7 +115,7 @@ class PrefixIndex:
                 which = rungs(0, len(hashes))
                 for number, count in self._pages.depths(hashes[which - 1]).items():
                     pages[names[number]] = int(which[count - 1]) * page_size
-        return Depths(resumable, pages)
+        return Depths(resumable, pages, self._revision)
 
     @property
     def entries(self) -> int:
@@ -126,6 +132,28 @@ class PrefixIndex:
         """Prefixes whose attention an engine has, at the rungs of prompts."""
         return self._pages.entries
 
+    # --- what answers tell ---------------------------------------------------------------------------
+
+    def withdraw(
+        self, engine: str, token_ids: npt.NDArray[np.int32], salt: str, resumed: int, said: Depths
+    ) -> bool:
+        """The engine resumed `resumed` tokens of this prompt, fewer than `said`: nothing deeper is believed
+        until the engine publishes it again. False: nothing had to be withdrawn, since the copy has heard
+        better by itself."""
+        number, view = self._numbers.get(engine), self._views.get(engine)
+        if number is None or view is None or view.page_size <= 0:
+            return False
+        gained = self._gains[number].after(said.revision)
+        if gained is None:
+            return False
+        chain = self._chains[view.fingerprint, view.page_size]
+        hashes = chain.hashes(token_ids[: said.resumable.get(engine, 0)], salt)[resumed // view.page_size :]
+        before = self._table.count(number)
+        self._table.remove(number, np.setdiff1d(hashes, gained))
+        entries = self._table.count(number)
+        self._views[engine] = replace(view, entries=entries)
+        return entries < before
+
     # --- what feeds put in ---------------------------------------------------------------------------
 
     def admits(self, engine: str) -> bool:
@@ -140,6 +168,7 @@ class PrefixIndex:
         number = self._number(message.engine)
         if number is None:
             return False
+        self._revision += 1
         self._clear(number)
         self._add(number, entries_of(message.entries)["hash"], hashes_of(message.pages))
         self.snapshots += 1
@@ -162,6 +191,7 @@ class PrefixIndex:
             self.doubt(message.engine)
             return "gap"
         number = self._numbers[message.engine]
+        self._revision += 1
         if message.cleared:
             self._clear(number)
         # Losses first: what was lost and gained again within a batch stands in both only after a collision.
@@ -199,6 +229,7 @@ class PrefixIndex:
         if self._views.pop(engine, None) is None:
             return
         number = self._numbers.pop(engine)
+        self._revision += 1
         self._clear(number)
         self._free.append(number)
         self._keep_chains()
@@ -224,12 +255,15 @@ class PrefixIndex:
         return number
 
     def _add(self, number: int, checkpoints: Hashes, pages: Hashes) -> None:
-        self.refused_entries += self._table.add(number, np.unique(checkpoints))
+        checkpoints = np.unique(checkpoints)
+        self._gains[number].add(self._revision, checkpoints)
+        self.refused_entries += self._table.add(number, checkpoints)
         self.refused_entries += self._pages.add(number, np.unique(pages))
 
     def _clear(self, number: int) -> None:
         self._table.clear(number)
         self._pages.clear(number)
+        self._gains[number].begin(self._revision)
 
     def _keep_chains(self) -> None:
         """One chain for each kind of engine: most often there is one kind."""

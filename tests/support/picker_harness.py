@@ -152,14 +152,15 @@ class PickerHarness:
         self._tracing = tracing
         limits = {"hold_timeout": 0.0, "endpoint_picker_tls": False, "endpoint_picker_port": 0, **options}
         places, queue = limits.pop("places", 1000), limits.pop("queue", 0)
+        index, texts = limits.pop("index", None), limits.pop("texts", None)
         self.settings = GatewaySettings(backend=("http://10.0.0.1:8000",), host="127.0.0.1", **limits)
         self.pool = Pool()
         self.metrics = GatewayMetrics(self.pool.snapshot)
-        self.router = Router(self.pool, self.metrics, Random(3))
+        self.router = Router(self.pool, self.metrics, Random(3), index=index)
         self.admission = Admission(places, queue, self.settings.queue_timeout, time.monotonic)
         self.bodies = BodyBudget(limits.get("max_held_body_bytes", 1 << 30))
         self.wakes = 0
-        texts = TextSides(None, self.pool, time.monotonic)  # type: ignore[arg-type] # it never asks an engine
+        texts = texts or TextSides(None, self.pool, time.monotonic)  # type: ignore[arg-type] # it never asks an engine
         hold = Hold(self.pool, self.metrics, self._wake)
         prompts = PromptReader(texts, self.metrics)
         limiter = RateLimiter(self.settings.key_limits, self.metrics, time.monotonic)

@@ -17,7 +17,7 @@ from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_err
 from mamba_gateway.admission import Claim, Clock
 from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker import messages
-from mamba_gateway.endpoint_picker.exchange import Exchange
+from mamba_gateway.endpoint_picker.exchange import OK, Exchange
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
@@ -261,6 +261,8 @@ class EndpointPicker:
         if exchange.status:
             size, usage = exchange.answer.size, exchange.answer.usage
             self._metrics.answered(exchange.model, size, usage, seconds, exchange.trace.exemplar())
+        if exchange.status == OK and exchange.record is not None:
+            self._router.answered(exchange.record, exchange.prompt, exchange.answer.usage, exchange.cost)
         model = exchange.fields.model and exchange.fields.model[:LOGGED_MODEL]
         log.info(
             "picked", request_id=exchange.head.request_id, model=model, endpoint=endpoint.name,

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -19,7 +20,13 @@ from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.errors import Draining
 from mamba_gateway.server import serve
 from mamba_gateway.settings import GatewaySettings
+from mamba_gateway.text_sides import ModelText
+from mamba_prefix.messages import Snapshot, pack_entries
+from mamba_prefix.page_chain import PageChain
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_text.segment_cache import SegmentCache
 from picker_harness import BUFFERED, DUPLEX, ENGINES, JSON, PickerHarness, Stream, addresses, metadata, put
+from scripted_engine import Api
 
 REAL_TIME = True
 """gRPC has threads and timers of its own."""
@@ -142,6 +149,41 @@ async def test_the_same_prompt_goes_to_the_engine_that_got_it_before_though_anot
     other = picker.stream()
     assert (await other.picked(JSON))[0] != chosen
     await other.ends()
+
+
+class OneText:
+    """The text side of every model."""
+
+    def __init__(self) -> None:
+        side = Api().serving.text
+        self._text = ModelText(side, SegmentCache(side.tokenizer))
+
+    def of(self, _model: str | None) -> ModelText:
+        return self._text
+
+
+@pytest.mark.parametrize(("resumed", "believed"), [(0, False), (32, True)])
+async def test_what_the_engine_that_answered_did_not_resume_is_not_believed_of_it(
+    resumed: int, believed: bool
+) -> None:
+    ids, index = list(range(5, 45)), PrefixIndex()
+    hashes, name = PageChain(16, "f").hashes(np.array(ids, np.int32), ""), f"pod-{ENGINES[1]}"
+    entries = pack_entries({int(hashes[-1]): 32})
+    assert index.take_snapshot(Snapshot(name, "i", 1, 1, "f", 16, entries))
+    index.state = "following"
+    picker = PickerHarness(index=index, texts=OneText())
+    picker.engines(*ENGINES)
+    for address in ENGINES:
+        picker.pool.report(f"http://{address}", measured())
+    usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": resumed}}
+    async with picker.running():
+        stream = picker.stream()
+        assert (await stream.picked(json.dumps({"model": "m", "prompt": ids}).encode()))[0] == ENGINES[1]
+        await stream.answer_headers()
+        await stream.answer_body(json.dumps({"usage": usage}).encode())
+        await stream.ends()
+        await until(picker.is_empty)
+    assert (name in index.depths(np.array(ids, np.int32), "").resumable) == believed
 
 
 @pytest.mark.parametrize("listed", [[ENGINES[2]], f" {ENGINES[2]} ,10.9.9.9:1", ["10.0.0.3"]])

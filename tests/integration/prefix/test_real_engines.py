@@ -111,6 +111,26 @@ async def test_a_gateway_knows_what_engines_have_by_redis_and_by_asking(
             await complete(first, prompts[1])
             await until_both_agree()
             await feed.close()
+
+            # A copy that hears nothing any more promises what is gone, until an answer tells.
+            again = np.array([*prompts[1], 7, 8, 9], np.int32)
+            said, before = asked.depths(again, ""), shared.depths(again, "")
+            epoch = shared.engines()[name_of(first)].epoch
+            await admin(first, "flush_cache")
+            resumed = await complete(first, again.tolist())
+            assert resumed == 0 < said.resumable[name_of(first)]
+            assert asked.withdraw(name_of(first), again, "", resumed, said)
+            assert name_of(first) not in asked.depths(again, "").resumable
+            # The one that follows has heard of the flush, and of what the request left.
+            await until(
+                lambda: (
+                    shared.engines()[name_of(first)].epoch > epoch
+                    and name_of(first) in shared.depths(again, "").resumable
+                )
+            )
+            told = shared.depths(again, "")
+            assert not shared.withdraw(name_of(first), again, "", resumed, before)
+            assert shared.depths(again, "") == told
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

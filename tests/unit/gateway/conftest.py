@@ -58,7 +58,7 @@ class RelayHarness:
         self.sent: list[dict[str, Any]] = []
         options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
         options = {"silence_timeout": 20.0, "probe_timeout": 2.0, **options}
-        self.router = Router(self.pool, self.metrics, Random(3))
+        self.router = Router(self.pool, self.metrics, Random(3), index=options.pop("index", None))
         self.relay = Relay(connector, self.pool, self.metrics, self.router, wake=self._wake, **options)
 
     def _wake(self) -> None:

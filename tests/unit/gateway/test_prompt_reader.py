@@ -192,3 +192,28 @@ def test_without_a_tokenizer_a_further_turn_has_the_text_of_the_one_before_and_o
     assert text_of(TEXT, b'{"prompt": [1, 2, 3]}') is not None
     for nothing in (b"{", b"[]", b'{"messages": [', b"{}", b"\xff"):
         assert text_of(CHAT, nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "whole"),
+    [
+        (TEXT, {"prompt": "a plain text"}, False),
+        (TEXT, {"prompt": "a plain text", "logprobs": 1}, False),
+        (TEXT, {"prompt": "a plain text", "echo": True}, False),
+        (TEXT, {"prompt": "a plain text", "echo": True, "logprobs": 0}, True),
+        (TEXT, {"prompt": "a plain text", "prompt_logprobs": 0}, True),
+        (CHAT, {"messages": [USER], "logprobs": True}, False),
+        (CHAT, {"messages": [USER], "prompt_logprobs": 0}, True),
+    ],
+)
+async def test_the_prompts_that_an_engine_computes_whole_are_those_of_which_it_is_known(
+    path: str, body: dict[str, Any], whole: bool
+) -> None:
+    api = Api()
+    asked = ask(api.app, "POST", path, body, headers=[("Content-Type", "application/json")])
+    await until(lambda: api.engine.requests or asked.messages)
+    assert asked.messages == [], asked.body
+    prompt = prompt_of(path, json.dumps(body).encode(), MODEL_TEXT)
+    assert prompt is not None
+    assert prompt.computed_whole == (api.engine.requests[0].params.prompt_logprobs >= 0) == whole
+    await asked.leave().done()

@@ -21,6 +21,8 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_gateway.upstream_connection import PIECE_BYTES
+from mamba_gateway.usage_meter import UsageMeter
+from mamba_prefix.prefix_index import Depths, PrefixIndex
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]
@@ -413,3 +415,36 @@ async def test_a_stream_that_tells_an_error_is_kept_as_a_failure(harness: Harnes
             await made.run(UpstreamRequest("/v1/completions", "", [], b"{}", trace=trace))
             tracing.end(trace)
         assert len(kept.spans) == kept_spans
+
+
+class LyingIndex(PrefixIndex):
+    """One that says the first engine could resume 32 tokens, until it is told better."""
+
+    def __init__(self, engine: str) -> None:
+        super().__init__()
+        self.state, self.engine, self.withdrawn = "following", engine, 0
+
+    def depths(self, *_: Any) -> Depths:
+        return Depths({} if self.withdrawn else {self.engine: 32}, {})
+
+    def withdraw(self, engine: str, *_: Any) -> bool:
+        assert engine == self.engine
+        self.withdrawn += 1
+        return True
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_what_an_answer_says_was_resumed_corrects_the_index(harness: Harnesses, streams: bool) -> None:
+    said = b'{"usage": {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 0}}}'
+    head, body = (SSE, b"data: %s\n\n" % said) if streams else (b"HTTP/1.1 200 OK\r\n", said)
+    answer = head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    async with RawEngine(says(answer)) as engine, RawEngine(says(answer)) as other:
+        index = LyingIndex(engine.url.removeprefix("http://"))
+        made = harness(index=index)
+        made.engines(engine.url, other.url)
+        for asked in range(2):
+            prompt = PromptPrefix.of(list(range(100 * asked, 100 * asked + 40)))
+            await made.run(replace(ASKED, prompt=prompt, meter=UsageMeter()))
+        assert index.withdrawn == 1
+        series = "mambaserve_prefix_index_promises_total"
+        assert made.metrics.registry.get_sample_value(series, {"outcome": "false"}) == 1

@@ -3,6 +3,7 @@
 import json
 from random import Random
 
+import numpy as np
 import pytest
 
 from mamba_gateway.endpoints import Pool, Report, Target
@@ -13,6 +14,9 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import BESIDE_INDEX_SECONDS, Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.scoring import TIMES_APART
+from mamba_gateway.usage_meter import UsageMeter
+from mamba_prefix.messages import Snapshot, pack_entries
+from mamba_prefix.page_chain import PageChain
 from mamba_prefix.prefix_index import Depths, PrefixIndex
 
 STEM = list(range(1, 2049))
@@ -188,3 +192,120 @@ def test_what_shares_text_goes_together_and_no_index_is_asked_for_it() -> None:
         picks.append((record.decision.endpoint.name, record.decision.reason, record.exact))
     assert picks == [(picks[0][0], "home", False), (picks[0][0], "prefix", False)]
     assert index.salts == []
+
+
+def an_index(engine, depth, seq=1):
+    """One that was told that `engine` can resume so many tokens of STEM."""
+    index = PrefixIndex()
+    tell(index, engine, depth, seq)
+    index.state = "following"
+    return index
+
+
+def tell(index, engine, depth, seq):
+    hashes = PageChain(16, "model").hashes(np.array(STEM[:depth], np.int32), "")
+    entries = pack_entries({int(hashes[-1]): depth})
+    assert index.take_snapshot(Snapshot(engine, "i", 1, seq, "model", 16, entries))
+
+
+def usage(prompt_tokens, cached_tokens):
+    meter = UsageMeter()
+    said = {"prompt_tokens": prompt_tokens, "completion_tokens": 1, "total_tokens": prompt_tokens + 1}
+    said["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    meter.feed(json.dumps({"usage": said}).encode())
+    return meter.usage
+
+
+def promises(gateway):
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in next(iter(gateway.metrics.promises.collect())).samples
+        if sample.name.endswith("_total")
+    }
+
+
+def test_an_engine_that_resumed_nothing_is_not_promised_to_the_next_prompt_until_it_publishes_again() -> None:
+    index = an_index("e5", 2048)
+    gateway = Gateway(index=index)
+    prompt = PromptPrefix.of([*STEM, 1, 2])
+    record = gateway.router.decide("m", prompt)
+    ticket = gateway.router.sent(record, prompt)
+    assert (record.decision.endpoint.name, record.decision.cost.resumable) == ("e5", 2048)
+    gateway.pool.end("http://e5", ticket)
+    gateway.router.answered(record, prompt, usage(2050, 0))
+    assert promises(gateway) == {"false": 1}
+
+    # What was sent there counts for a while, as what every engine was sent.
+    gateway.now += BESIDE_INDEX_SECONDS + 1
+    further = gateway.send([*STEM, 3, 4])
+    assert (further.reason, further.cost.resumable, further.cost.seen) == ("home", 0, 0)
+
+    tell(index, "e5", 2048, 2)
+    gateway.now += BESIDE_INDEX_SECONDS + 1
+    assert gateway.send([*STEM, 5, 6]).cost.resumable == 2048
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "resumed", "outcome"),
+    [
+        (2050, 2048, "kept"),
+        (2050, 2049, "more"),
+        (2050, 1024, "false"),
+        (2050, None, None),
+        (4100, 0, None),  # of several prompts, of which one is known
+    ],
+)
+def test_answers_are_held_against_what_the_index_said_where_they_can_be(
+    prompt_tokens, resumed, outcome
+) -> None:
+    gateway = Gateway(index=an_index("e5", 2048))
+    prompt = PromptPrefix.of([*STEM, 1, 2])
+    record = gateway.router.decide("m", prompt)
+    gateway.router.answered(record, prompt, usage(prompt_tokens, resumed))
+    assert promises(gateway) == ({outcome: 1} if outcome else {})
+    known = gateway.router.decide("m", prompt).decision.cost.resumable
+    assert known == (0 if outcome == "false" else 2048)
+
+
+def test_what_the_engine_lost_after_the_choice_is_no_lie_of_the_index() -> None:
+    index = an_index("e5", 2048)
+    gateway = Gateway(index=index)
+    prompt = PromptPrefix.of([*STEM, 1, 2])
+    record = gateway.router.decide("m", prompt)
+    tell(index, "e5", 1024, 2)
+    gateway.router.answered(record, prompt, usage(2050, 0))
+    assert promises(gateway) == {"outdated": 1}
+    assert gateway.router.decide("m", prompt).decision.cost.resumable == 1024
+
+
+def test_an_answer_is_held_against_what_was_said_of_the_engine_that_gave_it() -> None:
+    index = an_index("e5", 2048)
+    tell(index, "e6", 512, 1)
+    gateway = Gateway(index=index)
+    prompt = PromptPrefix.of([*STEM, 1, 2])
+    record = gateway.router.decide("m", prompt)
+    other = next(cost for cost in record.decision.costs if cost.endpoint.name == "e6")
+    gateway.router.answered(record, prompt, usage(2050, 512), other)
+    assert promises(gateway) == {"kept": 1}
+    gateway.router.answered(record, prompt, usage(2050, 0), other)
+    assert index.depths(prompt.token_ids, "").resumable == {"e5": 2048}
+
+
+def test_of_a_prompt_whose_own_probabilities_are_asked_for_nothing_counts_as_resumable() -> None:
+    gateway = Gateway(index=an_index("e5", 2048))
+    gateway.send(STEM)
+    prompt = PromptPrefix.of([*STEM, 1, 2], computed_whole=True)
+    record = gateway.router.decide("m", prompt)
+    assert all(cost.resumable == 0 for cost in record.decision.costs)
+    gateway.router.answered(record, prompt, usage(2050, 0))
+    assert promises(gateway) == {}
+    assert gateway.router.decide("m", PromptPrefix.of([*STEM, 1, 2])).decision.cost.resumable == 2048
+
+
+def test_what_text_alone_stands_for_and_what_no_index_said_is_not_counted() -> None:
+    text, gateway = PromptPrefix.of_text(b"the same long beginning " * 100), Gateway(index=Known(e5=64))
+    gateway.router.answered(gateway.router.decide("m", text), text, usage(text.tokens, 0))
+    assert promises(gateway) == {}
+    prompt, gateway = PromptPrefix.of(STEM), Gateway()
+    gateway.router.answered(gateway.router.decide("m", prompt), prompt, usage(2048, 100))
+    assert promises(gateway) == {}
