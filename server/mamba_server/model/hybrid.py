@@ -65,8 +65,11 @@ class HybridModel:
         else:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         weights.finish()
-        # In batch-invariant mode the scan holds one state a sequence, and takes all rows at once.
-        self._most_chunks = None if batch_invariant or config.mamba is None else scanned_chunks(config.mamba)
+        # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
+        together = batch_invariant or self.library is not None or config.mamba is None
+        self._most_chunks = None if together or config.mamba is None else scanned_chunks(config.mamba)
+        attending = [block.mixer for block in self.blocks if isinstance(block.mixer, Attention)]
+        self._gathered = any(attention.kernels is None for attention in attending)
 
     @classmethod
     def load(
@@ -102,7 +105,11 @@ class HybridModel:
         """
         with torch.inference_mode():
             plans = StepPlans.build(
-                batch, recurrent=bool(cache.ssm), attention=bool(cache.kv), most_chunks=self._most_chunks
+                batch,
+                recurrent=bool(cache.ssm),
+                attention=bool(cache.kv),
+                most_chunks=self._most_chunks,
+                gathered=self._gathered,
             )
             x = self.embedding(batch.token_ids).to(self.residual_dtype)
             for block in self.blocks:
