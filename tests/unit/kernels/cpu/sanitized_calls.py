@@ -47,7 +47,7 @@ def array(*shape: int, kind: int = FLOAT32) -> int:
 
 
 def linear(library: Library) -> None:
-    for kind, outputs, inputs, rows in product((FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 63), (1, 7, 40)):
+    for kind, outputs, inputs, rows in product((FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 801), (1, 7, 40)):
         pair = 2 if kind == BFLOAT16 else 1
         packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
         layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind)

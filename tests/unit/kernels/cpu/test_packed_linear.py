@@ -9,7 +9,7 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
 from peak_memory import peak_bytes
 
-SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100)]
+SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100), (33, 801)]
 """(outputs, inputs)"""
 KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)]
 
