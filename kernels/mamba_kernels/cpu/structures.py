@@ -3,6 +3,7 @@
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
 
 
 class LinearLayer(Structure):
@@ -14,6 +15,7 @@ class LinearLayer(Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("kind", c_int32),
+        ("activation", c_int32),
     )
 
 
@@ -89,6 +91,7 @@ class RmsNorm(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
+        ("added", c_void_p),
         ("weight", c_void_p),
         ("out", c_void_p),
         ("rows", c_int64),

@@ -18,7 +18,7 @@ from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.embedding import TokenEmbedding
-from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.layers.loader import Loader, Norm
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.source import Progress, silent
@@ -30,7 +30,7 @@ from mamba_server.model.weights import Weights
 class Block:
     """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
 
-    norm: Rows
+    norm: Norm
     mixer: Mamba2Mixer | Attention | Mlp
     cache_index: int
 
@@ -112,9 +112,11 @@ class HybridModel:
                 gathered=self._gathered,
             )
             x = self.embedding(batch.token_ids).to(self.residual_dtype)
+            added: torch.Tensor | None = None
             for block in self.blocks:
-                x = x + self._mix(block, block.norm(x), cache, plans)
-            return self.norm(x[batch.logits_rows])
+                added = self._mix(block, block.norm(x, added), cache, plans)
+            rows = batch.logits_rows
+            return self.norm(x[rows], None if added is None else added[rows])
 
     def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
         match block.mixer:

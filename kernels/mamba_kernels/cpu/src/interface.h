@@ -4,14 +4,16 @@
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
-// y = x W^T + b with weights packed by pack_linear.
+// y = activation(x W^T + b) with weights packed by pack_linear.
 struct LinearLayer {
   const void* packed;
   const void* bias;  // [outputs] of `kind`, or null
   int64_t inputs;
   int64_t outputs;
   int32_t kind;  // of weights, bias, x and y
+  int32_t activation;
 };
 
 // What a Mamba2 mixer has between its projections.
@@ -71,10 +73,11 @@ struct MambaPrefill {
   int32_t state_kind;
 };
 
-// y = x / sqrt(mean(x^2) + eps) * weight
+// x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight
 struct RmsNorm {
-  const void* x;  // [rows, width] of `x_kind`
+  void* x;  // [rows, width] of `x_kind`
   int64_t x_stride;
+  const void* added;  // [rows, width] of `kind`, or null: x stays as it is
   const void* weight;  // [width] of `kind`
   void* out;           // [rows, width] of `kind`
   int64_t rows;

@@ -1,4 +1,4 @@
-// y = x W^T + b. Included once by each instruction set, after its Lanes.
+// y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
 // Weights lie in panels of sixteen outputs, one output a lane; of bfloat16 the inputs are in pairs, 32 bits a
 // lane, so that a load, a mask and a shift make two float32 operands. Every output has one accumulator and
@@ -6,6 +6,7 @@
 // alone and among others.
 #pragma once
 #include "elements.h"
+#include "functions.h"
 #include "interface.h"
 #include "scratch.h"
 #include "worker_pool.h"
@@ -192,7 +193,7 @@ class LinearCall {
       const Element* bias = static_cast<const Element*>(layer_.bias);
       const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
       for (int row = 0; row < kRows; ++row) {
-        store_some(out_ + (first + row) * layer_.outputs + output, count, sums[p][row] + added);
+        store_some(out_ + (first + row) * layer_.outputs + output, count, activated(sums[p][row] + added, layer_.activation));
       }
     }
   }

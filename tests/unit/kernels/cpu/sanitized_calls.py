@@ -47,10 +47,12 @@ def array(*shape: int, kind: int = FLOAT32) -> int:
 
 
 def linear(library: Library) -> None:
-    for kind, outputs, inputs, rows in product((FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 801), (1, 7, 40)):
+    for kind, outputs, inputs, rows in product(
+        (FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 801), (1, 6, 40, 43)
+    ):
         pair = 2 if kind == BFLOAT16 else 1
         packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
-        layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind)
+        layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind, rows % 4)
         x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
         library.linear(ctypes.addressof(layer), x, inputs, rows, out)
 
@@ -115,8 +117,8 @@ def norm(library: Library) -> None:
         ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), (1, 63, 257)
     ):
         call = RmsNorm(
-            array(70, width, kind=x_kind), width, array(width, kind=kind), array(70, width, kind=kind),
-            70, width, 1e-5, x_kind, kind,
+            array(70, width, kind=x_kind), width, array(70, width, kind=kind), array(width, kind=kind),
+            array(70, width, kind=kind), 70, width, 1e-5, x_kind, kind,
         )  # fmt: skip
         library.rms_norm(ctypes.addressof(call))
 
@@ -164,7 +166,7 @@ def caught(library: Library) -> None:
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        call = RmsNorm(array(100), 104, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32)
+        call = RmsNorm(array(100), 104, None, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32)
         library.rms_norm(ctypes.addressof(call))
         os._exit(0)
     assert os.waitpid(child, 0)[1] != 0, "the sanitizer does not see what it should"
