@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int32_t kBlockPositions = 64;  // keys and scores of a block stay in the first or second cache
-constexpr int32_t kQueryRows = 64;       // of a chunk: widening keys and values for them costs little beside
+constexpr int32_t kQueryRows = 96;       // most of a chunk: widening keys and values for them costs little beside
 constexpr float kNothing = -3e38f;       // below any score
 
 template <typename T>
@@ -31,10 +31,10 @@ class PagedExtendCall {
     for (int piece = 0; piece < call_.pieces; ++piece) {
       const int count = call_.piece_start[piece + 1] - call_.piece_start[piece];
       const int blocks = (count + tokens_ - 1) / tokens_;
-      // The last ones have the longest contexts: they begin first.
+      // They share the tokens evenly. The last ones have the longest contexts: they begin first.
       for_each_chunk(blocks * call_.kv_heads, [&](int chunk) {
-        const int first = (blocks - 1 - chunk / call_.kv_heads) * tokens_;
-        attend(piece, first, first + tokens_ < count ? first + tokens_ : count, chunk % call_.kv_heads);
+        const int block = blocks - 1 - chunk / call_.kv_heads;
+        attend(piece, count * block / blocks, count * (block + 1) / blocks, chunk % call_.kv_heads);
       });
     }
   }
