@@ -103,5 +103,6 @@ def _shown(cost: Cost) -> dict[str, Any]:
         "engine": cost.endpoint.name,
         "seconds": round(cost.total, 6),
         "resumable": cost.resumable,
+        "seen": cost.seen,
         **{name: round(value, 6) for name, value in parts.items() if value},
     }

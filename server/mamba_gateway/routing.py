@@ -7,7 +7,7 @@ from random import Random
 from typing import Literal
 
 from mamba_gateway.endpoints import Endpoint
-from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights, costs
+from mamba_gateway.scoring import EVEN, Cost, Costs, RoutingRequest, Weights, costs
 
 TIE = 1e-9
 """Seconds within which two costs are the same."""
@@ -31,7 +31,7 @@ class Decision:
     endpoint: Endpoint
     cost: Cost
     """Of the chosen one."""
-    costs: tuple[Cost, ...]
+    costs: Costs
     """Of all that passed the filters."""
     reason: Reason
     """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
@@ -60,15 +60,17 @@ def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint,
 def untried(endpoints: Iterable[Endpoint], tried: Iterable[str]) -> tuple[Endpoint, ...]:
     """Filter: those that this request has not been sent to yet."""
     excluded = frozenset(tried)
+    if not excluded:
+        return tuple(endpoints)
     return tuple(endpoint for endpoint in endpoints if endpoint.url not in excluded)
 
 
 def asked_for(endpoints: Iterable[Endpoint], among: frozenset[str] | None) -> tuple[Endpoint, ...]:
     """Filter: those that the proxy names by address or by host; without such a list, all."""
+    if among is None:
+        return tuple(endpoints)
     return tuple(
-        endpoint
-        for endpoint in endpoints
-        if among is None or endpoint.address in among or _host(endpoint.address) in among
+        endpoint for endpoint in endpoints if endpoint.address in among or _host(endpoint.address) in among
     )
 
 
@@ -76,10 +78,10 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def cheapest(made: Sequence[Cost], rng: Random) -> Cost:
-    """Picker: any of those with the lowest cost, evenly. Raises ValueError without any."""
-    best = min(cost.total for cost in made)
-    return rng.choice([cost for cost in made if cost.total <= best + TIE])
+def cheapest(totals: Sequence[float], rng: Random) -> int:
+    """Picker: the place of any of the lowest, evenly. Raises ValueError without any."""
+    best = min(totals)
+    return rng.choice([at for at, total in enumerate(totals) if total <= best + TIE])
 
 
 def choose(
@@ -98,7 +100,7 @@ def choose(
     if not (candidates := untried(named, request.tried)):
         return NoCandidate.ALL_TRIED
     made = costs(candidates, request, weights, rng)
-    chosen = cheapest(made, rng)
+    chosen = made[cheapest(made.totals, rng)]
     return Decision(chosen.endpoint, chosen, made, _reason(chosen, made))
 
 
@@ -119,9 +121,9 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
     return reasons
 
 
-def _reason(chosen: Cost, made: Sequence[Cost]) -> Reason:
+def _reason(chosen: Cost, made: Costs) -> Reason:
     if len(made) == 1:
         return "only"
     if chosen.resumable:
         return "prefix"
-    return "home" if any(cost.apart for cost in made) and not chosen.apart else "load"
+    return "home" if made.some_apart and not chosen.apart else "load"

@@ -21,17 +21,17 @@ MUTANTS = (
     ),
     Mutant(
         "the dearest endpoint is chosen", GATEWAY + "routing.py",
-        "best = min(cost.total for cost in made)", "best = max(cost.total for cost in made)",
+        "if total <= best + TIE", "if total > best + TIE or total == max(totals)",
         (UNIT + "test_routing.py",),
     ),
     Mutant(
         "a prompt that an engine can resume costs as much as elsewhere", GATEWAY + "scoring.py",
-        "speed.seconds(known, request.prompt_tokens)", "speed.seconds(0, request.prompt_tokens)",
+        "_work(known, tokens, ratio)", "_work(0, tokens, ratio)",
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
         "prompts that wait before a request cost nothing", GATEWAY + "scoring.py",
-        "queue = jitter * endpoint.queued_tokens / speed.tokens_per_second", "queue = 0.0",
+        "says, jitter * queued / tps, SECONDS", "says, 0.0, SECONDS",
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "a subset hint is not asked", GATEWAY + "routing.py",
-        "if among is None or endpoint.address in among", "if True or endpoint.address in among",
+        "endpoint in endpoints if endpoint.address in among or", "endpoint in endpoints if True or",
         PICKER,
     ),
     Mutant(

@@ -236,8 +236,11 @@ class EngineClient:
             case wire.EngineStats():
                 self.stats = message
                 self._on_stats(message)
-            case wire.PrefixChanges(epoch=epoch, cleared=cleared, gained=gained, lost=lost):
-                self.changes.take(epoch, cleared=cleared, gained=gained, lost=lost)
+            case wire.PrefixChanges():
+                self.changes.take(
+                    message.epoch, cleared=message.cleared, gained=message.gained, lost=message.lost,
+                    pages_gained=message.pages_gained, pages_lost=message.pages_lost,
+                )  # fmt: skip
             case wire.RequestRejected(request_id=request_id):
                 self._unstarted.discard(request_id)
                 if (inbox := self._inboxes.pop(request_id, None)) is not None:

@@ -25,7 +25,7 @@ class Admin:
     @property
     def epoch(self) -> int:
         """Rises when cached prefixes published before are void: by a flush, not by a change of strategy."""
-        return self._core.checkpoint_changes.epoch
+        return self._core.tree_changes.epoch
 
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """An unknown verb or a bad body is a 4xx. `recounted`: the books were, and nothing changed since."""

@@ -36,7 +36,7 @@ async def test_a_change_is_known_a_moment_later_and_redis_is_not_asked_in_betwee
             await asyncio.sleep(0.06)
             assert made.agrees
         calls = redis.calls
-        made.index.resumable(np.arange(100, dtype=np.int32), "")
+        made.index.depths(np.arange(100, dtype=np.int32), "")
         assert redis.calls == calls
 
 
