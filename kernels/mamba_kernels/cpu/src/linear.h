@@ -193,7 +193,8 @@ class LinearCall {
       const Element* bias = static_cast<const Element*>(layer_.bias);
       const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
       for (int row = 0; row < kRows; ++row) {
-        store_some(out_ + (first + row) * layer_.outputs + output, count, activated(sums[p][row] + added, layer_.activation));
+        const Lanes sum = activated(sums[p][row] + added, layer_.activation);
+        store_some(out_ + (first + row) * layer_.outputs + output, count, sum);
       }
     }
   }

@@ -6,6 +6,7 @@
 // cache. No sum is cut, and a chunk's sums do not depend on the block or the piece that it is in.
 #pragma once
 #include "norms.h"
+#include "piece_inputs.h"
 #include "products.h"
 #include "scratch.h"
 
@@ -42,7 +43,7 @@ class MambaPrefillCall {
       for (int block = first; block < end; block += kChunksAtOnce) {
         run_block(piece, block, block + kChunksAtOnce < end ? block + kChunksAtOnce : end);
       }
-      keep_windows(piece);
+      PieceInputs<T>(call_, piece).keep_windows();
     }
   }
 
@@ -59,7 +60,6 @@ class MambaPrefillCall {
   const T* projected(int64_t row) const {
     return static_cast<const T*>(call_.projected) + row * call_.projected_stride;
   }
-  T* window(int64_t slot) const { return static_cast<T*>(call_.window) + slot * call_.window_stride; }
   State* state(int64_t slot, int head) const {
     return static_cast<State*>(call_.state) + slot * call_.state_stride +
            int64_t{head} * mixer_.head_dim * mixer_.state_size;
@@ -73,8 +73,11 @@ class MambaPrefillCall {
       const int64_t last = (pass + 1) * kRowsOfAPass < rows ? (pass + 1) * kRowsOfAPass : rows;
       body(pass * int64_t{kRowsOfAPass}, last);
     };
+    const PieceInputs<T> inputs(call_, piece);
     for_each_chunk(passes, [&](int pass) {
-      rows_of(pass, [&](int64_t from, int64_t to) { convolve(piece, row, from, to); });
+      rows_of(pass, [&](int64_t from, int64_t to) {
+        inputs.convolve(row + from, row + to, mixed_ + from * channels_);
+      });
     });
     for_each_chunk((end - first) * mixer_.groups, [&](int part) {
       multiply_shared(first + part / mixer_.groups, part / mixer_.groups, part % mixer_.groups);
@@ -91,54 +94,6 @@ class MambaPrefillCall {
         }
       });
     });
-  }
-
-  // silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels of rows [from, to) after `row`, rounded to T.
-  void convolve(int piece, int64_t row, int64_t from, int64_t to) const {
-    const int64_t source = call_.source[piece], begin = call_.chunk_start[call_.piece_chunk[piece]];
-    const int past = mixer_.taps - 1;
-    for (int64_t c = 0; c < channels_; c += kLanes) {
-      const int count = static_cast<int>(channels_ - c);
-      const Lanes bias = mixer_.conv_bias == nullptr ? Lanes::zero() : load_some(mixer_.conv_bias + c, count);
-      for (int64_t at = from; at < to; ++at) {
-        Lanes sum = bias;
-        for (int k = 0; k <= past; ++k) {
-          const int64_t t = row + at - past + k;
-          const Lanes x = t >= begin ? load_some(projected(t) + inner_ + c, count)
-                          : source < 0
-                              ? Lanes::zero()
-                              : load_some(window(source) + (past + t - begin) * channels_ + c, count);
-          sum = Lanes::fused(x, load_some(mixer_.conv_weight + k * channels_ + c, count), sum);
-        }
-        store_some(mixed_ + at * channels_ + c, count, silu(sum));
-      }
-    }
-  }
-
-  // The last inputs before each checkpoint and before the end of the piece, whose slot may be the one it came
-  // from: then each is read before the one after it is written.
-  void keep_windows(int piece) const {
-    const int first = call_.piece_chunk[piece], end = call_.piece_chunk[piece + 1];
-    for (int chunk = first; chunk < end; ++chunk) {
-      if (call_.chunk_track[chunk] >= 0) keep_window(piece, chunk, call_.chunk_track[chunk]);
-    }
-    keep_window(piece, end - 1, call_.target[piece]);
-  }
-  void keep_window(int piece, int chunk, int64_t slot) const {
-    const int64_t source = call_.source[piece], begin = call_.chunk_start[call_.piece_chunk[piece]];
-    const int past = mixer_.taps - 1;
-    const size_t bytes = static_cast<size_t>(channels_) * sizeof(T);
-    for (int k = 0; k < past; ++k) {
-      const int64_t t = call_.chunk_start[chunk + 1] - past + k;
-      T* at = window(slot) + k * channels_;
-      if (t >= begin) {
-        std::memcpy(at, projected(t) + inner_, bytes);
-      } else if (source < 0) {
-        std::memset(at, 0, bytes);
-      } else {
-        std::memmove(at, window(source) + (past + t - begin) * channels_, bytes);
-      }
-    }
   }
 
   // Of a chunk and group: B as float32, C with positions in lanes, and pairs[j][i] = C_i . B_j for i >= j.

@@ -66,7 +66,8 @@ class PagedExtendCall {
     std::memset(sums, 0, static_cast<size_t>(dim * rows_tiled_) * sizeof(float));
     const int32_t* pages = call_.page_table + piece * call_.page_table_stride;
     // Positions [0, before] are seen by the first token, one more by each after it.
-    const int32_t before = call_.context_len[piece] - (call_.piece_start[piece + 1] - call_.piece_start[piece]) + first;
+    const int32_t of_piece = call_.piece_start[piece + 1] - call_.piece_start[piece];
+    const int32_t before = call_.context_len[piece] - of_piece + first;
     const int32_t context = before + end - first;
     for (int32_t at = 0; at < context; at += kBlockPositions) {
       const int32_t count = context - at < kBlockPositions ? context - at : kBlockPositions;
@@ -149,8 +150,8 @@ class PagedExtendCall {
   void give(int piece, int first, int kv_head, int64_t rows, const float* sums, const float* total) const {
     const int64_t dim = call_.head_dim;
     for (int64_t i = 0; i < rows; ++i) {
-      T* out = static_cast<T*>(call_.out) +
-               (row_of(piece, first + static_cast<int>(i / group_)) * call_.heads + int64_t{kv_head} * group_ + i % group_) * dim;
+      const int64_t row = row_of(piece, first + static_cast<int>(i / group_));
+      T* out = static_cast<T*>(call_.out) + (row * call_.heads + int64_t{kv_head} * group_ + i % group_) * dim;
       for (int64_t d = 0; d < dim; d += kLanes) {
         const int count = static_cast<int>(dim - d < kLanes ? dim - d : kLanes);
         float some[kLanes] = {};
