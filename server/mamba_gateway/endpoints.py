@@ -8,7 +8,6 @@ import asyncio
 import functools
 import hashlib
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -84,18 +83,6 @@ class Endpoint:
     """How long a request of ours stays with it, lately."""
     ejected: bool = False
     """It is left out, since requests failed there."""
-    numbers: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """For arithmetic over many at once: tokens a second (nan: not measured), attention ratio, decode seconds,
-    queued tokens (nan: not said), room, requests in flight, load, running, waiting, service seconds."""
-
-    def __post_init__(self) -> None:
-        speed, queued, room = self.speed, self.queued_tokens, self.room
-        pace = (math.nan, 0.0, 0.0)
-        if speed is not None:
-            pace = (speed.tokens_per_second, speed.attention_ratio, speed.decode_seconds)
-        of_prompts = (math.nan if queued is None else queued, math.inf if room is None else room)
-        of_requests = (self.in_flight, self.load, self.running, self.waiting, self.service_seconds)
-        object.__setattr__(self, "numbers", (*pace, *of_prompts, *of_requests))
 
     @property
     def address(self) -> str:

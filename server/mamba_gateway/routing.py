@@ -7,7 +7,7 @@ from random import Random
 from typing import Literal
 
 from mamba_gateway.endpoints import Endpoint
-from mamba_gateway.scoring import EVEN, Cost, Costs, RoutingRequest, Weights, costs
+from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights, costs
 
 TIE = 1e-9
 """Seconds within which two costs are the same."""
@@ -31,7 +31,7 @@ class Decision:
     endpoint: Endpoint
     cost: Cost
     """Of the chosen one."""
-    costs: Costs
+    costs: tuple[Cost, ...]
     """Of all that passed the filters."""
     reason: Reason
     """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
@@ -78,10 +78,11 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def cheapest(totals: Sequence[float], rng: Random) -> int:
-    """Picker: the place of any of the lowest, evenly. Raises ValueError without any."""
+def cheapest(made: Sequence[Cost], rng: Random) -> Cost:
+    """Picker: any of those with the lowest cost, evenly. Raises ValueError without any."""
+    totals = [cost.total for cost in made]
     best = min(totals)
-    return rng.choice([at for at, total in enumerate(totals) if total <= best + TIE])
+    return rng.choice([cost for cost, total in zip(made, totals, strict=True) if total <= best + TIE])
 
 
 def choose(
@@ -100,7 +101,7 @@ def choose(
     if not (candidates := untried(named, request.tried)):
         return NoCandidate.ALL_TRIED
     made = costs(candidates, request, weights, rng)
-    chosen = made[cheapest(made.totals, rng)]
+    chosen = cheapest(made, rng)
     return Decision(chosen.endpoint, chosen, made, _reason(chosen, made))
 
 
@@ -121,9 +122,9 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
     return reasons
 
 
-def _reason(chosen: Cost, made: Costs) -> Reason:
+def _reason(chosen: Cost, made: Sequence[Cost]) -> Reason:
     if len(made) == 1:
         return "only"
     if chosen.resumable:
         return "prefix"
-    return "home" if made.some_apart and not chosen.apart else "load"
+    return "home" if any(cost.apart for cost in made) and not chosen.apart else "load"

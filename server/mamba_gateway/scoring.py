@@ -5,21 +5,13 @@ them, the wait for memory, the answers it is writing. An engine that reports not
 the number of its requests.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.engine_speed import NOMINAL, EngineSpeed
 from mamba_gateway.prompt_prefix import HOME_TOKENS
-from mamba_planner.prefill_work import prefill_work
-from mamba_prefix.page_chain import mixed
-
-Floats = npt.NDArray[np.float64]
 
 SECONDS_PER_REQUEST = 1.0
 """What a request counts for at an engine that does not say how many tokens it has to compute."""
@@ -33,8 +25,7 @@ memory what others would have resumed, and prompts that share it part ways from 
 JITTER = 0.1
 """The part of the load that others make is old news: gateways read it higher by up to so much, each by a
 number of its own for each engine, so that they do not all send to the same one."""
-_work: Callable[..., Any] = prefill_work
-# Of arrays as of numbers.
+_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,115 +84,78 @@ class Cost:
         return self.compute + self.queue + self.memory + self.decode + self.apart
 
 
-class Costs:
-    """Of one request, one for each endpoint in their order. Columns of numbers, of which a `Cost` is made
-    when somebody looks at it: a choice among many reads the sums alone."""
-
-    def __init__(self, endpoints: Sequence[Endpoint], columns: Mapping[str, Floats], totals: Floats) -> None:
-        self._endpoints, self._columns = endpoints, columns
-        self.totals: list[float] = totals.tolist()
-        """Seconds, weighted."""
-        self._made: dict[int, Cost] = {}
-
-    @property
-    def some_apart(self) -> bool:
-        """It makes a difference to what is known that not all know the same."""
-        return bool(self._columns["apart"].any())
-
-    def __len__(self) -> int:
-        return len(self._endpoints)
-
-    def __getitem__(self, at: int) -> Cost:
-        if at not in self._made:
-            column = {name: values[at].item() for name, values in self._columns.items()}
-            for name in ("resumable", "seen"):
-                column[name] = int(column[name])
-            self._made[at] = Cost(self._endpoints[at], **column)
-        return self._made[at]
-
-    def __iter__(self) -> Iterator[Cost]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Costs) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 EVEN = Weights()
 
 
-def costs(endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weights, rng: Random) -> Costs:
-    """What it would cost at each endpoint; at least one."""
-    numbers = np.array([endpoint.numbers for endpoint in endpoints]).T
-    tps, ratio, decode_seconds, queued, room, in_flight, load, running, waiting, service = numbers
-    unmeasured = np.isnan(tps)
-    if unmeasured.any():
-        usual = _usual_speed(endpoints)
-        tps[unmeasured], ratio[unmeasured] = usual.tokens_per_second, usual.attention_ratio
-        decode_seconds[unmeasured] = usual.decode_seconds
-    tokens = request.prompt_tokens
-    # The last token is always computed: it gives the first of the answer.
-    names = [endpoint.name for endpoint in endpoints]
-    known = _tokens(names, request.resumable, max(0, tokens - 1))
-    # A state is kept where prompts part once a second one has shown that they do: at the engine that has
-    # what the first one left, so that counts as much as one that is there already.
-    seen = np.maximum(known, _tokens(names, request.seen, tokens))
-    compute = weights.prefix * _work(known, tokens, ratio) / tps
-
-    jitter = 1 + JITTER * np.array([rng.random() for _ in endpoints])
-    says = ~np.isnan(queued)
-    queue = np.where(
-        says, jitter * queued / tps, SECONDS_PER_REQUEST * (in_flight + jitter * (load - in_flight))
+def costs(
+    endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weights, rng: Random
+) -> tuple[Cost, ...]:
+    """One for each endpoint, in their order."""
+    usual = _usual_speed(endpoints)
+    made = tuple(
+        _cost(endpoint, request, weights, usual, 1 + JITTER * rng.random()) for endpoint in endpoints
     )
-    many = np.maximum(1, running)
-    each = decode_seconds / many
-    decode = np.where(says, np.where(each > 0, each, DECODE_SECONDS) * load, 0.0)
-    # One sequence has to end for each that waits, and they end one after the other.
-    memory = np.where(tokens + queued > room, (1 + waiting) * service / many, 0.0)
-    columns = {
-        "resumable": known,
-        "seen": seen,
-        "compute": compute,
-        "queue": weights.load * queue,
-        "memory": weights.load * memory,
-        "decode": weights.load * decode,
-        "apart": weights.prefix * _apart(endpoints, request, seen, ratio) / tps,
-    }
-    return Costs(endpoints, columns, sum(list(columns.values())[2:], np.zeros(len(endpoints))))
+    _charge_apart(made, request, weights, usual)
+    return made
 
 
-def _tokens(names: Sequence[str], depths: Mapping[str, int], most: int) -> Floats:
-    if not depths:
-        return np.zeros(len(names))
-    return np.minimum(np.array([depths.get(name, 0) for name in names], np.float64), most)
-
-
-def _apart(endpoints: Sequence[Endpoint], request: RoutingRequest, seen: Floats, ratio: Floats) -> Floats:
-    """Work that would be done twice, as it counts."""
+def _charge_apart(
+    made: Sequence[Cost], request: RoutingRequest, weights: Weights, usual: EngineSpeed
+) -> None:
+    known = {cost.endpoint.name: cost.seen for cost in made}
     # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
-    most, times = float(seen.max()), TIMES_APART if request.sure else 1.0
+    most, times = max(known.values()), TIMES_APART if request.sure else 1.0
     if most < HOME_TOKENS and request.home is not None:
+        home = home_of([cost.endpoint for cost in made], request.home)
         # Nobody has shown yet that anything will be shared.
-        most, times = float(max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens))), 1.0
-        seen = seen.copy()
-        seen[_home(endpoints, request.home)] = most
-    apart: Floats = np.where(seen < most, times * _work(seen, most, ratio), 0.0)
-    return apart
+        most, times = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0
+        known[home.name] = most
+    for cost in made:
+        if (start := known[cost.endpoint.name]) < most:
+            again = (cost.endpoint.speed or usual).seconds(start, most)
+            cost.apart = times * weights.prefix * again
 
 
 def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
     """Where prompts of this beginning go while no engine has it: the same for all who see these endpoints,
     and for most keys the same when one of the endpoints leaves (rendezvous hashing)."""
-    return endpoints[_home(endpoints, key)]
+    return max(endpoints, key=lambda endpoint: (_mixed(key ^ endpoint.key), endpoint.name))
 
 
-def _home(endpoints: Sequence[Endpoint], key: int) -> int:
-    # Each bit of the value moves half of the result's.
-    return int(mixed(np.array([endpoint.key ^ key for endpoint in endpoints], np.uint64)).argmax())
+def _mixed(value: int) -> int:
+    # splitmix64's finaliser: each bit of the value moves half of the result's.
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
 
 
 def _usual_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
     """The median of those that measured themselves, for those that did not yet."""
     known = sorted((e.speed for e in endpoints if e.speed is not None), key=lambda s: s.tokens_per_second)
     return known[len(known) // 2] if known else NOMINAL
+
+
+def _cost(
+    endpoint: Endpoint, request: RoutingRequest, weights: Weights, usual: EngineSpeed, jitter: float
+) -> Cost:
+    speed = endpoint.speed or usual
+    # The last token is always computed: it gives the first of the answer.
+    known = max(0, min(request.resumable.get(endpoint.name, 0), request.prompt_tokens - 1))
+    # A state is kept where prompts part once a second one has shown that they do: at the engine that has
+    # what the first one left, so that counts as much as one that is there already.
+    seen = max(known, min(request.seen.get(endpoint.name, 0), request.prompt_tokens))
+    compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
+    if endpoint.queued_tokens is None:
+        others = endpoint.load - endpoint.in_flight
+        queue = SECONDS_PER_REQUEST * (endpoint.in_flight + jitter * others)
+        return Cost(endpoint, known, seen, compute, weights.load * queue, 0.0, 0.0)
+    queue = jitter * endpoint.queued_tokens / speed.tokens_per_second
+    each = speed.decode_seconds / max(1, endpoint.running) or DECODE_SECONDS
+    decode = each * endpoint.load
+    memory = 0.0
+    if endpoint.room is not None and request.prompt_tokens + endpoint.queued_tokens > endpoint.room:
+        # One sequence has to end for each that waits, and they end one after the other.
+        memory = (1 + endpoint.waiting) * endpoint.service_seconds / max(1, endpoint.running)
+    return Cost(
+        endpoint, known, seen, compute, weights.load * queue, weights.load * memory, weights.load * decode
+    )

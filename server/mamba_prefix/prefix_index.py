@@ -180,6 +180,7 @@ class PrefixIndex:
         view = self._views.get(beat.engine)
         return (
             view is not None
+            and view.fresh
             and view.incarnation == beat.incarnation
             and view.seq >= beat.seq
             and (view.fingerprint, view.page_size) == (beat.fingerprint, beat.page_size)

@@ -21,17 +21,17 @@ MUTANTS = (
     ),
     Mutant(
         "the dearest endpoint is chosen", GATEWAY + "routing.py",
-        "if total <= best + TIE", "if total > best + TIE or total == max(totals)",
+        "best = min(totals)", "best = max(totals)",
         (UNIT + "test_routing.py",),
     ),
     Mutant(
         "a prompt that an engine can resume costs as much as elsewhere", GATEWAY + "scoring.py",
-        "_work(known, tokens, ratio)", "_work(0, tokens, ratio)",
+        "speed.seconds(known, request.prompt_tokens)", "speed.seconds(0, request.prompt_tokens)",
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
         "prompts that wait before a request cost nothing", GATEWAY + "scoring.py",
-        "says, jitter * queued / tps, SECONDS", "says, 0.0, SECONDS",
+        "queue = jitter * endpoint.queued_tokens / speed.tokens_per_second", "queue = 0.0",
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
@@ -93,13 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "a drain does not reach clients that still send", GATEWAY + "proxy_endpoint.py",
-        "        self._running.add(reading)\n", "",
+        "        with self._cancellable() as task:\n            try:\n                return ",
+        "        task = asyncio.current_task()\n        if task:\n            try:\n                return ",
         PROXY,
     ),
     Mutant(
         "who has no answer at the end of a drain gets none", GATEWAY + "proxy_endpoint.py",
-        "            if not response.answering:\n                raise Draining(DRAINING) from None",
-        "            return",
+        "                if not response.answering:\n                    raise Draining(DRAINING) from None",
+        "                return",
         PROXY,
     ),
     Mutant(

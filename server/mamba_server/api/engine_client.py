@@ -113,7 +113,8 @@ class EngineClient:
         self._calls[call_id] = future
         try:
             self._send(wire.AdminCall(call_id, verb, body))
-            return await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):
+                return await future
         except TimeoutError as error:
             raise AdminTimeout(f"the engine did not answer '{verb}' within {timeout:g} s") from error
         finally:
@@ -149,7 +150,8 @@ class EngineClient:
             self.restarts += 1
             log.error("engine_ended", reason=reason, deaths=deaths, restart_in=round(pause, 2))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
                 return
 
     async def _live(self, settings_json: str) -> int | None:
@@ -270,7 +272,8 @@ class EngineClient:
             return
         process.send(wire.Shutdown())
         try:
-            await asyncio.wait_for(process.wait(), grace)
+            async with asyncio.timeout(grace):
+                await process.wait()
         except TimeoutError:
             log.warning("engine_killed", reason=f"did not end within {grace:g} s")
             process.kill()

@@ -1,5 +1,7 @@
 """Routing of the engine's messages to requests, without a process."""
 
+import asyncio
+
 import pytest
 
 from mamba_edge.errors import NotReady
@@ -114,3 +116,13 @@ def test_what_the_engine_has_cached_is_kept_for_gateways_until_it_ends(client: E
     client._lose("killed")
     assert client.changes.depths == {}
     assert client.changes.incarnation != first
+
+
+async def test_a_caller_that_is_cancelled_as_the_answer_comes_is_cancelled(client: EngineClient) -> None:
+    asking = asyncio.create_task(client.admin("plan", {}))
+    await asyncio.sleep(0)
+    client._route(wire.AdminReply(next(iter(client._calls)), 200, {}))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not client._calls

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from mamba_gateway.routing import NoCandidate, available, cheapest, choose, dropped, serving, untried
-from mamba_gateway.scoring import RoutingRequest
+from mamba_gateway.scoring import Cost, RoutingRequest
 
 ASK = RoutingRequest("m")
 
@@ -38,12 +38,13 @@ def test_load_counts_ours_exactly_and_others_as_reported(endpoint) -> None:
     assert endpoint("a", running=0, in_flight_at_report=3, in_flight=3).load == 3
 
 
-def test_a_tie_is_broken_evenly_and_repeatably() -> None:
-    totals = [0.75, 0.75, 0.75, 0.75, 0.7500001]
-    picks = [cheapest(totals, rng) for rng in [Random(1)] for _ in range(400)]
-    assert picks == [cheapest(totals, rng) for rng in [Random(1)] for _ in range(400)]
-    assert all(70 < picks.count(place) < 130 for place in range(4))
-    assert 4 not in picks
+def test_a_tie_is_broken_evenly_and_repeatably(endpoint) -> None:
+    made = [Cost(endpoint(str(n)), 0, 0, 0.5, 0.25, 0.0, 0.0) for n in range(4)]
+    dear = Cost(endpoint("dear"), 0, 0, 0.5, 0.2500001, 0.0, 0.0)
+    picks = [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
+    assert picks == [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
+    assert all(70 < picks.count(str(n)) < 130 for n in range(4))
+    assert "dear" not in picks
 
 
 def test_a_picker_without_endpoints_refuses() -> None:

@@ -86,6 +86,18 @@ async def test_a_lost_batch_is_noticed_though_none_comes_after_it() -> None:
 
 
 @in_virtual_time
+async def test_what_is_doubted_is_read_anew_though_nothing_is_missing_by_its_number() -> None:
+    async with world() as (made, _):
+        made.start("a").change(20)
+        await until(lambda: made.agrees, 5)
+        # As when the connection breaks while a gap is filled, and the engine comes back after the gateway.
+        made.index.doubt("a", again=True)
+        await until(lambda: made.agrees and made.index.engines()["a"].fresh, 10)
+        await asyncio.sleep(3)
+        assert made.agrees
+
+
+@in_virtual_time
 async def test_who_dies_is_forgotten_within_seconds_and_leaves_nothing_in_redis() -> None:
     async with world() as (made, redis):
         made.start("a").change(50)
