@@ -51,6 +51,14 @@ OPERATOR = Dashboard(
                 "What wakes the operator.",
                 unit="ops",
             ),
+            Panel(
+                "Requests to the API server",
+                (Line(series("operator_requests").summed("method", "resource"), "{{method}} {{resource}}"),),
+                "At rest these are the lease, and one list per kind at each resync: a pass over an unchanged "
+                "object makes none.",
+                unit="ops",
+                stacked=True,
+            ),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Conditions of a MambaDeployment: the five types, every reason with its meaning, and the one way to set one.
+"""Conditions of a MambaDeployment: the six types, every reason with its meaning, and the one way to set one.
 
 The operator's pure `status` module calls `set_condition`; events use the same reason words. No clock: the
 caller passes the time.
@@ -23,6 +23,7 @@ class ConditionType(StrEnum):
     AVAILABLE = "Available"
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
+    UP_TO_DATE = "UpToDate"
     READY = "Ready"
 
 
@@ -30,6 +31,7 @@ class Reason(StrEnum):
     """Why a condition has its status. `REASONS` says what each means and what to do."""
 
     PLAN_COMPUTED = "PlanComputed"
+    PLAN_DIFFERS = "PlanDiffers"
     PLAN_DOES_NOT_FIT = "PlanDoesNotFit"
     MODEL_NOT_SERVED = "ModelNotServed"
     MODEL_UNKNOWN = "ModelUnknown"
@@ -49,7 +51,12 @@ class Reason(StrEnum):
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     AS_EXPECTED = "AsExpected"
     IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_NOT_CREATED = "ContainerNotCreated"
+    VOLUMES_NOT_MOUNTED = "VolumesNotMounted"
+    PODS_REFUSED = "PodsRefused"
+    MODEL_NOT_LOADED = "ModelNotLoaded"
     ENGINE_CRASHING = "EngineCrashing"
+    GATEWAY_CRASHING = "GatewayCrashing"
     OUT_OF_MEMORY = "OutOfMemory"
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
@@ -62,6 +69,11 @@ class Reason(StrEnum):
 
 REASONS: dict[Reason, str] = {
     Reason.PLAN_COMPUTED: "The planner found a strategy that fits; status.plan has the byte ledger.",
+    Reason.PLAN_DIFFERS: (
+        "Engines serve with the plan that was made for the nodes of their day. Nodes changed since, and the "
+        "message says what would be planned now. Nothing is replaced for it: a change of the spec, or a new "
+        "annotation serving.mambaserve.io/restarted-at, makes the plan anew."
+    ),
     Reason.PLAN_DOES_NOT_FIT: (
         "The memory cannot hold the weights and one sequence. The message has the numbers: use more or "
         "larger GPUs, a shorter spec.model.maxModelLen or a 2-byte state."
@@ -99,9 +111,32 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled; check spec.engine.image and pull secrets.",
+    Reason.CONTAINER_NOT_CREATED: (
+        "A container cannot be made; the message is the kubelet's. Most often a Secret or ConfigMap that the "
+        "spec names, or a key of it, does not exist: make it, or correct the name."
+    ),
+    Reason.VOLUMES_NOT_MOUNTED: (
+        "A pod has waited for its volumes, or its network, for a minute; the message names what it mounts. "
+        "Check that each Secret and claim exists and each claim is bound; `kubectl describe pod` says more."
+    ),
+    Reason.PODS_REFUSED: (
+        "The cluster refuses to make pods: a quota, pod security or an admission webhook; the message is its "
+        "own. Raise the quota, or meet the rule with spec.podTemplate."
+    ),
+    Reason.MODEL_NOT_LOADED: (
+        "An engine does not start with what it was given; the message has its last words. Check that the "
+        "files of spec.model.uri are there and whole, and spec.engine.extraArgs."
+    ),
     Reason.ENGINE_CRASHING: "An engine ends again and again; the message has its last words.",
-    Reason.OUT_OF_MEMORY: "A container was killed for memory; raise spec.resources.memory.",
-    Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
+    Reason.GATEWAY_CRASHING: "A gateway ends again and again; the message has its last words.",
+    Reason.OUT_OF_MEMORY: (
+        "A container was killed for memory; raise spec.resources.memory, or for a gateway the memory in "
+        "spec.gateway.podTemplate."
+    ),
+    Reason.UNSCHEDULABLE: (
+        "No node takes a pod; the message is the scheduler's. Where a roll-out has no spare GPU for the pod "
+        "it adds, set spec.rollout.maxSurge to 0 and maxUnavailable to 1."
+    ),
     Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
     Reason.PREFIX_INDEX_UNAVAILABLE: (
         "Gateways or engines cannot use the Redis of spec.prefixIndex.redis; the message says who and why. "
@@ -122,10 +157,28 @@ REASONS: dict[Reason, str] = {
 HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE})
 """Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
+OF_PODS = frozenset(
+    {
+        Reason.OUT_OF_MEMORY,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.CONTAINER_NOT_CREATED,
+        Reason.MODEL_NOT_LOADED,
+        Reason.ENGINE_CRASHING,
+        Reason.GATEWAY_CRASHING,
+        Reason.VOLUMES_NOT_MOUNTED,
+        Reason.UNSCHEDULABLE,
+        Reason.PODS_REFUSED,
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+    }
+)
+"""Reasons of Degraded that keep Ready from being true only while pods are missing: a pod that a roll-out adds
+and that does not come up takes nothing from those that serve."""
+
 REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.PLANNED: frozenset(
         {
             Reason.PLAN_COMPUTED,
+            Reason.PLAN_DIFFERS,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,
             Reason.MODEL_UNKNOWN,
@@ -164,10 +217,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.DEGRADED: frozenset(
         {
             Reason.AS_EXPECTED,
-            Reason.IMAGE_PULL_FAILED,
-            Reason.ENGINE_CRASHING,
-            Reason.OUT_OF_MEMORY,
-            Reason.UNSCHEDULABLE,
+            *OF_PODS,
             Reason.PREFIX_INDEX_UNAVAILABLE,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,
@@ -175,12 +225,12 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,
             Reason.INVALID_SPEC,
-            Reason.PROGRESS_DEADLINE_EXCEEDED,
         }
     ),
+    ConditionType.UP_TO_DATE: frozenset(Reason) - {Reason.SERVING},
     ConditionType.READY: frozenset(Reason),
 }
-"""Reasons each type may carry. Ready repeats the reason of whatever keeps it from being true."""
+"""Reasons each type may carry. UpToDate and Ready repeat the reason of what keeps them from being true."""
 
 
 def set_condition(

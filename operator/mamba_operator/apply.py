@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mamba_api import names
 from mamba_api.conditions import ConditionType
 from mamba_operator.client import KubeClient
+from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import Conflict, NameTaken, NotInSchema, OperatorError, Terminating, Unreachable
 from mamba_operator.kinds import BY_NAME
 from mamba_operator.manifest import Manifest, Ref, is_terminating, metadata, owner_name, owner_uid, ref
@@ -30,6 +31,8 @@ class Outcome:
 
     done: list[Done] = field(default_factory=list)
     errors: list[OperatorError] = field(default_factory=list)
+    settled: dict[str, str] = field(default_factory=dict)
+    """As `Snapshot.settled`, of the children that were written."""
 
 
 async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> Outcome:
@@ -44,7 +47,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
                 # Without engines the next pass tries both again; with them nothing tells what is missing.
                 continue
             try:
-                if await _apply(client, snapshot, change):
+                if await _apply(client, snapshot, change, outcome.settled):
                     outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
@@ -69,7 +72,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
     return outcome
 
 
-async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply) -> bool:
+async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, settled: dict[str, str]) -> bool:
     """Whether the child is another one than before."""
     one = ref(change.manifest)
     before = snapshot.children.get(one)
@@ -83,6 +86,8 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply) -> bool:
     if before is None:
         await _name_is_free(client, snapshot, one)
     after = await client.apply(change.manifest if before is None else _same_object(change.manifest, before))
+    if drift(change.manifest, after):
+        settled[str(metadata(after).get("uid"))] = made_of(change.manifest, after)
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
 
 

@@ -4,7 +4,7 @@ A thin layer over `mamba_kube`: it knows kinds, pages and the field manager. Bod
 failure is one of `errors`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mamba_api.names import FIELD_MANAGER
@@ -20,13 +20,16 @@ PAGE = 500
 class KubeClient:
     """Objects of the cluster by kind; safe to share between tasks."""
 
+    counted: Callable[[str, str], None] = staticmethod(lambda _method, _plural: None)
+    """Told the method and the kind's plural of each request."""
+
     def __init__(self, server: ApiServer) -> None:
         self._server = server
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """One object, or None when there is none of that name."""
         try:
-            return await self._request("GET", kind.path(namespace, name))
+            return await self._request("GET", kind, kind.path(namespace, name))
         except NotFound:
             return None
 
@@ -38,7 +41,11 @@ class KubeClient:
         items: list[Manifest] = []
         while True:
             answer = await self._request(
-                "GET", kind.path(namespace), query=query, accept=METADATA_LIST if metadata_only else JSON
+                "GET",
+                kind,
+                kind.path(namespace),
+                query=query,
+                accept=METADATA_LIST if metadata_only else JSON,
             )
             for item in answer.get("items") or ():
                 items.append({**item, "apiVersion": kind.api_version, "kind": kind.kind})  # noqa: PERF401
@@ -53,6 +60,7 @@ class KubeClient:
         meta = manifest["metadata"]
         return await self._request(
             "PATCH",
+            kind,
             kind.path(meta.get("namespace"), meta["name"], subresource),
             query={"fieldManager": FIELD_MANAGER, "force": "true"},
             body=manifest,
@@ -64,6 +72,7 @@ class KubeClient:
         kind = BY_NAME[manifest["kind"]]
         return await self._request(
             "POST",
+            kind,
             kind.path(manifest["metadata"].get("namespace")),
             query={"fieldManager": FIELD_MANAGER},
             body=manifest,
@@ -73,17 +82,19 @@ class KubeClient:
         """Replace an object. Raises Conflict when its resourceVersion is not the newest."""
         kind = BY_NAME[manifest["kind"]]
         meta = manifest["metadata"]
-        return await self._request("PUT", kind.path(meta.get("namespace"), meta["name"]), body=manifest)
+        return await self._request("PUT", kind, kind.path(meta.get("namespace"), meta["name"]), body=manifest)
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
         """JSON merge patch of one object."""
-        return await self._request("PATCH", kind.path(namespace, name), body=patch, content_type=MERGE_PATCH)
+        return await self._request(
+            "PATCH", kind, kind.path(namespace, name), body=patch, content_type=MERGE_PATCH
+        )
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete exactly the object of that uid in the background; one that is gone already is no error."""
         body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
-            await self._request("DELETE", kind.path(namespace, name), body=body)
+            await self._request("DELETE", kind, kind.path(namespace, name), body=body)
         except NotFound:
             return
 
@@ -91,7 +102,7 @@ class KubeClient:
         """Whether the cluster knows the kind."""
         group = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.api_version}"
         try:
-            resources = (await self._request("GET", group)).get("resources") or ()
+            resources = (await self._request("GET", kind, group)).get("resources") or ()
         except NotFound:
             return False
         return any(resource.get("name") == kind.plural for resource in resources)
@@ -99,6 +110,7 @@ class KubeClient:
     async def _request(
         self,
         method: str,
+        kind: Kind,
         path: str,
         *,
         query: Mapping[str, str] | None = None,
@@ -106,6 +118,7 @@ class KubeClient:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> dict[str, Any]:
+        self.counted(method, kind.plural)
         try:
             return await self._server.request(
                 method, path, query=query, body=body, content_type=content_type, accept=accept

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from mamba_api.quantity import SUFFIXES
-from mamba_operator.manifest import Manifest
+from mamba_operator.manifest import Manifest, digest
 
 IDENTITIES: Sequence[tuple[str, ...]] = (
     ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"),
@@ -31,6 +31,15 @@ def drift(desired: Manifest, observed: Manifest) -> list[str]:
         if len(found) == MAX_PATHS:
             break
     return found
+
+
+def made_of(desired: Manifest, observed: Manifest) -> str:
+    """Hash of what the API server has for `desired`: its status and what others noted on it are left out."""
+    meta = observed.get("metadata") or {}
+    ours = (desired.get("metadata") or {}).get("annotations") or {}
+    notes = {key: value for key, value in (meta.get("annotations") or {}).items() if key in ours}
+    rest = {key: value for key, value in observed.items() if key not in ("metadata", "status")}
+    return digest([rest, meta.get("labels"), notes])
 
 
 def _differences(desired: Any, observed: Any, path: str, *, quantity: bool = False) -> Iterator[str]:

@@ -71,8 +71,8 @@ OWNED: tuple[Kind, ...] = (
 token is made and never read: whoever may list Secrets may read all of a cluster's."""
 OPTIONAL: tuple[Kind, ...] = (INFERENCE_POOL,)
 """Children of kinds that a cluster may lack. Not watched, since watches of such kinds come and go with them:
-each pass looks at them."""
-WATCHED: tuple[Kind, ...] = (*OWNED, POD, ENDPOINT_SLICE)
+each pass over an object that asks for one looks at them."""
+WATCHED: tuple[Kind, ...] = (*OWNED, POD)
 """Whatever wakes its MambaDeployment."""
 BY_NAME: dict[str, Kind] = {
     kind.kind: kind for kind in (*OWNED, *OPTIONAL, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE)

@@ -10,18 +10,20 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import kopf
 import structlog
 
+from mamba_api import names
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, SettingsInvalid
 from mamba_operator.freshness import Freshness
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.indices import Indices, owner_key
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.leadership import Leadership, LeaseName
 from mamba_operator.liveness import LoopLag, liveness_server
 from mamba_operator.manifest import Key, Manifest, metadata
@@ -47,6 +49,7 @@ class Operator:
         self._shipped = shipped
         self._client = client
         self._metrics = OperatorMetrics()
+        client.counted = lambda method, plural: self._metrics.requests.labels(method, plural).inc()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._metrics.due.set_function(lambda: len(self._queue))
         self._freshness = Freshness(settings.stale_after)
@@ -106,7 +109,7 @@ class Operator:
         """What the holder of the lease does."""
         await self._crd_served()
         self._metrics.leader.set(1)
-        settings = self._settings
+        settings, indices = self._settings, Indices()
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -115,11 +118,12 @@ class Operator:
             resync=lambda: settings.resync * (1.0 - JITTER * random.random()),
             seen=self._seen,
             shipped=self._shipped,
+            indices=indices,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
-                registry=make_registry(self._queue.add, self._delivered),
+                registry=make_registry(self._queue.add, self._delivered, indices),
                 settings=make_settings(namespaced=bool(settings.namespaces)),
                 clusterwide=not settings.namespaces,
                 namespaces=list(settings.namespaces),
@@ -128,7 +132,7 @@ class Operator:
             )
         )
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
-        resyncing = asyncio.create_task(self._resync())
+        resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         tasks = {watching, working, resyncing}
         try:
             # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
@@ -161,19 +165,35 @@ class Operator:
                 log.warning("cluster_unreachable", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
 
-    async def _resync(self) -> None:
-        """Look at every MambaDeployment now and then: the net below the watches."""
+    async def _resync(self, indices: Indices, doubt: Callable[[Key], None]) -> None:
+        """Look at every MambaDeployment now and then, and whether watches hold what is there: the net below
+        them. One list per kind, however many objects there are."""
         while True:
             asked = time.monotonic()
             try:
                 for namespace in self._settings.namespaces or (None,):
-                    for one in await self._client.list(MAMBA_DEPLOYMENT, namespace, metadata_only=True):
-                        self._seen(MAMBA_DEPLOYMENT, one, asked)
-                        meta = metadata(one)
-                        self._queue.add(Key(str(meta["namespace"]), str(meta["name"])))
+                    await self._resync_in(namespace, asked, indices, doubt)
             except ClusterError as error:
                 log.warning("resync_failed", error=str(error))
             await asyncio.sleep(self._settings.resync * (1.0 - JITTER * random.random()))
+
+    async def _resync_in(
+        self, namespace: str | None, asked: float, indices: Indices, doubt: Callable[[Key], None]
+    ) -> None:
+        """All of a namespace, or of the cluster."""
+        for kind in (*WATCHED, MAMBA_DEPLOYMENT):
+            ours = "" if kind is MAMBA_DEPLOYMENT else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+            listed = await self._client.list(kind, namespace, selector=ours, metadata_only=True)
+            for one in listed:
+                self._seen(kind, one, asked)
+                if kind is MAMBA_DEPLOYMENT and (key := owner_key(kind, one)) is not None:
+                    self._queue.add(key)
+            if indices.complete:
+                # What is on its way just now is among them: a pass that reads costs little, now and then.
+                for key in indices.differing(kind, listed):
+                    if namespace in (None, key.namespace):
+                        doubt(key)
+                        self._queue.add(key)
 
     def _delivered(self, kind: Kind, one: Manifest, deleted: bool) -> None:
         self._metrics.events.labels(kind.kind).inc()

@@ -17,13 +17,13 @@ from mamba_planner.spec_settings import engine_settings
 
 
 def plan_memory(
-    deployment: MambaDeployment, node_gpu_memory: int | None, config: Mapping[str, Any] | None = None
+    deployment: MambaDeployment, gpu_memory: int | None, config: Mapping[str, Any] | None = None
 ) -> Verdict:
     """What the planner says.
 
     Args:
         deployment: the object.
-        node_gpu_memory: bytes of one GPU by node labels; the spec wins over it.
+        gpu_memory: bytes of one GPU by node labels; the spec wins over it.
         config: the model's config.json when it is known from elsewhere; the spec's own wins over it.
     """
     spec = deployment.spec
@@ -41,7 +41,7 @@ def plan_memory(
     not_served = why_not_served(model)
     if not_served is not None and spec.mode == "Active":
         return NotServed(not_served)
-    device = _device(deployment, node_gpu_memory)
+    device = _device(deployment, gpu_memory)
     if device is None:
         return Unknown(
             Reason.DEVICE_MEMORY_UNKNOWN,
@@ -65,10 +65,16 @@ def plan_memory(
     return Fits(PlanStatus.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
 
 
-def _device(deployment: MambaDeployment, node_gpu_memory: int | None) -> mamba_planner.Device | None:
+def depends_on_nodes(deployment: MambaDeployment) -> bool:
+    """Whether node labels have to say how much memory a GPU has."""
+    spec = deployment.spec
+    return bool(spec.resources.gpus) and spec.memory.device_memory is None
+
+
+def _device(deployment: MambaDeployment, gpu_memory: int | None) -> mamba_planner.Device | None:
     spec = deployment.spec
     if spec.resources.gpus:
-        given = spec.memory.device_memory.bytes if spec.memory.device_memory is not None else node_gpu_memory
+        given = spec.memory.device_memory.bytes if spec.memory.device_memory is not None else gpu_memory
         kind: Any = "cuda"
     else:
         size = spec.memory.device_memory or spec.resources.memory

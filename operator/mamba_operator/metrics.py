@@ -34,6 +34,12 @@ class OperatorMetrics:
             ["kind"],
             registry=self.registry,
         )
+        self.requests = Counter(
+            "mambaserve_operator_requests",
+            "Requests to the API server by method and resource, watches aside.",
+            ["method", "resource"],
+            registry=self.registry,
+        )
         self.due = Gauge(
             "mambaserve_operator_queue_depth",
             "MambaDeployments that wait for a pass.",

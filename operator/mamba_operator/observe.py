@@ -1,27 +1,22 @@
 """`observe`: reads one MambaDeployment and all that belongs to it into a frozen `Snapshot`.
 
-Fresh reads from the API server, never a cache: what a pass decides on is what it saw. Called by `reconcile`.
+Fresh reads from the API server: what is written is decided on what was seen. `look_up` makes the same of what
+the watches hold, to see whether there is anything to decide. Called by `reconcile`.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mamba_api import names
-from mamba_api.errors import InvalidQuantity
-from mamba_api.quantity import parse_quantity
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
 from mamba_operator.client import KubeClient
-from mamba_operator.errors import Forbidden, NotFound, Refused
-from mamba_operator.kinds import ENDPOINT_SLICE, MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
+from mamba_operator.errors import Forbidden, NotFound
+from mamba_operator.gpu_memory import GPU_MEMORY_LABEL, NODE_NAME
+from mamba_operator.indices import Indices
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
 from mamba_operator.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
-from mamba_operator.snapshot import Endpoint, Snapshot
-
-GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""Set by NVIDIA's feature discovery: MiB of one GPU."""
-SERVICE_LABEL = "kubernetes.io/service-name"
-MIB = 1024 * 1024
+from mamba_operator.snapshot import Snapshot
 
 Seen = Callable[[Kind, Manifest], None]
 """Told about every object a list returned; watch freshness is measured with it."""
@@ -40,20 +35,15 @@ async def observe(
         return Snapshot(key, None)
     owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
     ours = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-    service = f"{SERVICE_LABEL}={names.Children(key.name).engine}"
     try:
         async with asyncio.TaskGroup() as group:
             lists = [group.create_task(client.list(kind, key.namespace, selector=ours)) for kind in OWNED]
             optional = [group.create_task(_optional(client, kind, key, ours)) for kind in OPTIONAL]
             pods = group.create_task(client.list(POD, key.namespace, selector=ours))
-            slices = group.create_task(client.list(ENDPOINT_SLICE, key.namespace, selector=service))
-            gpu_memory = group.create_task(_gpu_memory(client, owner))
+            nodes = group.create_task(_nodes(client, owner))
     except ExceptionGroup as failed:
         # One answer that did not come is enough: half a snapshot would look like missing children.
         raise failed.exceptions[0] from None
-    uid = metadata(owner).get("uid")
-    children: dict[Ref, Manifest] = {}
-    foreign: dict[Ref, Manifest] = {}
     watched = [(kind, item) for kind, task in zip(OWNED, lists, strict=True) for item in task.result()]
     unwatched: list[Manifest] = []
     not_served: dict[str, str] = {}
@@ -63,22 +53,49 @@ async def observe(
             not_served[kind.kind] = found
         else:
             unwatched += found
-    for item in (*(item for _, item in watched), *unwatched):
-        (children if owner_uid(item) == uid else foreign)[ref(item)] = item
     if seen is not None:
         for kind, item in (*watched, (MAMBA_DEPLOYMENT, owner)):
             seen(kind, item)
     return Snapshot(
         key,
         owner,
-        children,
-        foreign,
-        tuple(pods.result()),
-        tuple(sorted(_endpoints(slices.result()), key=lambda one: one.address)),
-        not_served,
-        builtin_config(owner, shipped),
-        gpu_memory.result(),
+        *_told_apart(owner, [*(item for _, item in watched), *unwatched]),
+        pods=tuple(pods.result()),
+        not_served=not_served,
+        model_config=builtin_config(owner, shipped),
+        nodes=nodes.result(),
     )
+
+
+def look_up(
+    indices: Indices, key: Key, nodes: tuple[Mapping[str, Any], ...], *, shipped: ShippedConfig
+) -> Snapshot | None:
+    """The same of what the watches hold, without a request; None when they do not hold the object.
+
+    It may lag behind and lacks the kinds that are not watched: good for seeing that nothing is to be done.
+    """
+    owners = indices.of(MAMBA_DEPLOYMENT, key) if indices.complete else []
+    if len(owners) != 1:
+        return None
+    children = [item for kind in OWNED for item in indices.of(kind, key)]
+    return Snapshot(
+        key,
+        owners[0],
+        *_told_apart(owners[0], children),
+        pods=tuple(indices.of(POD, key)),
+        model_config=builtin_config(owners[0], shipped),
+        nodes=nodes,
+    )
+
+
+def _told_apart(owner: Manifest, items: list[Manifest]) -> tuple[dict[Ref, Manifest], dict[Ref, Manifest]]:
+    """Children of the object, and objects of others that carry its labels."""
+    uid = metadata(owner).get("uid")
+    children: dict[Ref, Manifest] = {}
+    foreign: dict[Ref, Manifest] = {}
+    for item in items:
+        (children if owner_uid(item) == uid else foreign)[ref(item)] = item
+    return children, foreign
 
 
 async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> list[Manifest] | str:
@@ -92,52 +109,25 @@ async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> 
         return str(error)
 
 
-async def _gpu_memory(client: KubeClient, owner: Manifest) -> int | None:
-    """Bytes of one GPU on the smallest node that the pods may run on, when the spec does not say."""
+async def _nodes(client: KubeClient, owner: Manifest) -> tuple[Mapping[str, Any], ...]:
+    """Labels of the nodes with GPUs, where the plan depends on them."""
     spec = _section(owner, "spec")
     if (
         _section(spec, "memory").get("deviceMemory") is not None
         or _section(spec, "resources").get("gpus") == 0
     ):
-        return None
-    selector = _section(_section(spec, "scheduling"), "nodeSelector")
-    wanted = [GPU_MEMORY_LABEL, *(f"{key}={value}" for key, value in selector.items())]
+        return ()
     try:
-        nodes = await client.list(NODE, None, selector=",".join(wanted), metadata_only=True)
-    except (Forbidden, Refused):
-        # An operator of some namespaces may not read nodes: then the spec has to say it. A selector that is
-        # none is refused with the pods that carry it, and told as a condition there.
-        return None
-    return smallest_gpu(nodes)
+        nodes = await client.list(NODE, None, selector=GPU_MEMORY_LABEL, metadata_only=True)
+    except Forbidden:
+        # An operator of some namespaces may not read nodes: then the spec has to say it.
+        return ()
+    return tuple(
+        {**(metadata(node).get("labels") or {}), NODE_NAME: metadata(node).get("name")} for node in nodes
+    )
 
 
 def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A part of a spec that may be broken: whatever is no object counts as absent."""
     value = of.get(name)
     return value if isinstance(value, Mapping) else {}
-
-
-def smallest_gpu(nodes: Iterable[Manifest]) -> int | None:
-    """Bytes of the smallest GPU that node labels tell of; labels that are no number are skipped."""
-    sizes: list[Decimal] = []
-    for node in nodes:
-        text = (metadata(node).get("labels") or {}).get(GPU_MEMORY_LABEL)
-        try:
-            sizes.append(parse_quantity(str(text)))
-        except InvalidQuantity:
-            continue
-    return int(min(sizes)) * MIB if sizes else None
-
-
-def _endpoints(slices: Iterable[Manifest]) -> set[Endpoint]:
-    return {
-        Endpoint(
-            str(address),
-            str((endpoint.get("targetRef") or {}).get("name", "")),
-            # Absent means ready, says the API.
-            (endpoint.get("conditions") or {}).get("ready") is not False,
-        )
-        for one in slices
-        for endpoint in one.get("endpoints") or ()
-        for address in endpoint.get("addresses") or ()
-    }

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from mamba_api import names
 from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.drift import drift
+from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, ref
-from mamba_operator.memory_plan import plan_memory
+from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref
+from mamba_operator.memory_plan import depends_on_nodes, plan_memory
+from mamba_operator.planned_for import plan_for
 from mamba_operator.pod_trouble import is_being_created
 from mamba_operator.record import readable
 from mamba_operator.render import render
@@ -27,6 +28,7 @@ from mamba_operator.render.context import Context
 from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
+from mamba_planner.byte_size import binary_size
 
 WAITING_PERIOD = 30.0
 """Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
@@ -83,6 +85,8 @@ class ReconcilePlan:
     """Seconds until time alone changes the plan."""
     index_trouble: IndexTrouble | None = None
     """What gateways say of the Redis of the prefix index."""
+    plan_differs: str | None = None
+    """What a new revision would be planned as, where that is another plan than the serving one."""
 
 
 def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]) -> ReconcilePlan:
@@ -100,13 +104,17 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         deployment = MambaDeployment.model_validate(readable(snapshot.owner), by_alias=True, by_name=False)
     except ValidationError as error:
         return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
-    verdict = plan_memory(deployment, snapshot.node_gpu_memory, snapshot.model_config)
+    engine = snapshot.child("Deployment", names.Children(deployment.name).engine)
+    try:
+        verdict, planned_for, differs = _plan(deployment, engine, snapshot)
+    except InvalidPatch as error:
+        return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
-        return ReconcilePlan(deployment, verdict)
+        return ReconcilePlan(deployment, verdict, plan_differs=differs)
     asked = snapshot.child("ConfigMap", names.Children(deployment.name).wake)
     woken = woken_at(asked)
     replicas = engines_wanted(deployment, woken, now)
-    context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None)
+    context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None, planned_for)
     try:
         wanted = render(context)
     except InvalidPatch as error:
@@ -115,7 +123,6 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     wanted = [manifest for manifest in wanted if manifest["kind"] not in snapshot.not_served]
     applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
     waiting = any(map(is_being_created, snapshot.pods))
-    engine = snapshot.child("Deployment", context.children.engine)
     if waiting or engine is None or _mounts_another(engine, context.admin_secret):
         # Before everything else: pods that mount it wait for it with a warning. It is not read: whether it is
         # there is asked by making it, and only where somebody may wait for it.
@@ -138,7 +145,30 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
         tuple(sorted(one for one in keep if _is_terminating(one, snapshot))),
         min(moments, default=None),
         trouble,
+        differs,
     )
+
+
+def _plan(
+    deployment: MambaDeployment, engine: Manifest | None, snapshot: Snapshot
+) -> tuple[Verdict, str | None, str | None]:
+    """The verdict, the annotation with what it was made for, and what would be planned for today's nodes."""
+    if not depends_on_nodes(deployment):
+        return plan_memory(deployment, None, snapshot.model_config), None, None
+    planned, now = plan_for(deployment, engine, snapshot.nodes)
+    verdict = plan_memory(deployment, planned.gpu_memory, snapshot.model_config)
+    differs = None
+    # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
+    if now is not None and now != planned.gpu_memory:
+        other = plan_memory(deployment, now, snapshot.model_config)
+        if other != verdict:
+            differs = (
+                f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
+                f"{other.message}; what serves stays as it is until its pods are replaced: annotate the "
+                f"MambaDeployment with a new {names.ANNOTATION_RESTART} to have that now, or set "
+                "spec.memory.deviceMemory"
+            )
+    return verdict, planned.annotation(), differs
 
 
 def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
@@ -148,6 +178,8 @@ def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
     if annotation(observed, names.ANNOTATION_SPEC_HASH) != annotation(manifest, names.ANNOTATION_SPEC_HASH):
         return Apply(manifest, Change.OUTDATED)
     fields = drift(manifest, observed)
+    if fields and snapshot.settled.get(str(metadata(observed).get("uid"))) == made_of(manifest, observed):
+        return None
     return Apply(manifest, Change.DRIFTED, ", ".join(fields)) if fields else None
 
 

@@ -2,17 +2,27 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from mamba_api import names
 from mamba_api.conditions import Reason
 from mamba_operator.manifest import Manifest, is_terminating, metadata
+from mamba_operator.scale import moment
 
 PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES_BEFORE_TROUBLE = 1
 """Restarts that may be chance; a container in back-off is trouble at once."""
+LONGEST_MOUNT = 60.0
+"""Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
+WRONG_INPUT = 2
+"""Exit code of `mambaserve` when what it was given cannot be used: arguments, settings, the model's files."""
 MAX_WORDS = 500
-SEVERITY = (Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.ENGINE_CRASHING, Reason.UNSCHEDULABLE)
+SEVERITY = (
+    Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.MODEL_NOT_LOADED,
+    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.VOLUMES_NOT_MOUNTED, Reason.UNSCHEDULABLE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +33,16 @@ class Trouble:
     message: str
 
 
-def trouble(pods: Iterable[Manifest]) -> Trouble | None:
+def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The worst trouble of all pods, by the name of the first pod that has it."""
-    found = [one for pod in sorted(pods, key=_name) if not is_terminating(pod) for one in _of(pod)]
+    found = [one for pod in sorted(pods, key=_name) if _counts(pod) for one in _of(pod, now)]
     return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
+
+
+def _counts(pod: Manifest) -> bool:
+    """A pod that has ended, evicted for one, stays as a record; another has long taken its place."""
+    ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+    return not ended and not is_terminating(pod)
 
 
 def is_loading(pod: Manifest) -> bool:
@@ -65,11 +81,16 @@ def _ready(status: Manifest) -> bool:
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 
-def _of(pod: Manifest) -> Iterator[Trouble]:
+def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             yield Trouble(Reason.UNSCHEDULABLE, f"pod {_name(pod)}: {_words(condition)}")
+        if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
+            # Volumes are mounted before that; no other part of the status tells that one is not.
+            since = moment(str(condition.get("lastTransitionTime")))
+            if since is not None and (now - since).total_seconds() >= LONGEST_MOUNT:
+                yield Trouble(Reason.VOLUMES_NOT_MOUNTED, f"pod {_name(pod)} still waits for {_mounts(pod)}")
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         yield from _of_container(pod, container)
 
@@ -82,15 +103,41 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
     )
     if waiting.get("reason") in PULL:
         yield Trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {_words(waiting)}")
-    if ended and ended.get("reason") == "OOMKilled" and not container.get("ready"):
-        yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise spec.resources.memory")
+    if waiting.get("reason") in NOT_CREATED:
+        yield Trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {_words(waiting)}")
+    elif ended and ended.get("reason") == "OOMKilled" and not container.get("ready"):
+        field = "spec.resources.memory" if is_engine(pod) else "the memory in spec.gateway.podTemplate"
+        yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {field}")
     elif waiting.get("reason") == "CrashLoopBackOff" or (
         ended and not container.get("ready") and container.get("restartCount", 0) > CRASHES_BEFORE_TROUBLE
     ):
         code = f"exit code {ended.get('exitCode')}: " if ended else ""
         yield Trouble(
-            Reason.ENGINE_CRASHING, f"{where} ended again and again: {code}{_words(ended or waiting)}"
+            _crash(pod, container, ended or {}),
+            f"{where} ended again and again: {code}{_words(ended or waiting)}",
         )
+
+
+def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:
+    if not is_engine(pod):
+        return Reason.GATEWAY_CRASHING
+    ours = container.get("name") == names.ENGINE_CONTAINER
+    return (
+        Reason.MODEL_NOT_LOADED if ours and ended.get("exitCode") == WRONG_INPUT else Reason.ENGINE_CRASHING
+    )
+
+
+def _mounts(pod: Manifest) -> str:
+    """What has to exist before the pod can start."""
+    found = []
+    for volume in (pod.get("spec") or {}).get("volumes") or ():
+        if secret := (volume.get("secret") or {}).get("secretName"):
+            found.append(f"Secret {secret}")
+        if config := (volume.get("configMap") or {}).get("name"):
+            found.append(f"ConfigMap {config}")
+        if claim := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
+            found.append(f"PersistentVolumeClaim {claim}")
+    return f"its network or its volumes: {', '.join(found)}" if found else "its network"
 
 
 def _words(source: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -21,10 +22,13 @@ from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.gpu_memory import Labels
+from mamba_operator.indices import Indices
 from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.manifest import Key, Manifest, is_terminating
+from mamba_operator.memory_plan import depends_on_nodes
 from mamba_operator.metrics import OperatorMetrics
-from mamba_operator.observe import observe
+from mamba_operator.observe import look_up, observe
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
@@ -32,6 +36,8 @@ from mamba_operator.status import Failure, summarize, unobserved
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
+NODES_KEPT = 300.0
+"""Seconds for which the labels of nodes are good enough to say that a plan would be the same."""
 
 
 def now_utc() -> datetime:
@@ -59,6 +65,7 @@ class Reconciler:
         now: Callable[[], datetime] = now_utc,
         token: Callable[[], str] = new_token,
         shipped: ShippedConfig = nothing_shipped,
+        indices: Indices | None = None,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -70,6 +77,15 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
+        self._indices = indices or Indices()
+        self._nodes: tuple[Labels, ...] = ()
+        self._nodes_until = 0.0
+        self._doubted: set[Key] = set()
+        self._settled: dict[Key, dict[str, str]] = {}
+
+    def doubt(self, key: Key) -> None:
+        """The watches seem not to hold what the cluster has: the next pass reads it all."""
+        self._doubted.add(key)
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.
@@ -96,6 +112,10 @@ class Reconciler:
             self._metrics.seconds.observe(time.monotonic() - started)
 
     async def _pass(self, key: Key) -> float | None:
+        if key in self._doubted:
+            self._doubted.discard(key)
+        elif (again_in := self._quiet(key)) is not None:
+            return again_in
         asked = time.monotonic()
         seen = self._seen
         try:
@@ -110,15 +130,42 @@ class Reconciler:
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
+            self._settled.pop(key, None)
             return None
+        settled = self._settled.setdefault(key, {})
+        snapshot = replace(snapshot, settled=settled)
         plan = make_plan(snapshot, now=self._now(), new_token=self._token)
+        if plan.deployment is not None and depends_on_nodes(plan.deployment):
+            self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
         outcome = await apply(self._client, snapshot, plan)
+        settled |= outcome.settled
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
             raise _worst(outcome.errors)
+        return min(self._resync(), plan.again_in or float("inf"))
+
+    def _quiet(self, key: Key) -> float | None:
+        """Seconds to the next look if all is as wanted by what the watches hold; None: look at the cluster.
+
+        Where they lag behind, an event is on its way and wakes the key once more.
+        """
+        snapshot = look_up(self._indices, key, self._nodes, shipped=self._shipped)
+        if snapshot is None or snapshot.owner is None:
+            return None
+        plan = make_plan(
+            replace(snapshot, settled=self._settled.get(key, {})), now=self._now(), new_token=self._token
+        )
+        old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and (
+            time.monotonic() > self._nodes_until
+        )  # fmt: skip
+        if old_nodes or plan.applies or plan.deletes or plan.terminating:
+            return None
+        status = summarize(snapshot, plan, (), now=self._now())
+        if status is not None and status != _exact(snapshot.owner):
+            return None
         return min(self._resync(), plan.again_in or float("inf"))
 
     async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:

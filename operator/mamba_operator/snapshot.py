@@ -8,15 +8,6 @@ from mamba_operator.manifest import Key, Manifest, Ref
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One engine behind the headless Service."""
-
-    address: str
-    pod: str
-    ready: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One MambaDeployment and what exists around it."""
 
@@ -29,14 +20,17 @@ class Snapshot:
     """Objects with its labels that it does not control: never touched."""
     pods: tuple[Manifest, ...] = ()
     """Pods of engines and gateway."""
-    engines: tuple[Endpoint, ...] = ()
-    """Engines that the headless Service lists, by address."""
     not_served: Mapping[str, str] = field(default_factory=dict)
     """Optional kinds that cannot be had here, each with the reason."""
     model_config: Mapping[str, Any] | None = None
     """config.json of a model that ships with the package; None = only the spec may say it."""
-    node_gpu_memory: int | None = None
-    """Bytes of one GPU on the smallest node that qualifies, from node labels; None = no label says."""
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """Labels of each node with GPUs, and its name under `metadata.name`; empty where the spec says how much
+    memory there is, or nodes may not be read."""
+
+    settled: Mapping[str, str] = field(default_factory=dict)
+    """By uid of a child that the API server, or a webhook of it, made into something else than was applied:
+    hash of what it made. As long as it is that, applying it again would change nothing."""
 
     @property
     def uid(self) -> str:

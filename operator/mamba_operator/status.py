@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.conditions import HARMLESS, ConditionStatus, ConditionType, Reason, set_condition
+from mamba_api.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason, set_condition
 from mamba_api.v1alpha1 import Condition, Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.plan import ReconcilePlan
@@ -47,6 +47,7 @@ class _View:
     engine: WorkloadState
     gateway: WorkloadState
     failures: Sequence[Failure]
+    now: datetime
 
     @property
     def plan_mode(self) -> bool:
@@ -58,6 +59,17 @@ class _View:
         """Engines that have to answer before the endpoint counts as available."""
         deployment = self.plan.deployment
         return max(deployment.spec.scaling.min_replicas or 1, 1) if deployment is not None else 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many pods answer as are to at this moment: those that a roll-out adds are on top."""
+        deployment, wanted = self.plan.deployment, self.plan.replicas
+        if deployment is None or wanted is None:
+            return False
+        rolling = not self.engine.current or self.engine.replicas > self.engine.updated
+        spare = deployment.spec.rollout.max_unavailable if rolling else 0
+        engines = self.engine.ready >= max(wanted - spare, min(self.minimum, wanted))
+        return engines and self.gateway.ready >= max(self.gateway.wanted, 1)
 
     @property
     def blocked(self) -> Finding | None:
@@ -88,7 +100,7 @@ def summarize(
     children = names.Children(snapshot.key.name)
     engine = workload_state(snapshot.child("Deployment", children.engine))
     gateway = workload_state(snapshot.child("Deployment", children.gateway))
-    view = _View(snapshot, plan, plan.verdict, engine, gateway, failures)
+    view = _View(snapshot, plan, plan.verdict, engine, gateway, failures, now)
     old = recorded(snapshot.owner)
     generation = int(snapshot.owner["metadata"].get("generation") or 0)
     findings = {
@@ -97,6 +109,7 @@ def summarize(
         ConditionType.PROGRESSING: _progressing(view),
         ConditionType.DEGRADED: _degraded(view),
     }
+    findings[ConditionType.UP_TO_DATE] = _up_to_date(findings, view, generation)
     findings[ConditionType.READY] = _ready(findings, view)
     conditions: list[Condition] = list(old.conditions)
     for type_, finding in findings.items():
@@ -140,8 +153,12 @@ def _selector(name: str) -> str:
 def _planned(view: _View) -> Finding:
     match view.verdict:
         case Fits(_, message):
+            if (differs := view.plan.plan_differs) is not None:
+                return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
             return Finding("True", Reason.PLAN_COMPUTED, message)
         case Unknown(reason, message):
+            if (differs := view.plan.plan_differs) is not None:
+                return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")
             return Finding("Unknown", reason, message)
         case DoesNotFit(message):
             return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
@@ -213,9 +230,12 @@ def _degraded(view: _View) -> Finding:
         return Finding("True", first.reason, first.message + more)
     if view.blocked is not None:
         return Finding("True", view.blocked.reason, view.blocked.message)
-    found = trouble(view.snapshot.pods)
+    found = trouble(view.snapshot.pods, view.now)
     if found is not None:
         return Finding("True", found.reason, found.message)
+    for which, state in (("engine", view.engine), ("gateway", view.gateway)):
+        if state.refused is not None:
+            return Finding("True", Reason.PODS_REFUSED, f"{which}: {state.refused}")
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.stuck is not None:
             return Finding("True", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
@@ -226,12 +246,29 @@ def _degraded(view: _View) -> Finding:
     return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
 
 
+def _up_to_date(findings: dict[ConditionType, Finding], view: _View, generation: int) -> Finding:
+    """Whether this generation of the spec is what runs, all of it: what waits for a change waits for this."""
+    degraded, progressing = findings[ConditionType.DEGRADED], findings[ConditionType.PROGRESSING]
+    if view.failures or view.plan.not_served:
+        return Finding("False", degraded.reason, degraded.message)
+    if progressing.reason != Reason.UP_TO_DATE:
+        return Finding("False", progressing.reason, progressing.message)
+    if (
+        any(not apply.create_only for apply in view.plan.applies)
+        or view.plan.deletes
+        or view.plan.terminating
+    ):
+        return Finding("False", Reason.ROLLING_OUT, "objects were just written")
+    return Finding("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")
+
+
 def _ready(findings: dict[ConditionType, Finding], view: _View) -> Finding:
     """False for the first thing that keeps it from being true: a fault, then what is still under way."""
     degraded = findings[ConditionType.DEGRADED]
     available = findings[ConditionType.AVAILABLE]
     progressing = findings[ConditionType.PROGRESSING]
-    if degraded.status == "True" and degraded.reason not in HARMLESS:
+    serves = degraded.reason in OF_PODS and view.complete
+    if degraded.status == "True" and degraded.reason not in HARMLESS and not serves:
         return Finding("False", degraded.reason, degraded.message)
     if view.plan_mode:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: set Active to serve")

@@ -1,6 +1,6 @@
-"""kopf as the source of wakes: watches every kind we own and turns each event into the owner's key.
+"""kopf as the source of wakes: watches every kind we own, indexes it, and turns each event into a key.
 
-kopf watches, reconnects and multiplexes; it holds no state of ours: no finalizer, no annotation, no handler
+kopf watches, reconnects, multiplexes and indexes; it writes nothing: no finalizer, no annotation, no handler
 progress. Called by `main`; whatever an event says beyond "look at this one" is dropped.
 """
 
@@ -11,8 +11,9 @@ import kopf
 import structlog
 
 from mamba_api import names
+from mamba_operator.indices import Indices, index_id, indexed, owner_key
 from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
-from mamba_operator.manifest import Key, Manifest, metadata
+from mamba_operator.manifest import Key, Manifest
 
 Wake = Callable[[Key], None]
 Delivered = Callable[[Kind, Manifest, bool], None]
@@ -25,21 +26,20 @@ CONNECT_TIMEOUT = 10.0
 log = structlog.get_logger(__name__)
 
 
-def owner_key(kind: Kind, body: Manifest) -> Key | None:
-    """The MambaDeployment an object belongs to. Pure; None when it is nobody's."""
-    meta = metadata(body)
-    namespace, name = meta.get("namespace"), meta.get("name")
-    if kind is not MAMBA_DEPLOYMENT:
-        name = (meta.get("labels") or {}).get(names.LABEL_INSTANCE)
-    return Key(str(namespace), str(name)) if namespace and name else None
-
-
-def make_registry(wake: Wake, delivered: Delivered) -> kopf.OperatorRegistry:
-    """One handler per kind, all alike."""
+def make_registry(wake: Wake, delivered: Delivered, indices: Indices) -> kopf.OperatorRegistry:
+    """One handler and one index per kind, all alike."""
     registry = kopf.OperatorRegistry()
+
+    async def take_indices(**given: Any) -> None:
+        indices.take(given)
+
+    kopf.on.startup(registry=registry)(take_indices)
     for kind in (MAMBA_DEPLOYMENT, *WATCHED):
+        kopf.index(kind.group, kind.version, kind.plural, id=index_id(kind), registry=registry)(
+            _indexer(kind)
+        )
         kopf.on.event(kind.group, kind.version, kind.plural, id=f"wake-{kind.plural}", registry=registry)(
-            _handler(kind, wake, delivered)
+            _handler(kind, wake, delivered, indices)
         )
     kopf.on.login(registry=registry)(_login)
     return registry
@@ -69,8 +69,16 @@ def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
     return settings
 
 
-def _handler(kind: Kind, wake: Wake, delivered: Delivered) -> Callable[..., Any]:
+def _indexer(kind: Kind) -> Callable[..., Any]:
+    async def index(body: kopf.Body, **_: Any) -> dict[Key, Manifest]:
+        return indexed(kind, body)
+
+    return index
+
+
+def _handler(kind: Kind, wake: Wake, delivered: Delivered, indices: Indices) -> Callable[..., Any]:
     async def on_event(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
+        indices.complete = True
         plain: Manifest = {"metadata": dict(body.get("metadata") or {})}
         delivered(kind, plain, type == "DELETED")
         key = owner_key(kind, plain)

@@ -18,6 +18,8 @@ class WorkloadState:
     ready: int = 0
     stuck: str | None = None
     """The controller's message when the progress deadline is over."""
+    refused: str | None = None
+    """The controller's message when the cluster does not let it make pods."""
 
 
 def workload_state(deployment: Manifest | None) -> WorkloadState:
@@ -28,6 +30,8 @@ def workload_state(deployment: Manifest | None) -> WorkloadState:
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
     progress = conditions.get("Progressing") or {}
     late = progress.get("status") == "False" and progress.get("reason") == "ProgressDeadlineExceeded"
+    failure = conditions.get("ReplicaFailure") or {}
+    refused = str(failure.get("message") or "no message") if failure.get("status") == "True" else None
     wanted = (deployment.get("spec") or {}).get("replicas")
     return WorkloadState(
         exists=True,
@@ -37,4 +41,5 @@ def workload_state(deployment: Manifest | None) -> WorkloadState:
         updated=int(status.get("updatedReplicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         stuck=str(progress.get("message") or "no progress within the deadline") if late else None,
+        refused=refused,
     )

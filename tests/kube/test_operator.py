@@ -95,7 +95,7 @@ def test_the_status_tells_the_plan_the_conditions_and_where_to_call(
     assert status["plan"]["strategy"] in ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
     assert status["plan"]["slots"] > 100
     assert [one["type"] for one in status["conditions"]] == [
-        "Planned", "Available", "Progressing", "Degraded", "Ready",
+        "Planned", "Available", "Progressing", "Degraded", "UpToDate", "Ready",
     ]  # fmt: skip
     found = conditions(plane, namespace)
     assert found["Planned"] == ("True", "PlanComputed")
@@ -116,7 +116,7 @@ def quiet(plane: ControlPlane, operator: OperatorProcess) -> None:
     eventually(plane, still, "the operator to be quiet")
 
 
-def test_nothing_is_written_once_everything_is_as_wanted(
+def test_nothing_is_asked_or_written_once_everything_is_as_wanted(
     plane: ControlPlane, namespace: str, operator: OperatorProcess
 ) -> None:
     plane.apply(deployment(), namespace)
@@ -133,6 +133,8 @@ def test_nothing_is_written_once_everything_is_as_wanted(
 
     before = versions()
     seen, passes = operator.counted("watch_events"), operator.counted("reconciles")
+    asked = operator.asked()
+    assert asked > len(CHILDREN)
     # A wake that changes nothing we care about.
     plane.kubectl("annotate", "svc/nano", "-n", namespace, "note=1")
     eventually(plane, lambda: operator.counted("watch_events") > seen, "the wake")
@@ -141,6 +143,8 @@ def test_nothing_is_written_once_everything_is_as_wanted(
     after = versions()
 
     assert {name for name in after if after[name] != before[name]} == {"Servicenano"}
+    assert operator.counted("reconciles") > passes
+    assert operator.asked() == asked, "kopf's watches hold all that a pass has to see"
 
 
 def test_pods_that_become_ready_make_it_available_and_ready(

@@ -95,8 +95,12 @@ MUTANTS = (
         (UNIT + "test_observe.py",),
     ),
     Mutant(
-        "the largest GPU of the cluster is planned for", OPERATOR + "observe.py",
-        "int(min(sizes))", "int(max(sizes))", (UNIT + "test_observe.py",),
+        "the largest GPU of the cluster is planned for", OPERATOR + "gpu_memory.py",
+        "return min(sizes, default=None)", "return max(sizes, default=None)", (UNIT + "test_gpu_memory.py",),
+    ),
+    Mutant(
+        "a node that joins changes the plan of what serves", OPERATOR + "planned_for.py",
+        "recorded_for(engine, revision) or ", "", (UNIT + "test_planned_for.py",),
     ),
     Mutant(
         "a taken name is taken over", OPERATOR + "apply.py",

@@ -9,8 +9,9 @@ from typing import Any
 
 from mamba_operator.client import KubeClient
 from mamba_operator.errors import ClusterError, Conflict, NotFound, Refused
+from mamba_operator.indices import Indices, owner_key
 from mamba_operator.kinds import BY_NAME, Kind
-from mamba_operator.manifest import Manifest
+from mamba_operator.manifest import Key, Manifest
 
 Fault = Callable[[str, str, str], ClusterError | None]
 """(verb, kind, name) -> what to raise instead."""
@@ -160,3 +161,21 @@ def _equal(old: Manifest, new: Manifest) -> bool:
         return {**{key: value for key, value in one.items() if key != "status"}, "metadata": meta}
 
     return bare(old) == bare(new)
+
+
+class Watched(Indices):
+    """What watches of a `FakeCluster` hold: all there is, or what there was when they stood still."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self.complete = True
+        self._objects = cluster.objects
+
+    def stand_still(self) -> None:
+        """No event comes through any more."""
+        self._objects = copied(self._objects)
+
+    def of(self, kind: Kind, key: Key) -> list[Manifest]:
+        found = [one for of, one in self._objects.items() if of[0] == kind.kind]
+        mine = [one for one in found if owner_key(kind, one) == key]
+        return [copied({**one, "apiVersion": kind.api_version}) for one in mine]

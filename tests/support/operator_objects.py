@@ -59,10 +59,10 @@ def planned(of: Manifest | None, children: Iterable[Manifest] = (), **more: Any)
     return make_plan(snapshot(of, children, **more), now=NOW, new_token=lambda: TOKEN)
 
 
-def applied(of: Manifest) -> list[Manifest]:
+def applied(of: Manifest, **more: Any) -> list[Manifest]:
     """The children as the API server has them after one pass: with uids, versions and the Secret encoded."""
     children = []
-    for number, change in enumerate(planned(of).applies):
+    for number, change in enumerate(planned(of, **more).applies):
         child = copy.deepcopy(change.manifest)
         child["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(200 + number), "generation": 1}
         if "stringData" in child:

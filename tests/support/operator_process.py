@@ -43,6 +43,11 @@ class OperatorProcess:
         series = re.compile(rf"^mambaserve_operator_{name}(?:_total)?(?:{{.*}})? (\S+)$", re.MULTILINE)
         return sum(float(value) for value in series.findall(self.get("/metrics")))
 
+    def asked(self) -> float:
+        """Requests to the API server, those for the lease and watches aside."""
+        series = r'^mambaserve_operator_requests_total{method="\w+",resource="(?!leases)\w+"} (\S+)$'
+        return sum(map(float, re.findall(series, self.get("/metrics"), re.MULTILINE)))
+
     def wait_for(self, words: str, timeout: float = 20.0) -> None:
         """Until it has logged `words`."""
         deadline = time.monotonic() + timeout

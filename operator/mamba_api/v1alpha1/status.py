@@ -16,7 +16,7 @@ class Condition(StatusModel):
     """One aspect of the deployment, as Kubernetes conditions are."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
-    """Planned, Available, Progressing, Degraded or Ready."""
+    """Planned, Available, Progressing, Degraded, UpToDate or Ready."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     reason: Annotated[
@@ -99,6 +99,7 @@ class Status(StatusModel):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
         ),
     ] = []
-    """Planned, Available, Progressing, Degraded and Ready; Ready sums up the others."""
+    """Planned, Available, Progressing, Degraded, UpToDate and Ready; Ready sums up the others, UpToDate says
+    that this generation of the spec is what runs."""
     plan: PlanStatus | None = None
     """What the planner chose; absent while the model or the memory is unknown."""

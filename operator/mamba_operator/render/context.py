@@ -18,6 +18,8 @@ class Context:
     """Engines wanted."""
     plan: PlanStatus | None
     """What the planner chose; None while it is unknown, then the engine plans for itself."""
+    planned_for: str | None = None
+    """Annotation with what the plan was made for; None where the spec says how much memory there is."""
 
     @property
     def children(self) -> names.Children:

@@ -26,8 +26,9 @@ def engine_deployment(context: Context) -> Manifest:
     """Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
     deployment = context.deployment
     rollout = deployment.spec.rollout
+    notes = {names.ANNOTATION_PLANNED_FOR: context.planned_for} if context.planned_for else None
     return {
-        **child(context, DEPLOYMENT, context.children.engine, "engine"),
+        **child(context, DEPLOYMENT, context.children.engine, "engine", notes),
         "spec": {
             "replicas": context.replicas,
             "selector": {"matchLabels": names.selector(deployment.name, "engine")},

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import ClusterError, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.errors import Forbidden, NotFound, Unreachable
 from mamba_operator.kinds import OWNED, Kind
 from mamba_operator.manifest import Key, Manifest, Ref, ref
-from mamba_operator.observe import observe, smallest_gpu
+from mamba_operator.observe import observe
 from operator_objects import UID, applied, fitting_owner, owner
 
 KEY = Key("models", "nano")
-GI = 2**30
 
 
 def cluster_of(*objects: Manifest) -> FakeCluster:
@@ -94,7 +93,7 @@ async def test_one_list_without_an_answer_is_no_look_at_all(kind: Kind) -> None:
 async def test_what_was_listed_is_told_only_when_everything_was() -> None:
     told: list[str] = []
     cluster = cluster_of(*applied(fitting_owner()))
-    cluster.fault = lambda verb, of, _: NotFound("gone", status=404) if of == "EndpointSlice" else None
+    cluster.fault = lambda verb, of, _: NotFound("gone", status=404) if of == "Pod" else None
 
     with pytest.raises(NotFound):
         await observe(cluster, KEY, seen=lambda kind, _: told.append(kind.kind))
@@ -139,20 +138,14 @@ async def test_a_broken_spec_is_observed_like_any_other(spec: Any) -> None:
 
     assert seen.owner is not None
     assert seen.owner["spec"] == spec
-    assert seen.node_gpu_memory == GI
+    assert [one["nvidia.com/gpu.memory"] for one in seen.nodes] == ["1024"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [Forbidden("no rule", status=403), Refused("unable to parse requirement: 'big gpu'", status=400)],
-    ids=["no right to read nodes", "a selector that is none"],
-)
-async def test_nodes_that_cannot_be_asked_for_leave_the_memory_unknown(error: ClusterError) -> None:
-    of = fitting_owner(memory={}, scheduling={"nodeSelector": {"pool": "big gpu"}})
-    cluster = FakeCluster(of)
-    cluster.fault = lambda _verb, kind, _name: error if kind == "Node" else None
+async def test_nodes_that_may_not_be_read_tell_nothing() -> None:
+    cluster = FakeCluster(fitting_owner(memory={}))
+    cluster.fault = lambda _verb, kind, _name: Forbidden("no", status=403) if kind == "Node" else None
 
-    assert (await observe(cluster, KEY)).node_gpu_memory is None
+    assert (await observe(cluster, KEY)).nodes == ()
 
 
 async def test_nodes_that_give_no_answer_end_the_look() -> None:
@@ -172,47 +165,7 @@ async def test_nodes_are_not_read_when_their_answer_would_not_count(spec: dict[s
     cluster = FakeCluster(fitting_owner(**spec))
     cluster.fault = lambda _verb, kind, _name: pytest.fail("read") if kind == "Node" else None
 
-    assert (await observe(cluster, KEY)).node_gpu_memory is None
-
-
-@pytest.mark.parametrize(
-    ("labels", "smallest"),
-    [
-        ([], None),
-        (["81920"], 80 * GI),
-        (["81920", "16384", "40960"], 16 * GI),
-        (["many", "", "-5", "81920"], 80 * GI),
-        (["many"], None),
-        (["81920.5"], int(81920 * GI / 1024)),
-    ],
-)
-def test_the_smallest_gpu_counts_and_labels_that_are_no_number_do_not(
-    labels: list[str], smallest: int | None
-) -> None:
-    assert smallest_gpu([node(label) for label in labels]) == smallest
-
-
-def test_nodes_without_labels_have_no_gpu() -> None:
-    assert smallest_gpu([{"metadata": {}}, {"metadata": {"labels": None}}, {}]) is None
-
-
-async def test_engines_come_from_all_slices_once_each_and_in_order() -> None:
-    def slice_of(name: str, *endpoints: Manifest) -> Manifest:
-        meta = {"name": name, "namespace": "models", "labels": {"kubernetes.io/service-name": "nano-engine"}}
-        return {"kind": "EndpointSlice", "metadata": meta, "endpoints": [*endpoints]}
-
-    ready = {"addresses": ["10.0.0.2"], "targetRef": {"name": "b"}, "conditions": {"ready": True}}
-    cluster = cluster_of(
-        slice_of("one", ready, {"addresses": ["10.0.0.1"], "conditions": {"ready": False}}),
-        slice_of("two", ready, {"addresses": ["10.0.0.3"]}, {"addresses": None}),
-        {**slice_of("three"), "endpoints": None},
-    )
-
-    seen = await observe(cluster, KEY)
-
-    assert [(one.address, one.pod, one.ready) for one in seen.engines] == [
-        ("10.0.0.1", "", False), ("10.0.0.2", "b", True), ("10.0.0.3", "", True),
-    ]  # fmt: skip
+    assert (await observe(cluster, KEY)).nodes == ()
 
 
 async def test_an_object_whose_kind_is_not_served_any_more_is_gone() -> None:

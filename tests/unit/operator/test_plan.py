@@ -280,7 +280,7 @@ def test_without_the_models_configuration_engines_start_and_plan_for_themselves(
 def test_without_a_known_gpu_memory_the_plan_is_unknown_and_node_labels_settle_it() -> None:
     of = fitting_owner(memory={})
 
-    unknown, known = planned(of), planned(of, node_gpu_memory=80 << 30)
+    unknown, known = planned(of), planned(of, nodes=({"nvidia.com/gpu.memory": "81920"},))
 
     assert isinstance(unknown.verdict, Unknown)
     assert unknown.verdict.reason is Reason.DEVICE_MEMORY_UNKNOWN

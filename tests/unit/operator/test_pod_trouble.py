@@ -10,6 +10,7 @@ from mamba_api.conditions import REASONS_OF, ConditionType, Reason
 from mamba_operator.manifest import Manifest
 from mamba_operator.pod_trouble import MAX_WORDS, is_draining, is_loading, trouble
 from mamba_operator.workload_state import WorkloadState, workload_state
+from operator_objects import NOW
 
 READY = {"type": "Ready", "status": "True"}
 
@@ -29,6 +30,10 @@ def with_container(
     return pod(name, **{of: [{"name": "engine", **container}]})
 
 
+def of_gateway(**container: Any) -> Manifest:
+    return pod("nano-1", component="gateway", containerStatuses=[{"name": "gateway", **container}])
+
+
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
@@ -44,6 +49,10 @@ UNSCHEDULABLE = pod(
     ],
 )  # fmt: skip
 
+STARTS_LATE = {
+    "type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": "2026-01-02T11:59:00Z",
+}  # fmt: skip
+
 FOUND: list[tuple[str, Manifest, Reason, str]] = [
     ("a pull that fails", with_container(state=waiting("ErrImagePull", "denied")), Reason.IMAGE_PULL_FAILED,
      "pod nano-engine-a, container engine: denied"),
@@ -55,8 +64,11 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
      with_container(of="initContainerStatuses", state=waiting("ImagePullBackOff")),
      Reason.IMAGE_PULL_FAILED, ""),
     ("back-off",
-     with_container(state=waiting("CrashLoopBackOff"), lastState=ended(code=2, message="bad flag")),
-     Reason.ENGINE_CRASHING, "exit code 2: bad flag"),
+     with_container(state=waiting("CrashLoopBackOff"), lastState=ended(code=1, message="bad flag")),
+     Reason.ENGINE_CRASHING, "exit code 1: bad flag"),
+    ("weights that are not there",
+     with_container(state=waiting("CrashLoopBackOff"), lastState=ended(code=2, message="no such folder")),
+     Reason.MODEL_NOT_LOADED, "exit code 2: no such folder"),
     ("back-off that forgot its end", with_container(state=waiting("CrashLoopBackOff", "back-off 5m0s")),
      Reason.ENGINE_CRASHING, "ended again and again: back-off 5m0s"),
     ("a second end before the back-off", with_container(state=ended(code=3), restartCount=2),
@@ -66,6 +78,21 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
     ("killed for memory and waiting", with_container(
         state=waiting("CrashLoopBackOff"), lastState=ended("OOMKilled", 137), restartCount=9),
      Reason.OUT_OF_MEMORY, "was killed for memory"),
+    ("a gateway that ends again and again", of_gateway(state=waiting("CrashLoopBackOff")),
+     Reason.GATEWAY_CRASHING, "pod nano-1"),
+    ("a gateway killed for memory", of_gateway(state=ended("OOMKilled", 137)), Reason.OUT_OF_MEMORY,
+     "spec.gateway.podTemplate"),
+    ("a Secret that is not there", with_container(
+        state=waiting("CreateContainerConfigError", 'secret "hub" not found')),
+     Reason.CONTAINER_NOT_CREATED, 'secret "hub" not found'),
+    ("a program that is not there", with_container(
+        state=waiting("RunContainerError", "no such file"), lastState=ended("StartError", 128)),
+     Reason.CONTAINER_NOT_CREATED, "no such file"),
+    ("a volume that is not mounted", {**pod(phase="Pending", conditions=[STARTS_LATE]), "spec": {"volumes": [
+        {"name": "model", "persistentVolumeClaim": {"claimName": "weights"}},
+        {"name": "admin", "secret": {"secretName": "token"}}, {"name": "scratch", "emptyDir": {}},
+        {"name": "settings", "configMap": {"name": "nano-engine"}}]}}, Reason.VOLUMES_NOT_MOUNTED,
+     "PersistentVolumeClaim weights, Secret token, ConfigMap nano-engine"),
     ("no node", UNSCHEDULABLE, Reason.UNSCHEDULABLE, "pod nano-engine-z: 0/3 nodes"),
 ]  # fmt: skip
 
@@ -74,7 +101,7 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
     ("one", "reason", "words"), [row[1:] for row in FOUND], ids=[row[0] for row in FOUND]
 )
 def test_trouble_is_named_with_its_pod_and_its_words(one: Manifest, reason: Reason, words: str) -> None:
-    found = trouble([one])
+    found = trouble([one], NOW)
 
     assert found is not None
     assert found.reason is reason
@@ -93,6 +120,12 @@ PASSING: list[tuple[str, Manifest]] = [
     ("an init container that is done", with_container(of="initContainerStatuses", ready=True,
      state=ended("Completed", 0))),
     ("a pod that is scheduled", pod(conditions=[{"type": "PodScheduled", "status": "True"}])),
+    ("a pod that was evicted", {**with_container(state=ended("OOMKilled", 137)), "status": {
+        "phase": "Failed", "reason": "Evicted", "containerStatuses": [{"state": ended("OOMKilled", 137)}]}}),
+    ("volumes that are being mounted", pod(phase="Pending", conditions=[
+        {**STARTS_LATE, "lastTransitionTime": "2026-01-02T11:59:01Z"}])),
+    ("volumes of which nothing is known", pod(phase="Pending", conditions=[
+        {**STARTS_LATE, "lastTransitionTime": None}])),
     ("one without containers", pod(containerStatuses=None, initContainerStatuses=None, conditions=None)),
     ("a pod on its way out", {**with_container(state=waiting("ImagePullBackOff")), "metadata": {
         "name": "x", "deletionTimestamp": "2026-01-02T11:59:00Z"}}),
@@ -101,16 +134,16 @@ PASSING: list[tuple[str, Manifest]] = [
 
 @pytest.mark.parametrize("one", [row[1] for row in PASSING], ids=[row[0] for row in PASSING])
 def test_what_passes_by_itself_is_no_trouble(one: Manifest) -> None:
-    assert trouble([one]) is None
+    assert trouble([one], NOW) is None
 
 
 @given(st.permutations([row[1] for row in FOUND if row[2] is not Reason.OUT_OF_MEMORY]))
 def test_the_worst_is_told_in_whatever_order_the_pods_are_listed(pods: list[Manifest]) -> None:
-    found = trouble(pods)
+    found = trouble(pods, NOW)
 
     assert found is not None
     assert found.reason is Reason.IMAGE_PULL_FAILED
-    killed = trouble([*pods, with_container("zzz", state=ended("OOMKilled", 137))])
+    killed = trouble([*pods, with_container("zzz", state=ended("OOMKilled", 137))], NOW)
     assert killed is not None
     assert killed.message.startswith("pod zzz")
 
@@ -119,7 +152,7 @@ def test_the_worst_is_told_in_whatever_order_the_pods_are_listed(pods: list[Mani
 def test_of_many_pods_with_one_trouble_the_first_by_name_is_told_so_that_the_message_stands_still(
     names: list[str],
 ) -> None:
-    found = trouble(with_container(name, state=waiting("ErrImagePull")) for name in names)
+    found = trouble((with_container(name, state=waiting("ErrImagePull")) for name in names), NOW)
 
     assert found is not None
     assert found.message.startswith("pod nano-engine-a,")
@@ -128,7 +161,7 @@ def test_of_many_pods_with_one_trouble_the_first_by_name_is_told_so_that_the_mes
 def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> None:
     words = "Traceback\n" * 200 + "RuntimeError: no such file"
 
-    found = trouble([with_container(state=ended(message=words), restartCount=5)])
+    found = trouble([with_container(state=ended(message=words), restartCount=5)], NOW)
 
     assert found is not None
     assert found.message.endswith("RuntimeError: no such file")

@@ -7,7 +7,8 @@ from prometheus_client import generate_latest
 
 from fake_cluster import FakeCluster
 from mamba_operator.errors import ClusterError, Forbidden, Unreachable
-from mamba_operator.kinds import Kind
+from mamba_operator.indices import Indices, index_id
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.main import CRD_PERIOD, Operator
 from mamba_operator.manifest import Key
 from mamba_operator.settings import OperatorSettings
@@ -82,7 +83,7 @@ def due(of: Operator) -> set[Key]:
 async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end_that() -> None:
     cluster = FakeCluster(owner("a"), owner("b"))
     subject = operator(cluster)
-    resyncing = asyncio.create_task(subject._resync())
+    resyncing = asyncio.create_task(subject._resync(Indices(), lambda _: None))
     await asyncio.sleep(1)
     assert due(subject) == {Key("models", "a"), Key("models", "b")}
     subject._queue._due.clear()
@@ -106,10 +107,30 @@ async def test_an_operator_of_some_namespaces_looks_at_no_others() -> None:
     third = owner("c")
     third["metadata"]["namespace"] = "third"
     subject = operator(FakeCluster(owner("a"), elsewhere, third), namespaces=("models", "third"))
-    resyncing = asyncio.create_task(subject._resync())
+    resyncing = asyncio.create_task(subject._resync(Indices(), lambda _: None))
     await asyncio.sleep(1)
 
     assert due(subject) == {Key("models", "a"), Key("third", "c")}
+    resyncing.cancel()
+    await asyncio.gather(resyncing, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_objects_that_the_watches_hold_in_another_version_are_doubted() -> None:
+    cluster = FakeCluster(owner("a"), owner("b"))
+    subject, indices, doubted = operator(cluster), Indices(), list[Key]()
+    kept = cluster.find("MambaDeployment", "a")
+    indices.take({index_id(MAMBA_DEPLOYMENT): {Key("models", "a"): [kept]}})
+    indices.complete = True
+    resyncing = asyncio.create_task(subject._resync(indices, doubted.append))
+    await asyncio.sleep(1)
+    assert doubted == [Key("models", "b")]
+
+    cluster.put(owner("a"))
+    doubted.clear()
+    await asyncio.sleep(320)
+
+    assert set(doubted) == {Key("models", "a"), Key("models", "b")}
     resyncing.cancel()
     await asyncio.gather(resyncing, return_exceptions=True)
 

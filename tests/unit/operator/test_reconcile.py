@@ -332,3 +332,30 @@ async def test_a_pass_that_takes_too_long_is_ended() -> None:
 
     with pytest.raises(TimeoutError):
         await slow(KEY)
+
+
+class Webhooked(FakeCluster):
+    """A cluster with a webhook that puts what it thinks right into each Deployment."""
+
+    async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        if manifest["kind"] == "Deployment":
+            manifest = copy.deepcopy(manifest)
+            manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 7
+        return await super().apply(manifest, subresource=subresource)
+
+
+async def test_what_a_webhook_changes_on_every_write_is_not_written_for_ever() -> None:
+    cluster = Webhooked(fitting_owner())
+    again = reconciler(cluster)
+    for _ in range(3):
+        await again(KEY)
+    cluster.calls.clear()
+
+    await again(KEY)
+    assert [call for call in cluster.calls if "Deployment/" in call] == []
+
+    engine = copy.deepcopy(cluster.find("Deployment", "nano-engine"))
+    engine["spec"]["replicas"] = 9
+    cluster.put(engine)
+    await again(KEY)
+    assert cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 1, "a change by hand is mended"

@@ -5,10 +5,13 @@ from typing import Any
 import kopf
 import pytest
 
+from mamba_operator.indices import Indices, indexed, owner_key
 from mamba_operator.kinds import BY_NAME, MAMBA_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
 from mamba_operator.manifest import Key, Manifest
-from mamba_operator.watching import make_registry, make_settings, owner_key
+from mamba_operator.watching import make_registry, make_settings
 from operator_objects import applied, fitting_owner
+
+INSTANCE = "app.kubernetes.io/instance"
 
 
 def test_the_object_itself_is_its_own_key() -> None:
@@ -34,7 +37,7 @@ def handlers(registry: kopf.OperatorRegistry) -> list[Any]:
 
 
 def test_there_is_one_plain_watch_per_kind_and_nothing_that_needs_a_finalizer() -> None:
-    registry = make_registry(lambda _: None, lambda *_: None)
+    registry = make_registry(lambda _: None, lambda *_: None, Indices())
 
     assert len(handlers(registry)) == len(WATCHED) + 1
     assert list(registry._changing.get_all_handlers()) == []
@@ -44,7 +47,8 @@ def test_there_is_one_plain_watch_per_kind_and_nothing_that_needs_a_finalizer() 
 async def test_an_event_tells_what_was_delivered_and_wakes_the_owner() -> None:
     woken: list[Key] = []
     delivered: list[tuple[Kind, bool]] = []
-    registry = make_registry(woken.append, lambda kind, _, gone: delivered.append((kind, gone)))
+    indices = Indices()
+    registry = make_registry(woken.append, lambda kind, _, gone: delivered.append((kind, gone)), indices)
     [handler] = [one for one in handlers(registry) if one.id == "wake-services"]
     [service] = [
         one
@@ -56,6 +60,34 @@ async def test_an_event_tells_what_was_delivered_and_wakes_the_owner() -> None:
 
     assert woken == [Key("models", "nano")]
     assert delivered == [(SERVICE, True)]
+    assert indices.complete, "kopf hands over nothing before it has listed everything"
+
+
+def test_an_object_whose_label_was_taken_off_leaves_the_index() -> None:
+    pod: Manifest = {"metadata": {"namespace": "n", "name": "x", "managedFields": [1], "labels": {
+        "app.kubernetes.io/instance": "nano"}}, "status": {}}  # fmt: skip
+
+    [(key, kept)] = indexed(POD, kopf.Body(pod)).items()
+
+    assert key == Key("n", "nano")
+    assert (kept["kind"], kept["apiVersion"], kept["status"]) == ("Pod", "v1", {})
+    assert "managedFields" not in kept["metadata"]
+    assert indexed(POD, kopf.Body({"metadata": {"namespace": "n", "name": "x"}})) == {}
+
+
+def test_a_list_that_shows_other_objects_or_versions_than_the_index_tells_whose() -> None:
+    def pod(name: str, version: str, of: str) -> Manifest:
+        labels = {"app.kubernetes.io/instance": of}
+        meta = {"namespace": "n", "name": name, "uid": name, "resourceVersion": version, "labels": labels}
+        return {"metadata": meta}
+
+    indices = Indices()
+    kept = [pod("same", "1", "a"), pod("older", "1", "b"), pod("gone", "1", "c")]
+    indices.take({"of_pods": {Key("n", one["metadata"]["labels"][INSTANCE]): [one] for one in kept}})
+    listed = [pod("same", "1", "a"), pod("older", "2", "b"), pod("new", "1", "d")]
+
+    assert indices.differing(POD, listed) == {Key("n", name) for name in "bcd"}
+    assert indices.differing(SERVICE, []) == set()
 
 
 @pytest.mark.parametrize("namespaced", [True, False])

@@ -1,0 +1,67 @@
+"""`Indices`: what kopf's watches hold, by the MambaDeployment it belongs to. A look at them costs no request.
+
+They may lag behind the cluster, so they decide one thing: that a pass has nothing to do. Filled by kopf,
+read by `observe`, compared with lists at each resync.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import kopf
+
+from mamba_api import names
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.manifest import Key, Manifest, metadata
+
+
+def owner_key(kind: Kind, body: Mapping[str, Any]) -> Key | None:
+    """The MambaDeployment an object belongs to; None when it is nobody's."""
+    meta = metadata(body)
+    namespace, name = meta.get("namespace"), meta.get("name")
+    if kind is not MAMBA_DEPLOYMENT:
+        name = (meta.get("labels") or {}).get(names.LABEL_INSTANCE)
+    return Key(str(namespace), str(name)) if namespace and name else None
+
+
+def index_id(kind: Kind) -> str:
+    """What kopf calls the index of a kind."""
+    return f"of_{kind.plural}"
+
+
+def indexed(kind: Kind, body: kopf.Body) -> dict[Key, Manifest]:
+    """What is kept of an object, all but who wrote which field; nothing when it is nobody's any more."""
+    key = owner_key(kind, body)
+    if key is None:
+        return {}
+    meta = {name: value for name, value in metadata(body).items() if name != "managedFields"}
+    return {key: {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta}}
+
+
+class Indices:
+    """One per operator that acts; empty until kopf has listed everything once."""
+
+    def __init__(self) -> None:
+        self._by_id: Mapping[str, Any] = {}
+        self.complete = False
+        """Set with the first event: kopf hands none over before it has listed everything."""
+
+    def take(self, by_id: Mapping[str, Any]) -> None:
+        """kopf's own indices, which it keeps up to date."""
+        self._by_id = by_id
+
+    def of(self, kind: Kind, key: Key) -> list[Manifest]:
+        """Objects of a kind that belong to `key`, by name."""
+        index = self._by_id.get(index_id(kind)) or {}
+        return sorted(index[key], key=lambda one: str(one["metadata"]["name"])) if key in index else []
+
+    def differing(self, kind: Kind, listed: Iterable[Manifest]) -> set[Key]:
+        """Whose objects a list shows in another version than the index has, or not at all."""
+        index = self._by_id.get(index_id(kind)) or {}
+        kept = {_identity(key, one) for key in list(index) for one in index[key]}
+        seen = {_identity(key, one) for one in listed if (key := owner_key(kind, one)) is not None}
+        return {key for key, *_ in kept ^ seen}
+
+
+def _identity(key: Key, one: Manifest) -> tuple[Key, str, str]:
+    meta = metadata(one)
+    return key, str(meta.get("uid")), str(meta.get("resourceVersion"))

@@ -1,0 +1,66 @@
+"""What the plan of a serving revision was made for: nodes that come and go change nothing that serves.
+
+Kept as an annotation of the engine Deployment, so that it comes and goes with the pods it is about. It holds
+until the pods are replaced for another reason; then the plan is made for the nodes of that day. Pure.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.gpu_memory import Labels, smallest_gpu
+from mamba_operator.manifest import Manifest, annotation, digest
+from mamba_operator.render.context import Context
+from mamba_operator.render.engine_pod import engine_pod_template
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFor:
+    """A revision of the engine pods, and the GPU its plan was made for."""
+
+    revision: str
+    """Hash of the pod template, less what the planner chose."""
+    gpu_memory: int | None
+    """Bytes of one GPU; None = no node told, and each engine planned for itself."""
+
+    def annotation(self) -> str:
+        """How the annotation `planned-for` says it."""
+        return json.dumps({"revision": self.revision, "gpuMemory": self.gpu_memory})
+
+
+def plan_for(
+    deployment: MambaDeployment, engine: Manifest | None, nodes: Iterable[Labels]
+) -> tuple[PlannedFor, int | None]:
+    """What to plan for, and the memory that node labels tell of now.
+
+    Args:
+        deployment: the object; its plan depends on nodes.
+        engine: the engine Deployment; None when there is none.
+        nodes: labels of the nodes with GPUs.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
+    # Without a plan: what the planner chose must not tell one revision from another.
+    template = engine_pod_template(Context(deployment, 0, None))
+    pod = template.get("spec")
+    now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
+    revision = digest(template)
+    return recorded_for(engine, revision) or PlannedFor(revision, now), now
+
+
+def recorded_for(engine: Manifest | None, revision: str) -> PlannedFor | None:
+    """What the serving revision was planned for; None: there is none, or its pods are to be replaced."""
+    text = annotation(engine, names.ANNOTATION_PLANNED_FOR) if engine is not None else None
+    try:
+        told: Any = json.loads(text) if text is not None else None
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or told.get("revision") != revision:
+        return None
+    memory = told.get("gpuMemory")
+    known = type(memory) is int and memory > 0
+    return PlannedFor(revision, memory if known else None) if known or memory is None else None

@@ -1,0 +1,175 @@
+"""A pass over what is as wanted asks the API server for nothing; whatever is not, it reads and mends."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fake_cluster import FakeCluster, Watched
+from mamba_operator.errors import ClusterError
+from mamba_operator.manifest import Key, Manifest
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.reconcile import Reconciler
+from operator_objects import NOW, TOKEN, creating_pod, fitting_owner
+
+KEY = Key("models", "nano")
+NODE = {"kind": "Node", "metadata": {"name": "a", "labels": {"nvidia.com/gpu.memory": "81559"}}}
+
+
+class Counting(FakeCluster):
+    """Counts every request."""
+
+    def __init__(self, *objects: Manifest) -> None:
+        self.requests: list[str] = []
+        super().__init__(*objects)
+
+    def _enter(self, verb: str, kind: str, name: str) -> None:
+        self.requests.append(f"{verb} {kind}/{name}")
+        super()._enter(verb, kind, name)
+
+
+def reconciler(cluster: FakeCluster, indices: Watched) -> Reconciler:
+    return Reconciler(
+        cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN,
+        resync=lambda: 300.0, indices=indices,
+    )  # fmt: skip
+
+
+async def at_rest(of: Manifest, *others: Manifest) -> tuple[Counting, Watched, Reconciler]:
+    cluster = Counting(of, *others)
+    indices = Watched(cluster)
+    again = reconciler(cluster, indices)
+    for _ in range(3):
+        await again(KEY)
+    cluster.requests.clear()
+    return cluster, indices, again
+
+
+@pytest.mark.parametrize(
+    ("spec", "others"),
+    [
+        ({}, []),
+        ({"memory": {}}, [NODE]),
+        ({"scaling": {"minReplicas": 0}}, []),
+        ({"mode": "Plan"}, []),
+        ({"memory": {"deviceMemory": "1Gi"}}, []),
+    ],
+    ids=["active", "planned by nodes", "asleep", "plan mode", "it does not fit"],
+)
+async def test_a_pass_over_an_unchanged_object_costs_no_request(
+    spec: dict[str, Any], others: list[Manifest]
+) -> None:
+    cluster, _, again = await at_rest(fitting_owner(**spec), *others)
+
+    for _ in range(3):
+        assert await again(KEY) == 300.0
+
+    assert cluster.requests == []
+
+
+def delete_service(cluster: FakeCluster) -> None:
+    del cluster.objects["Service", "models", "nano"]
+
+
+def edit_engine(cluster: FakeCluster) -> None:
+    engine = copy.deepcopy(cluster.objects["Deployment", "models", "nano-engine"])
+    engine["spec"]["replicas"] = 9
+    cluster.put(engine)
+
+
+def edit_spec(cluster: FakeCluster) -> None:
+    old = cluster.objects["MambaDeployment", "models", "nano"]
+    cluster.put({**fitting_owner(gateway={"replicas": 2}), "status": old["status"]})
+
+
+def lose_status(cluster: FakeCluster) -> None:
+    cluster.put(fitting_owner())
+
+
+def add_pod(cluster: FakeCluster) -> None:
+    cluster.put(creating_pod())
+
+
+@pytest.mark.parametrize("disturb", [delete_service, edit_engine, edit_spec, lose_status, add_pod])
+async def test_whatever_is_not_as_wanted_is_read_and_mended(disturb: Callable[[FakeCluster], None]) -> None:
+    cluster, _, again = await at_rest(fitting_owner())
+    disturb(cluster)
+
+    await again(KEY)
+
+    assert [one for one in cluster.requests if one.startswith(("apply", "create"))]
+
+
+async def test_what_is_written_is_decided_on_fresh_reads_however_old_the_watches_are() -> None:
+    cluster, indices, again = await at_rest(fitting_owner())
+    delete_service(cluster)
+    indices.stand_still()
+    await again(KEY)
+    cluster.calls.clear()
+
+    await again(KEY)
+
+    assert cluster.find("Service", "nano") is not None
+    assert cluster.calls == [], "the watches still lack what was mended, and nothing is written for it"
+
+
+async def test_what_stale_watches_do_not_show_is_mended_when_they_are_doubted() -> None:
+    cluster, indices, again = await at_rest(fitting_owner())
+    indices.stand_still()
+    delete_service(cluster)
+    await again(KEY)
+    assert cluster.find("Service", "nano") is None
+
+    again.doubt(KEY)
+    await again(KEY)
+
+    assert cluster.find("Service", "nano") is not None
+
+
+async def test_until_the_watches_have_listed_everything_the_cluster_is_read() -> None:
+    cluster, indices, again = await at_rest(fitting_owner())
+    indices.complete = False
+
+    await again(KEY)
+
+    assert [one for one in cluster.requests if one.startswith("list")]
+
+
+async def test_an_object_that_is_gone_is_asked_for_once() -> None:
+    cluster, _, again = await at_rest(fitting_owner())
+    del cluster.objects["MambaDeployment", "models", "nano"]
+
+    assert await again(KEY) is None
+    assert cluster.requests == ["get MambaDeployment/nano"]
+
+
+@pytest.mark.parametrize("number", range(0, 40, 3))
+async def test_a_fault_at_any_call_leaves_no_difference_that_a_quiet_pass_would_miss(number: int) -> None:
+    calm, _, _ = await at_rest(fitting_owner())
+    cluster = Counting(fitting_owner())
+    left = [number]
+
+    def strike(*_: str) -> ClusterError | None:
+        left[0] -= 1
+        return ClusterError("away", status=503) if left[0] == -1 else None
+
+    cluster.fault = strike
+    again = reconciler(cluster, Watched(cluster))
+    for _ in range(4):
+        try:
+            await again(KEY)
+        except ClusterError:
+            continue
+
+    def shape(of: FakeCluster) -> dict[tuple[str, str, str], Any]:
+        return {
+            key: {name: value for name, value in one.items() if name not in ("metadata", "status")}
+            for key, one in of.objects.items()
+            if key[0] not in ("Event", "Secret")
+        }
+
+    assert shape(cluster) == shape(calm)
+    cluster.requests.clear()
+    await again(KEY)
+    assert cluster.requests == []
