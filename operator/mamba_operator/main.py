@@ -20,6 +20,7 @@ from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
+from mamba_operator.default_images import DefaultImages
 from mamba_operator.errors import ClusterError, SettingsInvalid
 from mamba_operator.freshness import Freshness
 from mamba_operator.indices import Indices, owner_key
@@ -119,6 +120,7 @@ class Operator:
             seen=self._seen,
             shipped=self._shipped,
             indices=indices,
+            images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
         )
         started = asyncio.Event()
         watching = asyncio.create_task(

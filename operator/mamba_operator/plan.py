@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from mamba_api import names
 from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
@@ -89,13 +90,20 @@ class ReconcilePlan:
     """What a new revision would be planned as, where that is another plan than the serving one."""
 
 
-def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]) -> ReconcilePlan:
+def make_plan(
+    snapshot: Snapshot,
+    *,
+    now: datetime,
+    new_token: Callable[[], str],
+    images: DefaultImages = OF_THIS_VERSION,
+) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
     Args:
         snapshot: what was observed.
         now: the time, with a time zone.
         new_token: makes a fresh secret; called only when one may be needed.
+        images: for pods whose images the object does not name.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -114,7 +122,8 @@ def make_plan(snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str]
     asked = snapshot.child("ConfigMap", names.Children(deployment.name).wake)
     woken = woken_at(asked)
     replicas = engines_wanted(deployment, woken, now)
-    context = Context(deployment, replicas, verdict.plan if isinstance(verdict, Fits) else None, planned_for)
+    plan = verdict.plan if isinstance(verdict, Fits) else None
+    context = Context(deployment, replicas, plan, planned_for, images)
     try:
         wanted = render(context)
     except InvalidPatch as error:

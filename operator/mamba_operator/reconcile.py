@@ -20,6 +20,7 @@ from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.gpu_memory import Labels
@@ -66,6 +67,7 @@ class Reconciler:
         token: Callable[[], str] = new_token,
         shipped: ShippedConfig = nothing_shipped,
         indices: Indices | None = None,
+        images: DefaultImages = OF_THIS_VERSION,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -77,6 +79,7 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
+        self._images = images
         self._indices = indices or Indices()
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -134,7 +137,7 @@ class Reconciler:
             return None
         settled = self._settled.setdefault(key, {})
         snapshot = replace(snapshot, settled=settled)
-        plan = make_plan(snapshot, now=self._now(), new_token=self._token)
+        plan = make_plan(snapshot, now=self._now(), new_token=self._token, images=self._images)
         if plan.deployment is not None and depends_on_nodes(plan.deployment):
             self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
         outcome = await apply(self._client, snapshot, plan)
@@ -156,7 +159,10 @@ class Reconciler:
         if snapshot is None or snapshot.owner is None:
             return None
         plan = make_plan(
-            replace(snapshot, settled=self._settled.get(key, {})), now=self._now(), new_token=self._token
+            replace(snapshot, settled=self._settled.get(key, {})),
+            now=self._now(),
+            new_token=self._token,
+            images=self._images,
         )
         old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and (
             time.monotonic() > self._nodes_until

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Manifest
 
@@ -20,6 +21,8 @@ class Context:
     """What the planner chose; None while it is unknown, then the engine plans for itself."""
     planned_for: str | None = None
     """Annotation with what the plan was made for; None where the spec says how much memory there is."""
+    images: DefaultImages = OF_THIS_VERSION
+    """Used where the spec names none."""
 
     @property
     def children(self) -> names.Children:
