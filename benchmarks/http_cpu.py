@@ -102,12 +102,12 @@ def api(tree: Path) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def gateway(tree: Path) -> Iterator[tuple[int, str]]:
+def gateway(tree: Path, *options: str) -> Iterator[tuple[int, str]]:
     """The gateway of a tree before the scripted upstream."""
     python = str(tree / ".venv/bin/python")
     with started([sys.executable, "-P", str(PARTS), "upstream"], "upstream ready", tree) as (_, url):
         command = [python, "-P", "-m", "mamba_cli", "gateway", "--backend", url, "--port", "0"]
-        with started(command, "gateway ready", tree) as found:
+        with started([*command, *options], "gateway ready", tree) as found:
             yield found
 
 

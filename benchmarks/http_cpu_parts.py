@@ -137,6 +137,10 @@ async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
             writer.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )
+            if body.get("hold"):  # one event, then silence until the client goes
+                writer.write(b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
+                await reader.read(1)
+                return
             for _ in range(body["max_tokens"]):
                 writer.write(b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
                 await asyncio.sleep(TOKEN_SECONDS)

@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -32,7 +32,8 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.scoring import Weights
-from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.page_rungs import rungs
+from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 from mamba_server.cache.state_cache import StateCache
 
 Knowledge = Literal["load", "attention", "own", "resumable"]
@@ -85,14 +86,25 @@ class _Index(PrefixIndex):
 
     def __init__(self, engines: Sequence[SimulatedEngine], knowledge: Knowledge) -> None:
         super().__init__()
-        self._engines, self._pages = engines, knowledge == "attention"
+        self._engines, self._attention = engines, knowledge == "attention"
+        self._page = engines[0].cache.page_size
         self.state = "off" if knowledge == "own" else "following"
 
-    def resumable(self, token_ids: Tokens, salt: str) -> Mapping[str, int]:
+    def depths(self, token_ids: Tokens, salt: str) -> Depths:
         if self.state == "off":
-            return {}
+            return NOTHING
         found = {engine.name: engine.cache.match(token_ids, salt, 1) for engine in self._engines}
-        return {name: match.kv_depth if self._pages else match.resumable for name, match in found.items()}
+        if self._attention:
+            attention = {name: match.kv_depth for name, match in found.items()}
+            return Depths(attention, attention)
+        return Depths(
+            {name: match.resumable for name, match in found.items()},
+            {name: _last_rung(match.kv_depth // self._page) * self._page for name, match in found.items()},
+        )
+
+
+def _last_rung(pages: int) -> int:
+    return max(rungs(0, pages).tolist(), default=0)
 
 
 class Fleet:

@@ -101,8 +101,8 @@ def _children() -> list[str]:
         ("ServiceAccount", children.service_account, "of engines and gateway"),
         (
             "Secret",
-            children.admin_secret("UID"),
-            "token of the engines' admin port; `UID`: the first 8 characters of the object's uid",
+            children.admin_secret("UID", "KEY"),
+            "token of the engines' admin port; `UID`: the object's uid, 8 characters; `KEY`: what made it",
         ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
     ]

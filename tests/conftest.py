@@ -1,5 +1,5 @@
 """What every test needs: a main thread without a left-over event loop, and no search for garbage in what is
-there before the first test: some million objects of libraries and thousands of tests.
+there before the first test, or while it is made: some million objects of libraries and thousands of tests.
 
 pytest-asyncio asks for "the current loop" around each test; without this line Python makes one to answer, and
 nobody closes it, which the last check of the session reports as an error.
@@ -12,10 +12,12 @@ import logging
 import pytest
 
 asyncio.set_event_loop(None)
+gc.disable()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()
     # pytest hangs two handlers on every logger that does not tell the root, three times a test, and torch has

@@ -48,6 +48,8 @@ class Reason(StrEnum):
     SCALING_DOWN = "ScalingDown"
     DRAINING = "Draining"
     LOADING_MODEL = "LoadingModel"
+    SWITCHING_STRATEGY = "SwitchingStrategy"
+    STRATEGY_REFUSED = "StrategyRefused"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     AS_EXPECTED = "AsExpected"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -105,6 +107,14 @@ REASONS: dict[Reason, str] = {
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.LOADING_MODEL: "Pods run and load the weights.",
+    Reason.SWITCHING_STRATEGY: (
+        "Engines are being told another strategy or track interval, which they take over while they serve; "
+        "the message says who has not answered yet."
+    ),
+    Reason.STRATEGY_REFUSED: (
+        "An engine does not take over the strategy or track interval while what runs needs the memory; the "
+        "message has its numbers. It serves as before and is asked again; a restart starts with the new one."
+    ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
         "The roll-out made no progress within spec.rollout.progressDeadline; the old pods keep serving. "
         "The message names the pod that is stuck."
@@ -154,7 +164,7 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
-HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE})
+HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED})
 """Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
 OF_PODS = frozenset(
@@ -207,6 +217,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.SCALING_DOWN,
             Reason.DRAINING,
             Reason.LOADING_MODEL,
+            Reason.SWITCHING_STRATEGY,
             Reason.PROGRESS_DEADLINE_EXCEEDED,
             Reason.PLAN_MODE,
             Reason.INVALID_SPEC,
@@ -218,6 +229,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
         {
             Reason.AS_EXPECTED,
             *OF_PODS,
+            Reason.STRATEGY_REFUSED,
             Reason.PREFIX_INDEX_UNAVAILABLE,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,

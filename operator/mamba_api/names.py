@@ -21,6 +21,8 @@ CRD_NAME = f"{PLURAL}.{GROUP}"
 FIELD_MANAGER = "mambaserve-operator"
 FINALIZER = f"{GROUP}/drain"
 LEASE_NAME = "mambaserve-operator"
+ADMIN_KEY_NAME = "mambaserve-operator-admin-key"
+"""Secret beside the operator with the key that the tokens of the engines' admin ports are made from."""
 MAX_NAME_LENGTH = 52
 """Longest metadata.name: the longest child name and a pod's suffixes must stay a DNS label of 63 characters.
 """
@@ -41,6 +43,8 @@ ANNOTATION_STRATEGY = f"{GROUP}/strategy"
 """On a pod: the state cache strategy its engine was started with."""
 ANNOTATION_PLANNED_FOR = f"{GROUP}/planned-for"
 """On the engine Deployment: the revision of the pods and the GPU memory their plan was made for."""
+ANNOTATION_TUNED = f"{GROUP}/tuned"
+"""On the ConfigMap X-engine: hash of the settings that running engines take over, and when they changed."""
 ANNOTATION_RESTART = f"{GROUP}/restarted-at"
 """On a MambaDeployment: a new value rolls the pods, as `kubectl rollout restart` does."""
 LABEL_ROLE = f"{GROUP}/role"
@@ -104,10 +108,11 @@ class Children:
         """ServiceAccount of engines and gateway."""
         return self.owner
 
-    def admin_secret(self, uid: str) -> str:
+    def admin_secret(self, uid: str, key_id: str = "") -> str:
         """Secret with the token of the engines' admin port. By the owner's `uid`: the operator cannot look
-        whose a Secret is, so the name must be nobody else's, nor of an earlier owner of the same name."""
-        return f"{self.owner}-admin-{uid[:8]}"
+        whose a Secret is, so the name must be nobody else's, nor of an earlier owner of the same name. And by
+        the key that the token is made with, so that another key rolls the pods that mount it."""
+        return f"{self.owner}-admin-{uid[:8]}" + (f"-{key_id}" if key_id else "")
 
     @property
     def model_cache(self) -> str:

@@ -13,7 +13,7 @@ from mamba_operator.manifest import Manifest, digest
 
 IDENTITIES: Sequence[tuple[str, ...]] = (
     ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"),
-    ("uid",),
+    ("uid",), ("topologyKey",),
 )  # fmt: skip
 """What tells the items of a list apart, first match wins."""
 QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit", "overhead", "divisor"})

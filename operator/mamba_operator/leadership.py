@@ -47,6 +47,8 @@ class Leadership:
         self._current: Manifest | None = None
         self.holds = False
         """Whether we may act now."""
+        self.informed = False
+        """Whether the lease was ever seen: who stands by and could take over is as ready as who acts."""
 
     async def hold(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, then run `work` as long as we hold it.
@@ -110,6 +112,7 @@ class Leadership:
     async def _step(self) -> bool:
         """One look and one write at most; whether we hold the lease afterwards."""
         self._current = await self._client.get(LEASE, self._lease.namespace, self._lease.name)
+        self.informed = True
         now = asyncio.get_running_loop().time()
         record = _record(self._current)
         self._watched = watch(self._watched, record, now) if record else None

@@ -1,7 +1,7 @@
 """/healthz, /readyz and /metrics of the operator, on a port of its own.
 
 /healthz fails when a restart would help: the event loop lags, a watch is stale, a pass hangs. A standby that
-waits for the lease is healthy. Called by `main`; knows no Kubernetes.
+waits for the lease is healthy and ready: it takes over. Called by `main`; knows no Kubernetes.
 """
 
 import asyncio

@@ -18,6 +18,7 @@ import structlog
 from mamba_api import names
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
+from mamba_operator.admin_key import AdminKey, admin_key
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.default_images import DefaultImages
@@ -111,6 +112,7 @@ class Operator:
         await self._crd_served()
         self._metrics.leader.set(1)
         settings, indices = self._settings, Indices()
+        key = await self._admin_key()
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -121,6 +123,7 @@ class Operator:
             shipped=self._shipped,
             indices=indices,
             images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
+            key=key,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -165,6 +168,15 @@ class Operator:
                     told = True
             except ClusterError as error:
                 log.warning("cluster_unreachable", error=str(error))
+            await asyncio.sleep(CRD_PERIOD)
+
+    async def _admin_key(self) -> AdminKey | None:
+        namespace = self._settings.lease_namespace or own_namespace(self._settings)
+        while True:
+            try:
+                return await admin_key(self._client, namespace, names.ADMIN_KEY_NAME)
+            except ClusterError as error:
+                log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
 
     async def _resync(self, indices: Indices, doubt: Callable[[Key], None]) -> None:
@@ -219,7 +231,7 @@ class Operator:
         return [problem for problem in found if problem]
 
     def _not_ready(self) -> str | None:
-        return None if self._leadership.holds else "standby: waits for the lease"
+        return None if self._leadership.informed else "has not seen the lease yet"
 
 
 def _identity(kind: Kind, one: Manifest) -> tuple[str, str]:

@@ -5,7 +5,7 @@ touches nothing; `apply` carries it out and `status` tells what came of it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -26,8 +26,10 @@ from mamba_operator.record import readable
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
+from mamba_operator.render.engine_pod import engine_document, engine_pod_template
 from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
 from mamba_operator.snapshot import Snapshot
+from mamba_operator.tuning import AGAIN, Refusal, Tune, to_tell, tuning
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 from mamba_planner.byte_size import binary_size
 
@@ -88,6 +90,10 @@ class ReconcilePlan:
     """What gateways say of the Redis of the prefix index."""
     plan_differs: str | None = None
     """What a new revision would be planned as, where that is another plan than the serving one."""
+    tunes: tuple[Tune, ...] = ()
+    """Engines to be told settings that they take over while they serve."""
+    refusals: tuple[Refusal, ...] = ()
+    """Those of them that were told and did not take it."""
 
 
 def make_plan(
@@ -95,6 +101,7 @@ def make_plan(
     *,
     now: datetime,
     new_token: Callable[[], str],
+    key_id: str = "",
     images: DefaultImages = OF_THIS_VERSION,
 ) -> ReconcilePlan:
     """What to do about one MambaDeployment.
@@ -102,7 +109,8 @@ def make_plan(
     Args:
         snapshot: what was observed.
         now: the time, with a time zone.
-        new_token: makes a fresh secret; called only when one may be needed.
+        new_token: makes the admin token; called only when it may be needed.
+        key_id: key it is made from; empty: it is fresh each time, and engines cannot be told anything.
         images: for pods whose images the object does not name.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
@@ -114,7 +122,7 @@ def make_plan(
         return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
     engine = snapshot.child("Deployment", names.Children(deployment.name).engine)
     try:
-        verdict, planned_for, differs = _plan(deployment, engine, snapshot)
+        verdict, planned_for, differs = _plan(deployment, engine, snapshot, key_id)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
@@ -123,7 +131,12 @@ def make_plan(
     woken = woken_at(asked)
     replicas = engines_wanted(deployment, woken, now)
     plan = verdict.plan if isinstance(verdict, Fits) else None
-    context = Context(deployment, replicas, plan, planned_for, images)
+    context = Context(deployment, replicas, plan, key_id, planned_for=planned_for, images=images)
+    tuned = None
+    if key_id:
+        config = snapshot.child("ConfigMap", context.children.engine)
+        tuned = tuning(engine_document(context), config, engine, now)
+        context = replace(context, tuned=tuned.annotation())
     try:
         wanted = render(context)
     except InvalidPatch as error:
@@ -137,12 +150,15 @@ def make_plan(
         # there is asked by making it, and only where somebody may wait for it.
         applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
     keep = {ref(manifest) for manifest in wanted}
+    revision = engine_pod_template(context)["metadata"]["labels"][names.LABEL_REVISION]
+    tunes = to_tell(snapshot.pods, tuned, revision, snapshot.told) if tuned is not None else ()
     awake = seconds_awake(deployment, woken, now)
     trouble = index_trouble(deployment, asked, now)
     moments = [
         *([] if awake is None else [awake]),
         *([WAITING_PERIOD] if waiting or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
+        *([AGAIN] if tunes else []),
     ]
     return ReconcilePlan(
         deployment,
@@ -155,16 +171,17 @@ def make_plan(
         min(moments, default=None),
         trouble,
         differs,
+        tunes,
     )
 
 
 def _plan(
-    deployment: MambaDeployment, engine: Manifest | None, snapshot: Snapshot
+    deployment: MambaDeployment, engine: Manifest | None, snapshot: Snapshot, key_id: str
 ) -> tuple[Verdict, str | None, str | None]:
     """The verdict, the annotation with what it was made for, and what would be planned for today's nodes."""
     if not depends_on_nodes(deployment):
         return plan_memory(deployment, None, snapshot.model_config), None, None
-    planned, now = plan_for(deployment, engine, snapshot.nodes)
+    planned, now = plan_for(deployment, engine, snapshot.nodes, key_id)
     verdict = plan_memory(deployment, planned.gpu_memory, snapshot.model_config)
     differs = None
     # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.

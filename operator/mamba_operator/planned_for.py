@@ -32,7 +32,7 @@ class PlannedFor:
 
 
 def plan_for(
-    deployment: MambaDeployment, engine: Manifest | None, nodes: Iterable[Labels]
+    deployment: MambaDeployment, engine: Manifest | None, nodes: Iterable[Labels], key_id: str
 ) -> tuple[PlannedFor, int | None]:
     """What to plan for, and the memory that node labels tell of now.
 
@@ -40,12 +40,13 @@ def plan_for(
         deployment: the object; its plan depends on nodes.
         engine: the engine Deployment; None when there is none.
         nodes: labels of the nodes with GPUs.
+        key_id: as in `Context`.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
     # Without a plan: what the planner chose must not tell one revision from another.
-    template = engine_pod_template(Context(deployment, 0, None))
+    template = engine_pod_template(Context(deployment, 0, None, key_id))
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)

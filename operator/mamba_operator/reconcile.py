@@ -16,11 +16,13 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.v1alpha1 import Status
+from mamba_operator.admin_key import AdminKey
 from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.engine_admin import Put, put_strategy, tell
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.gpu_memory import Labels
@@ -68,6 +70,8 @@ class Reconciler:
         shipped: ShippedConfig = nothing_shipped,
         indices: Indices | None = None,
         images: DefaultImages = OF_THIS_VERSION,
+        key: AdminKey | None = None,
+        put: Put = put_strategy,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -81,6 +85,8 @@ class Reconciler:
         self._shipped = shipped
         self._images = images
         self._indices = indices or Indices()
+        self._key, self._put = key, put
+        self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
         self._doubted: set[Key] = set()
@@ -134,10 +140,11 @@ class Reconciler:
             raise
         if snapshot.owner is None:
             self._settled.pop(key, None)
+            self._told.pop(key, None)
             return None
         settled = self._settled.setdefault(key, {})
-        snapshot = replace(snapshot, settled=settled)
-        plan = make_plan(snapshot, now=self._now(), new_token=self._token, images=self._images)
+        snapshot = replace(snapshot, settled=settled, told=self._told.get(key, {}))
+        plan = self._plan(snapshot)
         if plan.deployment is not None and depends_on_nodes(plan.deployment):
             self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
         outcome = await apply(self._client, snapshot, plan)
@@ -145,10 +152,30 @@ class Reconciler:
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)
+        plan = await self._tell(key, plan)
         await self._report(snapshot, plan, outcome)
         if outcome.errors:
             raise _worst(outcome.errors)
         return min(self._resync(), plan.again_in or float("inf"))
+
+    def _plan(self, snapshot: Snapshot) -> ReconcilePlan:
+        key, uid = self._key, snapshot.uid
+        token = self._token if key is None else lambda: key.token(uid)
+        return make_plan(
+            snapshot, now=self._now(), new_token=token, key_id=key.id if key else "", images=self._images
+        )
+
+    async def _tell(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
+        """The plan with what is left of it when the engines that were to be told have been."""
+        if self._key is None or not plan.tunes or plan.deployment is None:
+            return plan
+        refusals = await tell(plan.tunes, self._key.token(plan.deployment.metadata.uid or ""), self._put)
+        left = tuple(one.tune for one in refusals)
+        told = self._told.setdefault(key, {})
+        told |= {one.run: one.settings for one in plan.tunes if one not in left}
+        for one in refusals:
+            log.warning("engine_not_told", key=str(key), said=one.message)
+        return replace(plan, tunes=left, refusals=refusals)
 
     def _quiet(self, key: Key) -> float | None:
         """Seconds to the next look if all is as wanted by what the watches hold; None: look at the cluster.
@@ -158,16 +185,11 @@ class Reconciler:
         snapshot = look_up(self._indices, key, self._nodes, shipped=self._shipped)
         if snapshot is None or snapshot.owner is None:
             return None
-        plan = make_plan(
-            replace(snapshot, settled=self._settled.get(key, {})),
-            now=self._now(),
-            new_token=self._token,
-            images=self._images,
-        )
+        plan = self._plan(replace(snapshot, settled=self._settled.get(key, {}), told=self._told.get(key, {})))
         old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and (
             time.monotonic() > self._nodes_until
         )  # fmt: skip
-        if old_nodes or plan.applies or plan.deletes or plan.terminating:
+        if old_nodes or plan.tunes or plan.applies or plan.deletes or plan.terminating:
             return None
         status = summarize(snapshot, plan, (), now=self._now())
         if status is not None and status != _exact(snapshot.owner):

@@ -32,6 +32,9 @@ class Snapshot:
     """By uid of a child that the API server, or a webhook of it, made into something else than was applied:
     hash of what it made. As long as it is that, applying it again would change nothing."""
 
+    told: Mapping[str, str] = field(default_factory=dict)
+    """By run of an engine: hash of the settings that it was told and took over."""
+
     @property
     def uid(self) -> str:
         """Identity of the owner; empty when it is gone."""

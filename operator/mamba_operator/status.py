@@ -202,6 +202,9 @@ def _progressing(view: _View) -> Finding:
     rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
     if rolling or not engine.exists or not engine.current:
         return Finding("True", Reason.ROLLING_OUT, f"{wanted} engines are asked for")
+    if view.plan.tunes:
+        waiting = "; ".join(one.message for one in view.plan.refusals) or "being told"
+        return Finding("True", Reason.SWITCHING_STRATEGY, f"{len(view.plan.tunes)} engines: {waiting}")
     if any(is_draining(pod) for pod in view.snapshot.pods):
         return Finding("True", Reason.DRAINING, "an engine finishes its requests before it ends")
     # Pods of the old revision beside enough new ones are the end of a roll-out, not a smaller scale.
@@ -239,6 +242,8 @@ def _degraded(view: _View) -> Finding:
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.stuck is not None:
             return Finding("True", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+    if refusals := [one.message for one in view.plan.refusals if one.final]:
+        return Finding("True", Reason.STRATEGY_REFUSED, "; ".join(refusals))
     if view.plan.not_served:
         return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
     if (missing := view.plan.index_trouble) is not None:

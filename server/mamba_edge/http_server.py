@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -24,6 +24,7 @@ from mamba_edge.errors import (
     RequestTimeout,
     TooManyConnections,
 )
+from mamba_edge.sending import CALL_BACK, WRITE_NOW
 from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
@@ -52,6 +53,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_body = False
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+    _leave: Callable[[], None] | None = None
+    """What to call when the client leaves."""
 
     def __init__(self, *, limits: HttpLimits, **more: Any) -> None:
         super().__init__(**more)
@@ -71,6 +74,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         super().connection_lost(exc)
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
         self._unwatch()
         self._on_read()
 
@@ -191,7 +197,25 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = refusal
         raise _Refused
 
+    def _on_disconnect(self, leave: Callable[[], None] | None) -> None:
+        self._leave = leave
+        if leave is not None:
+            self.flow.resume_reading()  # or nobody would see it leave
+            if self.transport.is_closing():
+                leave()
+
+    def _write_now(self, part: bytes) -> bool:
+        cycle = self.cycle
+        if cycle is None or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected:
+            return False
+        if self.flow.write_paused or not part:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        return True
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        scope = cast("dict[str, Any]", cycle.scope)
+        scope[WRITE_NOW], scope[CALL_BACK] = self._write_now, self._on_disconnect
         if cycle.scope["http_version"] == "1.0":
             app = _UntilClose(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -251,6 +275,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # nothing asks where a client is
                 timeout_keep_alive=cast("int", limits.keep_alive_timeout),
                 timeout_graceful_shutdown=last_bytes_seconds,
             )

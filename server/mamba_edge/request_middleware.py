@@ -20,7 +20,7 @@ from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone
 from mamba_edge.sending import send_error
 from mamba_telemetry import conventions as names
-from mamba_telemetry.logs import get_logger, log_context
+from mamba_telemetry.logs import get_logger, log_context, log_request
 from mamba_telemetry.request_trace import RequestTrace, error_code
 from mamba_telemetry.tracing import OFF, Tracing
 
@@ -97,7 +97,8 @@ class RequestMiddleware:
             at=arrival,
             record=route in self._traced and scope["method"] == "POST",
         )
-        with log_context(request_id=request_id, trace_id=trace.id):
+        context = {"request_id": request_id, "trace_id": trace.id}
+        with log_context(**context):
             scope.update(
                 request_id=request_id,
                 log_fields=fields,
@@ -126,7 +127,8 @@ class RequestMiddleware:
                 self._answered(route, status)
                 level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
                 if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
-                    log.log(level, "request", route=route, status=status, seconds=round(seconds, 4), **fields)
+                    line = {"route": route, "status": status, "seconds": round(seconds, 4), **fields}
+                    log_request(log, __name__, level, line, context)
 
     def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int) -> None:
         if not trace.recording:

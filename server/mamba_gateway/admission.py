@@ -135,15 +135,20 @@ class Admission:
     async def permit(self, claim: Claim = Claim()) -> AsyncIterator[Permit]:
         """Hold a permit to relay. Raises `TooManyRequests` when none came free in time, or when the queue is
         full and this key has the most in it."""
-        came = self._clock()
-        turn = asyncio.get_running_loop().create_future()
-        entry = Waiting(claim.key, claim.priority, claim.cost, claim.model, turn)
-        self._queue.add(entry)
-        self.dispatch()
-        if len(self._queue) > self.max_queue:
-            self._make_room()
-        await self._turn_of(entry)
-        begin = self._clock()
+        came = begin = self._clock()
+        if not self._queue and self.in_flight < self.max_in_flight and self._may_go(claim.model):
+            self._queue.serve(claim.key, claim.cost)
+            self.in_flight += 1
+            self.unsent += 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            entry = Waiting(claim.key, claim.priority, claim.cost, claim.model, turn)
+            self._queue.add(entry)
+            self.dispatch()
+            if len(self._queue) > self.max_queue:
+                self._make_room()
+            await self._turn_of(entry)
+            begin = self._clock()
         permit = Permit(self, claim, begin - came)
         try:
             yield permit

@@ -8,7 +8,7 @@ proxy endpoint; the relay sees a plain ASGI `send`.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from mamba_edge.errors import ApiError
 from mamba_edge.sending import EVENT_STREAM
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.events import DONE
+from mamba_gateway.headers import is_event_stream
 
 COMMENT = b": waiting\n\n"
 MAX_REFUSAL = 64 * 1024
@@ -29,14 +30,14 @@ ERROR_EVENT_SECONDS = 3.0
 class ClientResponse:
     """One response, of which comments may be the beginning."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, write_now: Callable[[bytes], bool] | None = None) -> None:
         self.status = 0
         """Of the answer or of the error that the client got; 0 before either, comments or not."""
         self.first_byte: float | None = None
         """When the first byte of the answer came, monotonic seconds; comments are none."""
         self.answering = False
         """The answer has begun, or an error is told: no comment follows."""
-        self._send = send
+        self._send, self._write_now = send, write_now
         self._opened = False
         """Comments have sent status and headers."""
         self._refusal: bytearray | None = None
@@ -63,6 +64,17 @@ class ClientResponse:
         self._refusal += body[: MAX_REFUSAL - len(self._refusal)]
         if not message.get("more_body", False):
             await self._end(_refusal_event(self.status, bytes(self._refusal)))
+
+    def write(self, part: bytes) -> bool:
+        """Send a further part of the answer without a wait; False, with nothing sent, where only a message
+        can."""
+        # The first byte is for everybody around us to see; what waits for a slow client goes through them.
+        return (
+            self._write_now is not None
+            and self.first_byte is not None
+            and self._refusal is None
+            and self._write_now(part)
+        )
 
     @contextlib.contextmanager
     def kept_alive(self, every: float) -> Iterator[None]:
@@ -112,9 +124,7 @@ class ClientResponse:
 
 
 def _is_plain_stream(start: Message) -> bool:
-    headers = dict(start["headers"])
-    media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return start["status"] == 200 and media == b"text/event-stream" and b"content-encoding" not in headers
+    return start["status"] == 200 and is_event_stream(start["headers"])
 
 
 def _refusal_event(status: int, body: bytes) -> bytes:

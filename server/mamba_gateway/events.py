@@ -46,6 +46,8 @@ class EventAligner:
 
 
 def _last_boundary(data: bytes) -> int:
+    if data.endswith(b"\n\n"):  # as nearly every piece does
+        return len(data)
     # A blank line ends an event; the line end may be LF, CR LF or CR (HTML standard, section 9.2.5).
     ends = (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n", b"\r\r") if mark in data)
     return max(ends, default=0)

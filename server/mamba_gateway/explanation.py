@@ -13,6 +13,8 @@ from typing import Any
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.routing import Decision, dropped
 from mamba_gateway.scoring import Cost, RoutingRequest
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote
 
 REQUEST_HEADER = b"x-mambaserve-explain"
 RESPONSE_HEADER = b"x-mambaserve-explain"
@@ -64,6 +66,17 @@ class DecisionRecord:
                 break
         return line.encode("ascii")
 
+    def describe(self, span: SpanNote) -> None:
+        """Say it in the span of the choice."""
+        decision = self.decision
+        span.set(names.ENDPOINT, decision.endpoint.name)
+        span.set(names.ROUTE_REASON, decision.reason)
+        span.set(names.ROUTE_INDEX, self.index)
+        span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
+        span.set(names.ROUTE_CANDIDATES, len(decision.costs))
+        span.set(names.PROMPT_TOKENS, self.request.prompt_tokens)
+        span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
+
     def whole(self) -> dict[str, Any]:
         """With when and for whom it was made."""
         at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
@@ -103,5 +116,6 @@ def _shown(cost: Cost) -> dict[str, Any]:
         "engine": cost.endpoint.name,
         "seconds": round(cost.total, 6),
         "resumable": cost.resumable,
+        "seen": cost.seen,
         **{name: round(value, 6) for name, value in parts.items() if value},
     }

@@ -82,8 +82,16 @@ class FairQueue:
         flow.first()
         self._forget(entry.flow)
 
+    def serve(self, name: str, cost: float) -> None:
+        """A request that need not wait, since nobody does: its flow pays."""
+        flow = self._flow(name)
+        self._now = flow.tag = max(flow.tag, self._now)
+        self.charge(name, cost)
+
     def pop(self, may_go: Callable[[str | None], bool]) -> Waiting | None:
         """Whose turn it is among those whose model has an engine with a place; its flow pays."""
+        if not self._size:
+            return None
         shut = set[str | None]()
         waiting = [(name, flow) for name, flow in self._flows.items() if flow.waiting]
         for name, flow in sorted(waiting, key=lambda one: one[1].tag):

@@ -44,20 +44,20 @@ not by a list of names: whatever a login proxy adds stays here, and an engine re
 
 def to_engine(
     headers: RawHeaders, request_id: str, *, traced: bool = False, key: bytes | None = None
-) -> list[tuple[str, str]]:
+) -> list[tuple[bytes, bytes]]:
     """Request headers for the engine: end-to-end ones without credentials, with the request's id.
 
     `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
     `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
     passed = [
-        (name.decode("latin-1"), _text(value))
+        (name, value)
         for name, value in _end_to_end(headers, _OWN_REQUEST)
         if not is_credential(name) and (traced or name != b"tracestate")
     ]
-    passed.append(("x-request-id", request_id))
+    passed.append((b"x-request-id", request_id.encode()))
     if key is not None:
-        passed.append(("authorization", bearer(key)))
+        passed.append((b"authorization", b"Bearer " + key))
     return passed
 
 
@@ -68,20 +68,23 @@ def is_credential(name: bytes) -> bool:
 
 def bearer(key: bytes) -> str:
     """The value of an Authorization header that shows `key`."""
-    return "Bearer " + _text(key)
-
-
-def _text(value: bytes) -> str:
-    # The client that sends it on encodes as UTF-8, so only from UTF-8 do the bytes stay what they are.
+    # The client that sends it encodes as UTF-8, so only from UTF-8 do the bytes stay what they are.
     try:
-        return value.decode()
+        return "Bearer " + key.decode()
     except UnicodeDecodeError:
-        return value.decode("latin-1")
+        return "Bearer " + key.decode("latin-1")
 
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Response headers for the client: the end-to-end ones; the request middleware adds the id."""
     return _end_to_end(headers, _OWN_RESPONSE)
+
+
+def is_event_stream(headers: RawHeaders) -> bool:
+    """Whether the body of an answer is server-sent events that can be read as they are."""
+    pairs = dict(headers)
+    media = pairs.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return media == b"text/event-stream" and b"content-encoding" not in pairs
 
 
 def _end_to_end(headers: RawHeaders, own: frozenset[bytes]) -> list[tuple[bytes, bytes]]:

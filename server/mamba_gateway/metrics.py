@@ -3,6 +3,7 @@
 Labels are bounded: a model name counts only if an endpoint reports it, never a request id.
 """
 
+import functools
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -145,6 +146,12 @@ class GatewayMetrics:
             registry=registry,
         )
         self._snapshot = snapshot
+        # Looking up the series of labels costs more than counting; the labels are bounded.
+        self._decision = functools.cache(self.decisions.labels)
+        self.request = functools.cache(self.requests.labels)
+        self.prompt = functools.cache(self.prompts.labels)
+        self.duration_of = functools.cache(self.duration.labels)
+        self.first_byte_of = functools.cache(self.first_byte.labels)
 
     def model_label(self, model: str | None) -> str:
         """`model` if an endpoint reports it; clients cannot make label values."""
@@ -158,7 +165,7 @@ class GatewayMetrics:
 
     def decided(self, reason: str, seconds: float) -> None:
         """An engine was chosen."""
-        self.decisions.labels(reason).inc()
+        self._decision(reason).inc()
         self.decision_seconds.observe(seconds)
 
     def render(self) -> bytes:

@@ -35,8 +35,13 @@ class PrefixIndexCollector(Collector):
         yield redis
         for name, said, value in (
             ("entries", "Prefixes that an engine can resume, as far as is known.", index.entries),
-            ("engines", "Engines whose checkpoints are known.", len(index.engines())),
-            ("bytes", "Memory of the copy's table.", index.bytes),
+            (
+                "pages",
+                "Prefixes whose attention an engine has, at some pages of each prompt, as far as is known.",
+                index.pages,
+            ),
+            ("engines", "Engines of which is known what they have.", len(index.engines())),
+            ("bytes", "Memory of the copy's tables.", index.bytes),
             ("lag_seconds", "Of the last batch, from its making to its arrival.", index.lag),
             (
                 "refused_engines",

@@ -46,7 +46,7 @@ class PromptReader:
     async def read(self, request: UpstreamRequest) -> PromptPrefix | None:
         """The (first) prompt of the request; None when it cannot be known, or not in time."""
         prompt, outcome = await self._read(request)
-        self._metrics.prompts.labels(outcome).inc()
+        self._metrics.prompt(outcome).inc()
         return prompt
 
     async def _read(self, request: UpstreamRequest) -> tuple[PromptPrefix | None, str]:

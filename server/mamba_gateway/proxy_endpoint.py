@@ -7,8 +7,8 @@ before the first byte go up to the request middleware.
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from contextlib import nullcontext
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -17,7 +17,7 @@ from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, find_header, read_body
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
-from mamba_edge.sending import USAGE_HEADER, while_connected
+from mamba_edge.sending import USAGE_HEADER, WRITE_NOW, on_disconnect
 from mamba_gateway.admission import DRAINING, Admission, Claim
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
@@ -63,10 +63,12 @@ class ProxyEndpoint:
         self._comment_interval, self._backend_keys = comment_interval, backend_keys
         self._limiter, self._prompts = limiter, prompts
         self._running: set[asyncio.Task[Any]] = set()
+        self._cut: set[asyncio.Task[Any]] = set()
+        """Those that `cancel_running` cancelled."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
-        response, fields, key = ClientResponse(send), RoutingFields(), ANYONE
+        response, fields, key = ClientResponse(send, scope.get(WRITE_NOW)), RoutingFields(), ANYONE
         try:
             if self._keys:
                 key = self._keys.check(find_header(scope["headers"], b"authorization"))
@@ -77,7 +79,7 @@ class ProxyEndpoint:
                 patient = bool(fields.stream) and self._comment_interval > 0
                 with response.kept_alive(self._comment_interval) if patient else nullcontext():
                     work = self._work(request, fields, key, scope["answer_headers"], response)
-                    await self._relayed(work, receive, response)
+                    await self._relayed(work, scope, receive, response)
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -103,6 +105,7 @@ class ProxyEndpoint:
     def cancel_running(self) -> int:
         """End what still runs; streams get an error event. Returns how many were cancelled."""
         self._relay.cancelling = True
+        self._cut |= self._running
         for task in self._running:
             task.cancel()
         return len(self._running)
@@ -117,7 +120,7 @@ class ProxyEndpoint:
             scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
         )
         if self._limiter.of(key).tokens_per_minute is not None:
-            headers.append((USAGE_HEADER.decode(), "1"))
+            headers.append((USAGE_HEADER, b"1"))
         request = UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
@@ -134,44 +137,59 @@ class ProxyEndpoint:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._max_body_bytes
-        # A task of its own, so that `cancel_running` ends a client that is still sending, too.
-        reading = asyncio.create_task(
-            read_body(
-                scope["headers"],
-                receive,
-                limit,
-                self._body_timeout,
-                discard=DISCARDED_LIMITS * limit,
-                share=scope.get("body_share"),
-            )
-        )
-        self._running.add(reading)
-        try:
-            await asyncio.wait((reading,))
-            if reading.cancelled():
-                raise Draining(DRAINING)
-            return reading.result()
-        finally:
-            self._running.discard(reading)
-            reading.cancel()
+        with self._cancellable() as task:
+            try:
+                return await read_body(
+                    scope["headers"],
+                    receive,
+                    limit,
+                    self._body_timeout,
+                    discard=DISCARDED_LIMITS * limit,
+                    share=scope.get("body_share"),
+                )
+            except asyncio.CancelledError:
+                if task not in self._cut:
+                    raise
+                task.uncancel()
+                raise Draining(DRAINING) from None
 
     async def _relayed(
-        self, work: Coroutine[Any, Any, None], receive: Receive, response: ClientResponse
+        self, work: Coroutine[Any, Any, None], scope: Scope, receive: Receive, response: ClientResponse
     ) -> None:
-        task = asyncio.create_task(work)
+        with self._cancellable() as task:
+            left = False
+
+            def leave() -> None:
+                nonlocal left
+                left = True
+                task.cancel()
+
+            try:
+                with on_disconnect(scope, receive, leave):
+                    await work
+            except asyncio.CancelledError:
+                if left:
+                    task.uncancel()
+                    raise ClientGone from None
+                if task not in self._cut:
+                    raise
+                task.uncancel()
+                # A stream has said so itself by now; an answer without room for an error stays unfinished,
+                # and the server closes the connection.
+                if not response.answering:
+                    raise Draining(DRAINING) from None
+
+    @contextmanager
+    def _cancellable(self) -> Iterator[asyncio.Task[Any]]:
+        """`cancel_running` cancels the task that is in the block."""
+        task = asyncio.current_task()
+        assert task is not None
         self._running.add(task)
         try:
-            await while_connected(receive, task)
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise
-            # `cancel_running` cancelled the work. A stream has said so itself by now; an answer without room
-            # for an error stays unfinished, and the server closes the connection.
-            if not response.answering:
-                raise Draining(DRAINING) from None
+            yield task
         finally:
             self._running.discard(task)
+            self._cut.discard(task)
 
     async def _work(
         self,
@@ -209,7 +227,7 @@ class ProxyEndpoint:
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
         model = metrics.model_label(fields.model)
-        metrics.requests.labels(scope["path"], model, str(response.status)).inc()
+        metrics.request(scope["path"], model, str(response.status)).inc()
         trace: RequestTrace = scope["trace"]
         # Comments that kept the stream alive meanwhile are no answer.
         trace.answered_at = response.first_byte
@@ -219,6 +237,6 @@ class ProxyEndpoint:
             trace.root.set(names.REQUEST_MODEL, model)
         trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
         exemplar = trace.exemplar()
-        metrics.duration.labels(model).observe(now - begin, exemplar)
+        metrics.duration_of(model).observe(now - begin, exemplar)
         if response.first_byte is not None:
-            metrics.first_byte.labels(model).observe(response.first_byte - begin, exemplar)
+            metrics.first_byte_of(model).observe(response.first_byte - begin, exemplar)

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import aiohttp
 import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
@@ -19,21 +18,16 @@ from mamba_gateway.endpoints import Endpoint, Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
 from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
-from mamba_gateway.headers import to_client
+from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.hold import Hold
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.retry_budget import RetryBudget
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.silence import SilenceWatch
-from mamba_gateway.upstream import (
-    ConnectionLost,
-    IdleTimeout,
-    Unreachable,
-    UpstreamRequest,
-    attempt,
-    translated_errors,
-)
+from mamba_gateway.upstream import UpstreamRequest, attempt
+from mamba_gateway.upstream_connection import ConnectionLost, IdleTimeout, Unreachable, UpstreamResponse
+from mamba_gateway.upstream_connector import UpstreamConnector
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
 
@@ -58,7 +52,7 @@ class Relay:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        connector: UpstreamConnector,
         pool: Pool,
         metrics: GatewayMetrics,
         router: Router,
@@ -70,7 +64,7 @@ class Relay:
         probe_timeout: float,
         wake: Callable[[], None],
     ) -> None:
-        self._session, self._pool, self._metrics, self._router = session, pool, metrics, router
+        self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
         self._request_timeout = request_timeout
         self._silence_timeout, self._probe_timeout = silence_timeout, probe_timeout
@@ -104,7 +98,7 @@ class Relay:
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
                 record = await self._decision(request, died, deadline)
-                _describe(routing, record)
+                record.describe(routing)
             last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
             ticket = self._router.sent(record, request.prompt)
@@ -114,9 +108,9 @@ class Relay:
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
             span.set(names.ENDPOINT, endpoint.name)
             span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
-            watch = SilenceWatch(self._session, endpoint.url, self._silence_timeout, self._probe_timeout)
+            watch = SilenceWatch(self._connector, endpoint.url, self._silence_timeout, self._probe_timeout)
             try:
-                async with watch, attempt(self._session, endpoint.url, request, span) as (response, first):
+                async with watch, attempt(self._connector, endpoint.url, request, span) as (response, first):
                     span.set(names.HTTP_STATUS, response.status)
                     if response.status not in RETRIED_STATUSES or last:
                         self._pool.answered(endpoint.url, ticket, well=response.status < 500)
@@ -178,7 +172,7 @@ class Relay:
 
     async def _forward(
         self,
-        response: aiohttp.ClientResponse,
+        response: UpstreamResponse,
         first: bytes,
         send: Send,
         request: UpstreamRequest,
@@ -188,13 +182,14 @@ class Relay:
         added: tuple[tuple[bytes, bytes], ...],
         span: SpanNote,
     ) -> None:
-        headers = [*to_client(response.raw_headers), *added]
-        events = response.content_type == "text/event-stream" and "Content-Encoding" not in response.headers
+        headers = [*to_client(response.headers), *added]
+        events = is_event_stream(response.headers)
         aligner = EventAligner() if events else None
         if events:  # a declared length would leave no room for an error event
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         meter = request.meter if response.status == 200 else None
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        write = getattr(send, "write", None)
         try:
             chunk = first
             while chunk:
@@ -203,10 +198,10 @@ class Relay:
                     meter.feed(chunk)
                 if ERROR_EVENT in chunk:
                     span.fail("error_event")
-                if out := aligner.feed(chunk) if aligner else chunk:
+                out = aligner.feed(chunk) if aligner else chunk
+                if out and not (write is not None and write(out)):
                     await send({"type": "http.response.body", "body": out, "more_body": True})
-                with translated_errors():
-                    chunk = await response.content.readany()
+                chunk = await response.read()
         except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
             self._pool.fail(endpoint.url, str(error))
@@ -231,17 +226,6 @@ class Relay:
 
     def _timed_out(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
-
-
-def _describe(span: SpanNote, record: DecisionRecord) -> None:
-    decision = record.decision
-    span.set(names.ENDPOINT, decision.endpoint.name)
-    span.set(names.ROUTE_REASON, decision.reason)
-    span.set(names.ROUTE_INDEX, record.index)
-    span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
-    span.set(names.ROUTE_CANDIDATES, len(decision.costs))
-    span.set(names.PROMPT_TOKENS, record.request.prompt_tokens)
-    span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 
 
 def _upstream_error(error: Exception) -> ApiError:

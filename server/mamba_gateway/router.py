@@ -16,12 +16,12 @@ from mamba_gateway.prompt_prefix import BYTES_PER_TOKEN, PromptPrefix
 from mamba_gateway.recent_prefixes import RecentPrefixes
 from mamba_gateway.routing import NoCandidate, choose
 from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights
-from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 
 SEEN_SECONDS = 600.0
-"""For so long an engine is taken to know a prompt that it was sent."""
+"""For so long an engine is taken to know a prompt that it was sent, and to be able to resume it."""
 BESIDE_INDEX_SECONDS = 60.0
-"""And to be able to resume it, where an index that follows the engines would say if it cannot."""
+"""The same where an index that follows the engines would say if it does not."""
 
 
 class Router:
@@ -58,9 +58,11 @@ class Router:
         if prompt is None:
             request = RoutingRequest(model, tried, body_bytes // BYTES_PER_TOKEN, among=among)
         else:
-            seen = self._recent.resumable(prompt, SEEN_SECONDS)
-            known = self._resumable(prompt, seen)
-            request = RoutingRequest(model, tried, prompt.tokens, known, seen, prompt.home, among)
+            known = self._known(prompt)
+            request = RoutingRequest(
+                model, tried, prompt.tokens, known.resumable, known.pages, prompt.home,
+                self._index.state == "following", among,
+            )  # fmt: skip
         found = choose(snapshot, request, self._rng, self._weights)
         if isinstance(found, NoCandidate):
             return found
@@ -84,10 +86,16 @@ class Router:
             tokens = endpoint.speed.work(known, request.prompt_tokens)
         return self._pool.begin(endpoint.url, tokens)
 
-    def _resumable(self, prompt: PromptPrefix, seen: Mapping[str, int]) -> Mapping[str, int]:
-        known = dict(self._index.resumable(prompt.token_ids, prompt.salt)) if prompt.exact else {}
-        if self._index.state == "following":
-            seen = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS)
-        for engine, depth in seen.items():
-            known[engine] = max(depth, known.get(engine, 0))
-        return known
+    def _known(self, prompt: PromptPrefix) -> Depths:
+        """What the engines have published, and what they were sent since."""
+        published = self._index.depths(prompt.token_ids, prompt.salt) if prompt.exact else NOTHING
+        following = self._index.state == "following"
+        sent = self._recent.resumable(prompt, BESIDE_INDEX_SECONDS if following else SEEN_SECONDS)
+        return Depths(_deeper(published.resumable, sent), _deeper(published.pages, sent))
+
+
+def _deeper(published: Mapping[str, int], sent: Mapping[str, int]) -> Mapping[str, int]:
+    out = dict(published)
+    for engine, depth in sent.items():
+        out[engine] = max(depth, out.get(engine, 0))
+    return out

@@ -60,15 +60,17 @@ def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint,
 def untried(endpoints: Iterable[Endpoint], tried: Iterable[str]) -> tuple[Endpoint, ...]:
     """Filter: those that this request has not been sent to yet."""
     excluded = frozenset(tried)
+    if not excluded:
+        return tuple(endpoints)
     return tuple(endpoint for endpoint in endpoints if endpoint.url not in excluded)
 
 
 def asked_for(endpoints: Iterable[Endpoint], among: frozenset[str] | None) -> tuple[Endpoint, ...]:
     """Filter: those that the proxy names by address or by host; without such a list, all."""
+    if among is None:
+        return tuple(endpoints)
     return tuple(
-        endpoint
-        for endpoint in endpoints
-        if among is None or endpoint.address in among or _host(endpoint.address) in among
+        endpoint for endpoint in endpoints if endpoint.address in among or _host(endpoint.address) in among
     )
 
 
@@ -78,8 +80,9 @@ def _host(address: str) -> str:
 
 def cheapest(made: Sequence[Cost], rng: Random) -> Cost:
     """Picker: any of those with the lowest cost, evenly. Raises ValueError without any."""
-    best = min(cost.total for cost in made)
-    return rng.choice([cost for cost in made if cost.total <= best + TIE])
+    totals = [cost.total for cost in made]
+    best = min(totals)
+    return rng.choice([cost for cost, total in zip(made, totals, strict=True) if total <= best + TIE])
 
 
 def choose(

@@ -19,6 +19,9 @@ DECODE_SECONDS = 0.001
 """Of a running sequence in each step, where no step was measured."""
 ASSUMED_SHARE = 0.5
 """Of a prompt that no engine knows, what others are assumed to share with it."""
+TIMES_APART = 4.0
+"""What work that is done twice costs, by the time it takes: it delays those behind it, its copy pushes out of
+memory what others would have resumed, and prompts that share it part ways from then on."""
 JITTER = 0.1
 """The part of the load that others make is old news: gateways read it higher by up to so much, each by a
 number of its own for each engine, so that they do not all send to the same one."""
@@ -47,9 +50,11 @@ class RoutingRequest:
     resumable: Mapping[str, int] = field(default_factory=dict)
     """By name of the endpoint: tokens of the prompt that need not be computed there."""
     seen: Mapping[str, int] = field(default_factory=dict)
-    """The same of those that got that much of it some time ago, whether or not it can be resumed there."""
+    """The same of those that have its attention or were sent it lately, able to resume it or not."""
     home: int | None = None
     """What prompts with the same beginning have in common; None = not known."""
+    sure: bool = True
+    """What is known is what engines said of themselves; False: a guess of this gateway's own."""
     among: frozenset[str] | None = None
     """Addresses (host:port, or a host alone) of the only ones that may be chosen; None = all may."""
 
@@ -60,6 +65,8 @@ class Cost:
 
     endpoint: Endpoint
     resumable: int
+    seen: int
+    """Tokens of the prompt that it knows, resumable or not."""
     compute: float
     """To compute what cannot be resumed."""
     queue: float
@@ -69,8 +76,8 @@ class Cost:
     decode: float
     """For the answers that are being written."""
     apart: float = 0.0
-    """To compute again what another engine knows, or what others will share with this prompt who go to the
-    home of its beginning: work done twice, which delays somebody, if not this request."""
+    """For computing again what another engine knows, `TIMES_APART` the time that takes; or what others may
+    share with this prompt who go to the home of its beginning."""
 
     @property
     def total(self) -> float:
@@ -95,21 +102,18 @@ def costs(
 def _charge_apart(
     made: Sequence[Cost], request: RoutingRequest, weights: Weights, usual: EngineSpeed
 ) -> None:
-    shared = {cost.endpoint.name: _shared(cost, request) for cost in made}
-    most = max(shared.values())
+    known = {cost.endpoint.name: cost.seen for cost in made}
+    # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
+    most, times = max(known.values()), TIMES_APART if request.sure else 1.0
     if most < HOME_TOKENS and request.home is not None:
         home = home_of([cost.endpoint for cost in made], request.home)
-        most = shared[home.name] = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens))
+        # Nobody has shown yet that anything will be shared.
+        most, times = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0
+        known[home.name] = most
     for cost in made:
-        if (start := shared[cost.endpoint.name]) < most:
-            cost.apart = weights.prefix * (cost.endpoint.speed or usual).seconds(start, most)
-
-
-def _shared(cost: Cost, request: RoutingRequest) -> int:
-    """Tokens of the prompt that the engine knows, whether or not it can resume them. A state is kept where
-    prompts part once a second one has shown that they do: at the engine that saw the first."""
-    seen = min(request.seen.get(cost.endpoint.name, 0), request.prompt_tokens)
-    return max(cost.resumable, seen)
+        if (start := known[cost.endpoint.name]) < most:
+            again = (cost.endpoint.speed or usual).seconds(start, most)
+            cost.apart = times * weights.prefix * again
 
 
 def home_of(endpoints: Sequence[Endpoint], key: int) -> Endpoint:
@@ -137,11 +141,14 @@ def _cost(
     speed = endpoint.speed or usual
     # The last token is always computed: it gives the first of the answer.
     known = max(0, min(request.resumable.get(endpoint.name, 0), request.prompt_tokens - 1))
+    # A state is kept where prompts part once a second one has shown that they do: at the engine that has
+    # what the first one left, so that counts as much as one that is there already.
+    seen = max(known, min(request.seen.get(endpoint.name, 0), request.prompt_tokens))
     compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
     if endpoint.queued_tokens is None:
         others = endpoint.load - endpoint.in_flight
         queue = SECONDS_PER_REQUEST * (endpoint.in_flight + jitter * others)
-        return Cost(endpoint, known, compute, weights.load * queue, 0.0, 0.0)
+        return Cost(endpoint, known, seen, compute, weights.load * queue, 0.0, 0.0)
     queue = jitter * endpoint.queued_tokens / speed.tokens_per_second
     each = speed.decode_seconds / max(1, endpoint.running) or DECODE_SECONDS
     decode = each * endpoint.load
@@ -149,4 +156,6 @@ def _cost(
     if endpoint.room is not None and request.prompt_tokens + endpoint.queued_tokens > endpoint.room:
         # One sequence has to end for each that waits, and they end one after the other.
         memory = (1 + endpoint.waiting) * endpoint.service_seconds / max(1, endpoint.running)
-    return Cost(endpoint, known, compute, weights.load * queue, weights.load * memory, weights.load * decode)
+    return Cost(
+        endpoint, known, seen, compute, weights.load * queue, weights.load * memory, weights.load * decode
+    )

@@ -43,6 +43,7 @@ from mamba_gateway.serving_status import EngineAsker, StatusEndpoint
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
+from mamba_gateway.upstream_connector import upstream_connector
 from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
@@ -94,7 +95,10 @@ async def serve(
     )  # fmt: skip
     pool.on_change = admission.dispatch
     backend_key = (lambda: backend_keys.first) if backend_keys else None
-    async with make_session(settings.connect_timeout, settings.idle_timeout) as session:
+    async with (
+        make_session(settings.connect_timeout, settings.idle_timeout) as session,
+        upstream_connector(settings.connect_timeout, settings.idle_timeout) as connector,
+    ):
         prober = Prober(
             session, pool, rng,
             interval=settings.probe_interval, timeout=settings.probe_timeout,
@@ -113,7 +117,7 @@ async def serve(
                 weights = Weights(settings.prefix_weight, settings.load_weight)
                 router = Router(pool, metrics, rng, weights=weights, index=index)
                 relay = Relay(
-                    session, pool, metrics, router,
+                    connector, pool, metrics, router,
                     hold_timeout=settings.hold_timeout, max_attempts=settings.max_attempts,
                     request_timeout=settings.request_timeout, wake=wake,
                     silence_timeout=settings.silence_timeout, probe_timeout=settings.probe_timeout,
@@ -137,7 +141,7 @@ async def serve(
                 parts = Parts(pool, metrics, admission, limiter, router, hold, prompts, bodies)
                 async with (
                     _working(texts),
-                    _picker(settings, parts, keys, backend_keys, picker_ready) as picker,
+                    _picker(settings, parts, keys, backend_keys, tracing, picker_ready) as picker,
                 ):
                     return await _serve_until_drained(
                         app,
@@ -198,6 +202,7 @@ async def _picker(
     parts: Parts,
     keys: KeyFile | None,
     backend_keys: KeyFile | None,
+    tracing: Tracing,
     ready: Callable[[int], None],
 ) -> AsyncIterator["PickerServer | None"]:
     """The endpoint picker listens inside, where one is asked for."""
@@ -207,7 +212,7 @@ async def _picker(
     # gRPC is large, and only the picker needs it.
     from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
 
-    picker = make_picker(settings, parts, keys, backend_keys)
+    picker = make_picker(settings, parts, keys, backend_keys, tracing)
     async with picker_listening(settings, picker, parts.pool) as listening:
         ready(listening.port)
         yield listening

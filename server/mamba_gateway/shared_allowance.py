@@ -55,20 +55,21 @@ keep()
 return {refused, tostring(r), tostring(t)}
 """
 )
+# A Redis that is full lets a script write on that has begun with what needs no memory. So each of them does.
 _LEAVE = (
-    _FILL
+    "redis.call('ZREM', KEYS[2], ARGV[4])"
+    + _FILL
     + """
 t = math.min(limits.t, t - tonumber(ARGV[3]))
 keep()
-redis.call('ZREM', KEYS[2], ARGV[4])
 return {'', tostring(r), tostring(t)}
 """
 )
 _RENEW = """
 local time = redis.call('TIME')
 local life = tonumber(ARGV[1])
-for at = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', tonumber(time[1]) + life, ARGV[at]) end
 redis.call('PEXPIRE', KEYS[1], life * 1000)
+for at = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', tonumber(time[1]) + life, ARGV[at]) end
 return 0
 """
 

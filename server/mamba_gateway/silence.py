@@ -7,7 +7,8 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-import aiohttp
+from mamba_gateway.upstream_connection import ConnectionLost, IdleTimeout, Unreachable
+from mamba_gateway.upstream_connector import UpstreamConnector
 
 
 class SilenceWatch:
@@ -15,9 +16,9 @@ class SilenceWatch:
     say that it lives within `patience`. Any answer below 500 is a sign of life: engines of other kinds
     have no such route."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str, seconds: float, patience: float) -> None:
-        self._session, self._url, self._seconds = session, f"{base}/livez", seconds
-        self._patience = aiohttp.ClientTimeout(total=patience)
+    def __init__(self, connector: UpstreamConnector, base: str, seconds: float, patience: float) -> None:
+        self._connector, self._base, self._seconds = connector, base, seconds
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._limit = asyncio.timeout(None)
         self._heard = self._loop.time()
@@ -64,7 +65,9 @@ class SilenceWatch:
 
     async def _lives(self) -> bool:
         try:
-            async with self._session.get(self._url, timeout=self._patience) as answer:
-                return answer.status < 500
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(self._patience):
+                answer, _ = await self._connector.send(self._base, "GET /livez", (), b"")
+        except (Unreachable, ConnectionLost, IdleTimeout, TimeoutError):
             return False
+        answer.close()
+        return answer.status < 500

@@ -3,34 +3,19 @@
 Owns the HTTP client's settings and turns its many exceptions into three outcomes. Used by the relay.
 """
 
-import io
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
-from yarl import URL
 
 from mamba_edge.body_budget import BodyShare
 from mamba_gateway.admission import Permit
 from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.upstream_connection import UpstreamResponse
+from mamba_gateway.upstream_connector import UpstreamConnector, keepalive_socket
 from mamba_gateway.usage_meter import UsageMeter
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
-
-LARGE_BODY = 256 * 1024
-
-
-class Unreachable(Exception):
-    """No connection: the engine saw nothing of the request."""
-
-
-class ConnectionLost(Exception):
-    """The engine closed the connection before its answer was complete."""
-
-
-class IdleTimeout(Exception):
-    """The engine sent nothing for longer than the idle limit."""
 
 
 @dataclass(slots=True)
@@ -39,7 +24,7 @@ class UpstreamRequest:
 
     path: str
     query: str
-    headers: list[tuple[str, str]]
+    headers: list[tuple[bytes, bytes]]
     body: bytes = field(repr=False)
     model: str | None = None
     body_share: BodyShare | None = field(default=None, repr=False)
@@ -62,26 +47,13 @@ class UpstreamRequest:
             self.body_share.release()
 
 
-def _keepalive_socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
-    # A node that vanished sends no reset: without these a request to it would wait for the idle limit.
-    family, kind, protocol = address[0], address[1], address[2]
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if (option := getattr(socket, name, None)) is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, seconds)
-    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-        made.setsockopt(socket.IPPROTO_TCP, option, 40_000)
-    return made
-
-
 def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientSession:
-    """The client that relays: no decompression, no cookies, no limit of its own on connections."""
+    """The client that asks engines what they are and have: no cookies, no limit of its own on connections."""
     connector = aiohttp.TCPConnector(
         limit=0,
         # Below the five seconds after which the servers in use close idle connections: no race for one.
         keepalive_timeout=4,
-        socket_factory=_keepalive_socket,
+        socket_factory=lambda address: keepalive_socket(*address[:3]),
     )
     return aiohttp.ClientSession(
         connector=connector,
@@ -92,40 +64,21 @@ def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientS
     )
 
 
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Turn what the HTTP client raises into `Unreachable`, `ConnectionLost` or `IdleTimeout`."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise Unreachable(str(error)) from error
-    except aiohttp.SocketTimeoutError as error:
-        raise IdleTimeout(str(error)) from error
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise ConnectionLost(str(error) or type(error).__name__) from error
-
-
 @asynccontextmanager
 async def attempt(
-    session: aiohttp.ClientSession, base: str, request: UpstreamRequest, span: SpanNote | None = None
-) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
+    connector: UpstreamConnector, base: str, request: UpstreamRequest, span: SpanNote | None = None
+) -> AsyncIterator[tuple[UpstreamResponse, bytes]]:
     """Send the request, as a child of `span`; yields the response and the first bytes of its body, empty if
-    it has none.
+    it has none. Raises Unreachable, ConnectionLost, IdleTimeout.
 
     Leaving the context before the body's end closes the connection, which the engine sees as a cancellation.
     """
-    url = URL(f"{base}{request.path}" + (f"?{request.query}" if request.query else ""), encoded=True)
-    # As a file the client writes it piece by piece, and a large body does not hold up the other streams.
-    data = request.body if len(request.body) < LARGE_BODY else io.BytesIO(request.body)
     headers = request.headers
     if traceparent := request.trace.traceparent(span):
-        headers = [*headers, ("traceparent", traceparent)]
-    with translated_errors():
-        response = await session.post(url, data=data, headers=headers, allow_redirects=False)
-    del data  # or this frame would hold the body as long as the answer streams
+        headers = [*headers, (b"traceparent", traceparent.encode())]
+    query = f"?{request.query}" if request.query else ""
+    response, first = await connector.send(base, f"POST {request.path}{query}", headers, request.body)
     try:
-        with translated_errors():
-            first = await response.content.readany()
         yield response, first
     finally:
         response.close()

@@ -1,4 +1,4 @@
-"""An engine's side of the index, in its API process: what its checkpoints are, and the last changes of them.
+"""An engine's side of the index, in its API process: its checkpoints and pages, and the last changes of them.
 
 Filled with what the engine process says; the publisher to Redis and the gateways that follow directly read
 it, each from where it stopped. Who stopped too long ago takes a snapshot: nothing here grows with slow
@@ -18,6 +18,7 @@ from mamba_prefix.messages import (
     entries_of,
     hashes_of,
     pack_entries,
+    pack_hashes,
 )
 
 KEPT = 1024
@@ -27,7 +28,7 @@ KEPT_BYTES = 4 << 20
 
 
 class ChangeLog:
-    """One engine's checkpoints. `engine`: the name by which gateways know it."""
+    """What one engine has. `engine`: the name by which gateways know it."""
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class ChangeLog:
         self.page_size = 0
         self.depths: dict[int, int] = {}
         """Tokens of each checkpoint by its hash."""
+        self.pages: set[int] = set()
+        """Hashes of prefixes whose attention is there, at the rungs of prompts."""
         self.closed = False
         self._wall = wall
         self._new_incarnation = new_incarnation
@@ -60,38 +63,56 @@ class ChangeLog:
 
     def lose(self) -> None:
         """The engine process ended: nothing it had can be resumed any more."""
-        if self.depths:
+        if self.depths or self.pages:
             self._begin()
 
     def _begin(self) -> None:
         self.incarnation = self._new_incarnation()
         self.epoch, self.seq = 1, 0
         self.depths.clear()
+        self.pages.clear()
         self._kept.clear()
         self._kept_bytes = 0
-        self._append(cleared=True, gained=b"", lost=b"")
+        self._append(cleared=True, gained=b"", lost=b"", pages_gained=b"", pages_lost=b"")
 
-    def take(self, epoch: int, *, cleared: bool, gained: bytes, lost: bytes) -> None:
+    def take(
+        self,
+        epoch: int,
+        *,
+        cleared: bool,
+        gained: bytes,
+        lost: bytes,
+        pages_gained: bytes = b"",
+        pages_lost: bytes = b"",
+    ) -> None:
         """What changed, as the engine process packed it."""
         self.epoch = epoch
         if cleared:
             self.depths.clear()
+            self.pages.clear()
         for each in hashes_of(lost).tolist():
             self.depths.pop(each, None)
         entries = entries_of(gained)
         self.depths.update(zip(entries["hash"].tolist(), entries["depth"].tolist(), strict=True))
-        self._append(cleared=cleared, gained=gained, lost=lost)
+        self.pages.difference_update(hashes_of(pages_lost).tolist())
+        self.pages.update(hashes_of(pages_gained).tolist())
+        self._append(
+            cleared=cleared, gained=gained, lost=lost, pages_gained=pages_gained, pages_lost=pages_lost
+        )
 
-    def _append(self, *, cleared: bool, gained: bytes, lost: bytes) -> None:
+    def _append(
+        self, *, cleared: bool, gained: bytes, lost: bytes, pages_gained: bytes, pages_lost: bytes
+    ) -> None:
         self.seq += 1
         change = Change(
-            self.engine, self.incarnation, self.epoch, self.seq, cleared, gained, lost, self._wall()
-        )
+            self.engine, self.incarnation, self.epoch, self.seq, cleared, gained, lost, self._wall(),
+            pages_gained=pages_gained, pages_lost=pages_lost,
+        )  # fmt: skip
         self._kept.append(change)
-        self._kept_bytes += len(gained) + len(lost)
+        self._kept_bytes += change.payload
         while len(self._kept) > KEPT or (self._kept_bytes > KEPT_BYTES and len(self._kept) > 1):
             gone = self._kept.popleft()
-            self._kept_bytes -= len(gone.gained) + len(gone.lost)
+            self._kept_bytes -= gone.payload
         self._wake()
 
     def close(self) -> None:
@@ -130,5 +151,5 @@ class ChangeLog:
         """Everything, as of now."""
         return Snapshot(
             self.engine, self.incarnation, self.epoch, self.seq, self.fingerprint, self.page_size,
-            pack_entries(self.depths), after,
+            pack_entries(self.depths), after, pages=pack_hashes(self.pages),
         )  # fmt: skip

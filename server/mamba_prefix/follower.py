@@ -26,6 +26,8 @@ MOST = 512
 """Batches in one answer."""
 SILENT_SECONDS = 3.0
 """How long a heartbeat may be missing before its engine counts as dead: Redis may just have been emptied."""
+RETURN_SECONDS = LONGEST_PAUSE + 1.0
+"""The same after Redis was away: a publisher may be in its longest pause."""
 
 
 class Follower:
@@ -49,6 +51,8 @@ class Follower:
         self._silent: dict[str, float] = {}
         """Since when which engine's heartbeat is missing."""
         self._unsynced: set[str] = set()
+        self._return_by = 0.0
+        """Until when nobody counts as dead."""
 
     async def run(self) -> None:
         """Follow for ever; only cancelling ends it."""
@@ -78,6 +82,9 @@ class Follower:
     async def _start(self) -> None:
         """Read every snapshot and what the stream has had since. Raises RedisAway."""
         self._unsynced, self._silent = set(), {}
+        # Where engines cannot write either, all of them would seem to have died.
+        await self._store.check_writes()
+        self._return_by = asyncio.get_running_loop().time() + RETURN_SECONDS
         beats = await self._heartbeats()
         afters = await self._read_snapshots([name for name, beat in beats.items() if beat], beats)
         self._at = min(afters, key=_place) if afters else START
@@ -117,10 +124,15 @@ class Follower:
         # What a heartbeat tells of stood in the stream before it: what is missing now was lost.
         while await self._read(SHORTEST_BLOCK) == MOST:
             pass
-        for engine in {*beats, *self._index.engines()}:
+        known = {*beats, *self._index.engines()}
+        if any(beats.get(engine) is None for engine in known):
+            # An engine that is silent, or a Redis that takes no heartbeat? Then this raises.
+            await self._store.check_writes()
+        for engine in known:
             beat = beats.get(engine)
             if beat is None:
-                if now - self._silent.setdefault(engine, now) >= SILENT_SECONDS:
+                silent = now - self._silent.setdefault(engine, now)
+                if silent >= SILENT_SECONDS and now >= self._return_by:
                     await self._bury(engine)
                 continue
             self._silent.pop(engine, None)

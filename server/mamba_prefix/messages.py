@@ -1,7 +1,8 @@
-"""What engines publish of their checkpoints and gateways read: changes, heartbeats, snapshots, as msgpack.
+"""What engines publish of their caches and gateways read: changes, heartbeats, snapshots, as msgpack.
 
-A message names its version first; a reader leaves what it does not know alone. Hashes and depths are packed,
-little-endian, so that a thousand of them are one piece of memory.
+A message names its version; a reader leaves what it does not know alone. What came later stands behind the
+version: who does not know it reads the rest, and who misses it reads that there is none. Hashes and depths
+are packed, little-endian, so that a thousand of them are one piece of memory.
 """
 
 from typing import Annotated
@@ -32,12 +33,20 @@ class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
     cleared: bool
     """All before it is void: what it gains is all there is."""
     gained: bytes
-    """`ENTRY` after `ENTRY`."""
+    """Checkpoints, `ENTRY` after `ENTRY`."""
     lost: bytes
-    """Hashes, 8 bytes each."""
+    """Their hashes, 8 bytes each."""
     at: float = 0.0
     """Seconds since 1970 on the engine's machine."""
     version: int = VERSION
+    pages_gained: bytes = b""
+    """Hashes of prefixes whose attention is there, at the rungs of prompts; with or without a checkpoint."""
+    pages_lost: bytes = b""
+
+    @property
+    def payload(self) -> int:
+        """Bytes of what it carries."""
+        return len(self.gained) + len(self.lost) + len(self.pages_gained) + len(self.pages_lost)
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, frozen=True):
@@ -53,7 +62,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
-    """All checkpoints of one engine after its batch `seq`."""
+    """All that one engine has after its batch `seq`."""
 
     engine: str
     incarnation: str
@@ -62,10 +71,12 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
     fingerprint: str
     page_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     entries: bytes
-    """`ENTRY` after `ENTRY`."""
+    """Checkpoints, `ENTRY` after `ENTRY`."""
     after: str = ""
     """Where in the stream `seq` is certain to be passed: later batches stand behind it."""
     version: int = VERSION
+    pages: bytes = b""
+    """Hashes of the prefixes whose attention is there, at the rungs of prompts."""
 
 
 class Feed(msgspec.Struct, tag="feed", array_like=True, frozen=True):
@@ -95,14 +106,17 @@ def unpack(raw: bytes) -> Message:
         raise ForeignMessage(f"is no message of this version of the prefix index: {error}") from error
     if message.version != VERSION:
         raise ForeignMessage(f"is of version {message.version}, and this is version {VERSION}")
-    if isinstance(message, Feed) and message.snapshot is not None:
-        _check(message.snapshot.entries, ENTRY.itemsize)
-    for each in message.changes if isinstance(message, Feed) else (message,):
+    parts: tuple[Message | None, ...] = (message,)
+    if isinstance(message, Feed):
+        parts = (message.snapshot, *message.changes)
+    for each in parts:
         if isinstance(each, Change):
             _check(each.gained, ENTRY.itemsize)
-            _check(each.lost, 8)
+            for hashes in (each.lost, each.pages_gained, each.pages_lost):
+                _check(hashes, 8)
         elif isinstance(each, Snapshot):
             _check(each.entries, ENTRY.itemsize)
+            _check(each.pages, 8)
     return message
 
 

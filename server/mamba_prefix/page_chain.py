@@ -74,9 +74,14 @@ class PageChain:
 
     def hashes(self, token_ids: Tokens, salt: str) -> Hashes:
         """uint64[whole pages of `token_ids`], each never 0."""
-        running = np.cumsum(self._placed(token_ids, 0), dtype=np.uint64)
-        running += np.uint64(self.start(salt))
-        return _final(running)
+        return self.hashes_after(self.start(salt), 0, token_ids)
+
+    def hashes_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
+        """The same of the prefixes that end with the pages of `token_ids`, which follow `pages` pages whose
+        running sum is `running`."""
+        sums = np.cumsum(self._placed(token_ids, pages), dtype=np.uint64)
+        sums += np.uint64(running)
+        return _final(sums)
 
     def _placed(self, token_ids: Tokens, at: int) -> Hashes:
         """What each page adds where it stands: the same page elsewhere adds something else."""

@@ -1,4 +1,4 @@
-"""A gateway's local copy of the prefix index: what each engine can resume. Never waits, never asks anybody.
+"""A gateway's local copy of the prefix index: what each engine has of a prompt. Never waits, nor asks.
 
 Feeds (the follower of Redis, or of the engines themselves) put in what they hear; routing reads. What it says
 is advice: an engine looks again at its own tree.
@@ -13,13 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_prefix.messages import Change, Heartbeat, Snapshot, entries_of, hashes_of
-from mamba_prefix.page_chain import PageChain
+from mamba_prefix.page_chain import Hashes, PageChain
+from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable
 
 State = Literal["off", "following", "stale", "unavailable"]
 Verdict = Literal["taken", "old", "gap"]
 MOST_ENTRIES = 4 << 20
-"""Hashes that the copy holds at most: about 140 MB."""
+"""Hashes that the copy holds at most of each kind: about 140 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """Tokens of one prompt that each engine has, by its name; without zeros."""
+
+    resumable: Mapping[str, int]
+    """Those that it could resume, always fewer than the prompt has."""
+    pages: Mapping[str, int]
+    """Those whose attention is there, at most an eighth more than is said here."""
+
+
+NOTHING = Depths({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,8 @@ class EngineView:
     epoch: int
     entries: int
     """Checkpoints."""
+    pages: int
+    """Places of prompts that its attention reaches."""
     fresh: bool
     """All that it has published is here, as far as is known; False: some of it may be missing or outdated."""
     seq: int = 0
@@ -55,9 +71,9 @@ class PrefixIndex:
         self.redis_up: bool | None = None
         """Whether Redis is followed; None: there is none."""
         self.refused_entries = 0
-        """Checkpoints that there was no room for."""
+        """Checkpoints and pages that there was no room for."""
         self.refused_engines: set[str] = set()
-        """Engines beyond those that there are bits for; routing knows nothing of their checkpoints."""
+        """Engines beyond those that there are bits for; routing knows nothing of what they have."""
         self.gaps = 0
         """Times that batches of an engine were missing."""
         self.snapshots = 0
@@ -65,8 +81,11 @@ class PrefixIndex:
         self.failures = 0
         """Times that what feeds it was away."""
         self._table = PrefixTable(most_entries)
+        self._pages = PrefixTable(most_entries)
         self._views: dict[str, EngineView] = {}
         self._numbers: dict[str, int] = {}
+        self._names = [""] * MOST_ENGINES
+        """By number."""
         self._free = list(range(MOST_ENGINES))[::-1]
         self._chains: dict[tuple[str, int], PageChain] = {}
 
@@ -76,17 +95,21 @@ class PrefixIndex:
         """What is known of each engine, by its name."""
         return self._views
 
-    def resumable(self, token_ids: npt.NDArray[np.int32], salt: str) -> Mapping[str, int]:
-        """Tokens that each engine could resume of this prompt, always fewer than it has; without zeros."""
-        out: dict[str, int] = {}
-        names = {number: name for name, number in self._numbers.items()}
+    def depths(self, token_ids: npt.NDArray[np.int32], salt: str) -> Depths:
+        """What each engine has of this prompt."""
+        resumable: dict[str, int] = {}
+        pages: dict[str, int] = {}
+        names = self._names
         for (_, page_size), chain in self._chains.items():
             # The last token has to be computed: a checkpoint at the very end is of no use.
             hashes = chain.hashes(token_ids[: max(0, len(token_ids) - 1)], salt)
             if len(hashes):
-                for number, pages in self._table.depths(hashes).items():
-                    out[names[number]] = pages * page_size
-        return out
+                for number, count in self._table.depths(hashes).items():
+                    resumable[names[number]] = count * page_size
+                which = rungs(0, len(hashes))
+                for number, count in self._pages.depths(hashes[which - 1]).items():
+                    pages[names[number]] = int(which[count - 1]) * page_size
+        return Depths(resumable, pages)
 
     @property
     def entries(self) -> int:
@@ -95,8 +118,13 @@ class PrefixIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory of the table."""
-        return self._table.bytes
+        """Memory of the tables."""
+        return self._table.bytes + self._pages.bytes
+
+    @property
+    def pages(self) -> int:
+        """Prefixes whose attention an engine has, at the rungs of prompts."""
+        return self._pages.entries
 
     # --- what feeds put in ---------------------------------------------------------------------------
 
@@ -112,12 +140,12 @@ class PrefixIndex:
         number = self._number(message.engine)
         if number is None:
             return False
-        self._table.clear(number)
-        self._add(number, np.unique(entries_of(message.entries)["hash"]))
+        self._clear(number)
+        self._add(number, entries_of(message.entries)["hash"], hashes_of(message.pages))
         self.snapshots += 1
         self._views[message.engine] = EngineView(
             message.fingerprint, message.page_size, message.incarnation, message.epoch,
-            self._table.count(number), fresh=True, seq=message.seq,
+            self._table.count(number), self._pages.count(number), fresh=True, seq=message.seq,
         )  # fmt: skip
         self._keep_chains()
         return True
@@ -135,13 +163,14 @@ class PrefixIndex:
             return "gap"
         number = self._numbers[message.engine]
         if message.cleared:
-            self._table.clear(number)
+            self._clear(number)
         # Losses first: what was lost and gained again within a batch stands in both only after a collision.
         self._table.remove(number, np.unique(hashes_of(message.lost)))
-        self._add(number, np.unique(entries_of(message.gained)["hash"]))
+        self._pages.remove(number, np.unique(hashes_of(message.pages_lost)))
+        self._add(number, entries_of(message.gained)["hash"], hashes_of(message.pages_gained))
         self._views[message.engine] = replace(
             view, incarnation=message.incarnation, epoch=message.epoch, seq=message.seq,
-            entries=self._table.count(number), fresh=True,
+            entries=self._table.count(number), pages=self._pages.count(number), fresh=True,
         )  # fmt: skip
         self.lag = max(0.0, self._wall() - message.at)
         return "taken"
@@ -151,6 +180,7 @@ class PrefixIndex:
         view = self._views.get(beat.engine)
         return (
             view is not None
+            and view.fresh
             and view.incarnation == beat.incarnation
             and view.seq >= beat.seq
             and (view.fingerprint, view.page_size) == (beat.fingerprint, beat.page_size)
@@ -169,7 +199,7 @@ class PrefixIndex:
         if self._views.pop(engine, None) is None:
             return
         number = self._numbers.pop(engine)
-        self._table.clear(number)
+        self._clear(number)
         self._free.append(number)
         self._keep_chains()
 
@@ -178,6 +208,11 @@ class PrefixIndex:
         number = self._numbers.get(engine)
         return np.empty(0, np.uint64) if number is None else self._table.of(number)
 
+    def pages_of(self, engine: str) -> npt.NDArray[np.uint64]:
+        """The prefixes whose attention this engine has, at the rungs of prompts, in no order."""
+        number = self._numbers.get(engine)
+        return np.empty(0, np.uint64) if number is None else self._pages.of(number)
+
     def _number(self, engine: str) -> int | None:
         if engine in self._numbers:
             return self._numbers[engine]
@@ -185,10 +220,16 @@ class PrefixIndex:
             return None
         self.refused_engines.discard(engine)
         self._numbers[engine] = number = self._free.pop()
+        self._names[number] = engine
         return number
 
-    def _add(self, number: int, hashes: npt.NDArray[np.uint64]) -> None:
-        self.refused_entries += self._table.add(number, hashes)
+    def _add(self, number: int, checkpoints: Hashes, pages: Hashes) -> None:
+        self.refused_entries += self._table.add(number, np.unique(checkpoints))
+        self.refused_entries += self._pages.add(number, np.unique(pages))
+
+    def _clear(self, number: int) -> None:
+        self._table.clear(number)
+        self._pages.clear(number)
 
     def _keep_chains(self) -> None:
         """One chain for each kind of engine: most often there is one kind."""

@@ -24,6 +24,11 @@ class RedisKeys:
         """The set of their names."""
         return f"{self._prefix}:engines"
 
+    @property
+    def written(self) -> str:
+        """What gateways write to see whether that can be done."""
+        return f"{self._prefix}:written"
+
     def heartbeat(self, engine: str) -> str:
         """Gone a few seconds after the engine is."""
         return f"{self._prefix}:heartbeat:{engine}"

@@ -120,6 +120,11 @@ class RedisStore:
         await self._client.set(self._keys.wanted(engine), b"1", ex=HEARTBEAT_SECONDS)
 
     @_or_away
+    async def check_writes(self) -> None:
+        """Raises RedisAway for a Redis that can be read and not be written to: full, or without its disk."""
+        await self._client.set(self._keys.written, b"1", ex=SNAPSHOT_SECONDS)
+
+    @_or_away
     async def forget(self, engine: str) -> None:
         """The engine is gone."""
         await self._client.srem(self._keys.engines, engine)

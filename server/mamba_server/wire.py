@@ -224,15 +224,19 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True):
 
 
 class PrefixChanges(msgspec.Struct, tag="prefix", frozen=True):
-    """Checkpoints gained and lost since the last such message; at most one every 50 ms."""
+    """What of the cache can be asked for and was gained or lost since the last such message; at most one
+    every 50 ms."""
 
     epoch: int
     cleared: bool
     """All that was said before is void."""
     gained: bytes
-    """Entries as `mamba_prefix.messages` packs them."""
+    """Checkpoints, as entries that `mamba_prefix.messages` packs."""
     lost: bytes
-    """Hashes, likewise."""
+    """Their hashes, likewise."""
+    pages_gained: bytes = b""
+    """Hashes of prefixes whose attention is there, with or without a checkpoint, at the rungs of prompts."""
+    pages_lost: bytes = b""
 
 
 class AdminReply(msgspec.Struct, tag="reply", frozen=True):

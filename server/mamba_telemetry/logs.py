@@ -5,19 +5,72 @@ Called once at the start of a process. Whatever is in the log context (request i
 line. Never logs prompts or answers by itself.
 """
 
+import asyncio
+import contextlib
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
+import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _PASSWORD = re.compile(r"(://[^\s/@:\"']*:)[^\s/@\"']+@")
 Logger = structlog.stdlib.BoundLogger
+_wrap = structlog.stdlib.ProcessorFormatter.wrap_for_formatter
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Writes each line at once, but those of requests together, in the next turn of the event loop."""
+
+    def __init__(self, stream: TextIO, process: str, processors: list[Processor]) -> None:
+        super().__init__(stream)
+        self.process = process
+        self._processors = processors
+        self._gathered: list[str] = []
+
+    @property
+    def in_use(self) -> bool:
+        """Lines that are logged come here; a test may have put itself in between."""
+        processors = structlog.get_config()["processors"]
+        return processors is self._processors and bool(processors) and processors[-1] is _wrap
+
+    def gather(self, line: str) -> None:
+        """A whole line to write soon."""
+        self._gathered.append(line)
+        if len(self._gathered) == 1:
+            try:
+                asyncio.get_running_loop().call_soon(self.flush)
+            except RuntimeError:
+                self.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of another kind: behind those that were gathered."""
+        self._write()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Write what is gathered; called at the end of the process, too."""
+        self._write()
+        super().flush()
+
+    def _write(self) -> None:
+        if self._gathered:
+            with self.lock or contextlib.nullcontext():
+                lines, self._gathered = self._gathered, []
+                # Nobody may be left to read the log: that is no reason to fail.
+                with contextlib.suppress(OSError, ValueError):
+                    self.stream.write("".join(lines))
+
+
+_json_lines: _LineHandler | None = None
+"""Where lines are JSON."""
 
 
 def set_up_logs(
@@ -48,18 +101,21 @@ def set_up_logs(
         plain = structlog.dev.plain_traceback
         last.append(structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=plain))
     last.append(_without_passwords)
-    handler = logging.StreamHandler(stream)
+    processors: list[Processor] = [
+        structlog.stdlib.filter_by_level,
+        *shared,
+        structlog.processors.StackInfoRenderer(),
+        _wrap,
+    ]
+    handler = _LineHandler(stream, process, processors)
+    global _json_lines
+    _json_lines = handler if as_json else None
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=last))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.processors.StackInfoRenderer(),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=processors,
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
@@ -68,7 +124,36 @@ def set_up_logs(
 
 def _without_passwords(_: WrappedLogger, __: str, line: EventDict | str) -> str:
     # Of URLs, wherever in the rendered line: the password is what users put into a URL and forget.
-    return _PASSWORD.sub(r"\1***@", str(line))
+    text = str(line)
+    return _PASSWORD.sub(r"\1***@", text) if "://" in text else text
+
+
+def log_request(
+    logger: Logger, name: str, level: int, fields: dict[str, Any], context: dict[str, Any]
+) -> None:
+    """The line of one request: what `logger`, called `name`, makes of `fields`, at a fifth of the price.
+
+    `context`: what is in the log context. The caller has asked whether the level is wanted.
+    """
+    handler = _json_lines
+    if handler is None or not handler.in_use:
+        logger.log(level, "request", **fields)
+        return
+    line = {
+        **fields,
+        "event": "request",
+        **context,
+        "level": logging.getLevelName(level).lower(),
+        "logger": name,
+        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "process": handler.process,
+    }
+    try:
+        text = msgspec.json.format(_encode(line), indent=0).decode("ascii")  # spaced as the others
+    except (TypeError, ValueError):  # text beyond ASCII, which the other renderer escapes, or an odd value
+        logger.log(level, "request", **fields)
+    else:
+        handler.gather(_without_passwords(None, "", text) + "\n")
 
 
 def get_logger(name: str) -> Logger:
@@ -80,5 +165,8 @@ def get_logger(name: str) -> Logger:
 @contextmanager
 def log_context(**values: Any) -> Iterator[None]:
     """Put values into every line logged inside, in this task and those it starts."""
-    with structlog.contextvars.bound_contextvars(**values):
+    tokens = structlog.contextvars.bind_contextvars(**values)
+    try:
         yield
+    finally:
+        structlog.contextvars.reset_contextvars(**tokens)

@@ -182,6 +182,7 @@ class Asking:
 def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(served: Deployed) -> None:
     planned = served.status()["plan"]["strategy"]
     wanted = "NoBuffer" if planned != "NoBuffer" else "ExtraBuffer"
+    pods = everything(served)["Pod"]
 
     with Asking(served, chat("Count from 3 to 9.")) as asking:
         served.patch({"stateCache": {"strategy": wanted}})
@@ -192,6 +193,7 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
     assert served.status()["plan"]["strategy"] == wanted
     assert served.condition("Ready")["status"] == "True"
     assert json.loads(served.in_engine(ADMIN_PLAN))["strategy"] == wanted
+    assert everything(served)["Pod"] == pods, "engines take a strategy over while they serve"
     question = questions()[1]
     assert served.ask(question)["streamed"] == question.answer
 

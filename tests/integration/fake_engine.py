@@ -31,6 +31,7 @@ class FakeEngine:
         self.stopped: dict[tuple[str, int], int] = {}
         self.seen: list[dict[str, Any]] = []
         self.aborted: list[str] = []
+        self.verbs: list[str] = []
         self.encoder = wire.encoder()
 
     async def run(self, to_engine: str, from_engine: str) -> int:
@@ -99,6 +100,7 @@ class FakeEngine:
                 if (task := self.tasks.pop(request_id, None)) is not None:
                     task.cancel()
             case wire.AdminCall(call_id, verb, body):
+                self.verbs.append(verb)
                 if verb == "hang":
                     time.sleep(600)  # noqa: ASYNC251 - a hung process is what is wanted
                 if body.get("strategy") == "ExtraBuffer" and body.get("trackInterval") == 7:
@@ -106,7 +108,7 @@ class FakeEngine:
                     return
                 answer = {
                     "verb": verb, "body": body, "seen": self.seen, "aborted": self.aborted,
-                    "pid": os.getpid(),
+                    "pid": os.getpid(), "verbs": self.verbs,
                     "stopped": [[*key, keep] for key, keep in self.stopped.items()],
                     "running": list(self.tasks), "settings": self.settings,
                 }  # fmt: skip

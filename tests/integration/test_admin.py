@@ -1,7 +1,9 @@
 """The admin server: what is relayed, who may call, what it refuses."""
 
+import asyncio
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ import pytest
 
 from engine_api import ApiProcess, serving
 from mamba_api.openai import ErrorEnvelope
+from mamba_operator.engine_admin import put_strategy
 from tiny_model import write_model
 
 TOKEN = {"authorization": "Bearer admin-token"}
@@ -56,6 +59,26 @@ def test_a_strategy_reaches_the_engine_with_its_interval(api: ApiProcess) -> Non
     assert (answer.json["verb"], answer.json["body"]) == ("strategy", body)
     metrics = api.call("GET", "/metrics").body.decode()
     assert 'mambaserve_strategy_info{model="tiny",strategy="NoBuffer"} 1.0' in metrics
+
+
+def test_an_interval_alone_leaves_the_strategy_as_it_is(api: ApiProcess) -> None:
+    answer = api.call("PUT", "/admin/strategy", {"trackInterval": 64}, admin=True)
+    assert answer.json["body"] == {"trackInterval": 64}
+
+
+def test_the_operator_is_understood_and_understands_a_refusal(guarded: ApiProcess) -> None:
+    def told(token: str, **body: object) -> tuple[int, str]:
+        return asyncio.run(put_strategy("127.0.0.1", token, body, int(urlsplit(guarded.admin).port or 0)))
+
+    assert told("admin-token", strategy="NoBuffer", trackInterval=128)[0] == 200
+    assert told("admin-token", strategy="ExtraBuffer", trackInterval=7) == (400, "not a multiple")
+    assert told("another", strategy="NoBuffer")[0] == 401
+
+
+def test_an_engine_that_is_gone_is_no_answer() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert asyncio.run(put_strategy("127.0.0.1", "t", {}, closed.getsockname()[1]))[0] == 0
 
 
 def test_the_engines_refusal_keeps_its_status(api: ApiProcess) -> None:

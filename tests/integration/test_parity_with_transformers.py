@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engines import Answer, greedy, make_engine, run
 from mamba_server.engine.admission import Admission
@@ -63,6 +62,9 @@ def check(model: torch.nn.Module, request: AddRequest, answer: Answer) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory):
+    # Seconds, which each process that only collects this module need not spend.
+    from transformers import AutoModelForCausalLM
+
     made: dict[str, tuple[Path, torch.nn.Module]] = {}
 
     def get(name: str) -> tuple[Path, torch.nn.Module]:

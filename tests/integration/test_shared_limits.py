@@ -110,6 +110,40 @@ async def test_while_redis_is_away_each_gateway_counts_and_afterwards_all_togeth
         assert sum([await passes(each) for each in (one, two) for _ in range(3)]) in (3, 4)
 
 
+async def test_a_full_redis_goes_on_counting_and_nobody_who_left_is_counted(
+    redis_server: RedisServer,
+) -> None:
+    limits = KeyLimits(requests_per_minute=4, concurrent_requests=2)
+    async with gateways(redis_server, limits) as (one, two):
+        assert await passes(one)
+        await until(lambda: one.idle)
+        redis_server.command("CONFIG", "SET", "maxmemory", "1")
+        try:
+            for each in (one, two, one):
+                assert await passes(each)
+                await until(lambda: one.idle and two.idle)
+            assert (one.away, two.away) == (False, False)
+            assert not await passes(two)
+            async with gateways(redis_server, KeyLimits(concurrent_requests=1)) as (third, fourth):
+                async with third.entered("b", 0, []):
+                    assert not await passes(fourth, "b")
+                await until(lambda: third.idle)
+                assert await passes(fourth, "b")
+        finally:
+            redis_server.command("CONFIG", "SET", "maxmemory", "0")
+
+
+async def test_a_full_redis_renews_leases(redis_server: RedisServer) -> None:
+    shared = SharedAllowances(make_client(redis_server.url), "ns/model", enter_seconds=10)
+    assert not (await shared.enter("a", "lease", 0, KeyLimits(concurrent_requests=1))).refused
+    redis_server.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        await shared.renew("a", ["lease"])
+    finally:
+        redis_server.command("CONFIG", "SET", "maxmemory", "0")
+        await shared.close()
+
+
 def keys(redis: RedisServer) -> list[str]:
     return [
         word for word in redis.command("KEYS", "*").decode().split("\r\n") if word.startswith("mambaserve")

@@ -90,7 +90,7 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     )
     spec = one(documents, "Deployment")["spec"]
     container = spec["template"]["spec"]["containers"][0]
-    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "RollingUpdate")
     assert container["command"] == ["mambaserve"]
     assert container["args"] == [
         "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081",
@@ -124,8 +124,8 @@ def test_the_crd_comes_with_the_chart_and_stays_when_it_goes(helm: Command) -> N
 
 
 def test_a_key_nobody_knows_is_refused(helm: Command) -> None:
-    with pytest.raises(CommandFailed, match="additional properties 'replicas' not allowed"):
-        helm("template", "rel", str(CHART), "--set", "operator.replicas=2")
+    with pytest.raises(CommandFailed, match="additional properties 'bogus' not allowed"):
+        helm("template", "rel", str(CHART), "--set", "operator.bogus=2")
 
 
 def test_each_dashboard_comes_as_it_is_with_the_label_that_grafana_looks_for(helm: Command) -> None:

@@ -1,5 +1,6 @@
 """The operator on a real API server: what a user sees after `kubectl apply`, edits, deletes and outages."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from testcluster.control_plane import ControlPlane
 pytestmark = pytest.mark.kube
 
 CHILDREN = {
-    ("Secret", "nano-admin-UID"), ("ServiceAccount", "nano"), ("Role", "nano"), ("RoleBinding", "nano"),
+    ("Secret", "nano-admin-UID-KEY"), ("ServiceAccount", "nano"), ("Role", "nano"), ("RoleBinding", "nano"),
     ("ConfigMap", "nano-engine"), ("ConfigMap", "nano-wake"), ("Service", "nano-engine"), ("Service", "nano"),
     ("NetworkPolicy", "nano-engine"), ("PodDisruptionBudget", "nano-engine"),
     ("Deployment", "nano-engine"), ("Deployment", "nano"),
@@ -49,7 +50,8 @@ def deployment(name: str = "nano", **spec: Any) -> dict[str, Any]:
 def children(plane: ControlPlane, namespace: str, owner: str = "nano") -> set[tuple[str, str]]:
     found = plane.list(KINDS, namespace, f"{OURS},app.kubernetes.io/instance={owner}")
     uid = ((plane.get("mdep", owner, namespace) or {}).get("metadata") or {}).get("uid", "")[:8]
-    return {(one["kind"], one["metadata"]["name"].replace(uid or "no uid", "UID")) for one in found}
+    plain = {(one["kind"], one["metadata"]["name"].replace(uid or "no uid", "UID")) for one in found}
+    return {(kind, re.sub("-admin-UID-[0-9a-f]{6}$", "-admin-UID-KEY", name)) for kind, name in plain}
 
 
 def conditions(plane: ControlPlane, namespace: str, name: str = "nano") -> dict[str, tuple[str, str]]:
@@ -389,3 +391,28 @@ def test_sigterm_ends_it_at_once_and_cleanly(
     assert time.monotonic() - started < 8
     lease = plane.get("lease", "mambaserve-operator", namespace) or {}
     assert lease["spec"]["holderIdentity"] == ""
+
+
+def test_a_change_of_strategy_replaces_no_pod_and_is_waited_for_until_engines_took_it(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(stateCache={"strategy": "NoBuffer", "stateDtype": "float32"}), namespace)
+    settled(plane, namespace)
+    eventually(plane, lambda: len(plane.list("pods", namespace)) == 2, "the pods")
+    play_kubelet(plane, namespace)
+    plane.kubectl("wait", "--for=condition=UpToDate", "mdep/nano", "-n", namespace, "--timeout=30s")
+    template = (plane.get("deploy", "nano-engine", namespace) or {})["spec"]["template"]
+
+    change = '{"spec":{"stateCache":{"strategy":"ExtraBufferLazy"}}}'
+    plane.kubectl("patch", "mdep/nano", "-n", namespace, "--type=merge", "-p", change)
+
+    # Nobody answers at the addresses of these pods.
+    eventually(
+        plane,
+        lambda: conditions(plane, namespace)["UpToDate"] == ("False", "SwitchingStrategy"),
+        "the switch",
+    )
+    assert conditions(plane, namespace)["Ready"] == ("True", "Serving")
+    assert (plane.get("deploy", "nano-engine", namespace) or {})["spec"]["template"] == template
+    config = (plane.get("configmap", "nano-engine", namespace) or {})["data"]["engine.json"]
+    assert '"ExtraBufferLazy"' in config

@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "the dearest endpoint is chosen", GATEWAY + "routing.py",
-        "best = min(cost.total for cost in made)", "best = max(cost.total for cost in made)",
+        "best = min(totals)", "best = max(totals)",
         (UNIT + "test_routing.py",),
     ),
     Mutant(
@@ -93,13 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "a drain does not reach clients that still send", GATEWAY + "proxy_endpoint.py",
-        "        self._running.add(reading)\n", "",
+        "        with self._cancellable() as task:\n            try:\n                return ",
+        "        task = asyncio.current_task()\n        if task:\n            try:\n                return ",
         PROXY,
     ),
     Mutant(
         "who has no answer at the end of a drain gets none", GATEWAY + "proxy_endpoint.py",
-        "            if not response.answering:\n                raise Draining(DRAINING) from None",
-        "            return",
+        "                if not response.answering:\n                    raise Draining(DRAINING) from None",
+        "                return",
         PROXY,
     ),
     Mutant(
@@ -192,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "a subset hint is not asked", GATEWAY + "routing.py",
-        "if among is None or endpoint.address in among", "if True or endpoint.address in among",
+        "endpoint in endpoints if endpoint.address in among or", "endpoint in endpoints if True or",
         PICKER,
     ),
     Mutant(

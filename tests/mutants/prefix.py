@@ -6,7 +6,7 @@ PREFIX, ENGINE = "server/mamba_prefix/", "server/mamba_server/engine/"
 FOLLOWING = ("tests/unit/prefix/test_following.py",)
 CHAIN = ("tests/unit/prefix/test_page_chain.py",)
 TABLE = ("tests/unit/prefix/test_prefix_table.py",)
-TOLD = ("tests/unit/engine/test_checkpoint_changes.py",)
+TOLD = ("tests/unit/engine/test_tree_changes.py",)
 
 MUTANTS = (
     Mutant(
@@ -102,16 +102,37 @@ MUTANTS = (
     ),
     Mutant(
         "what came and went in between is told as lost",
-        ENGINE + "checkpoint_changes.py",
+        ENGINE + "tree_changes.py",
         "if self._gained.pop(each, None) is None:\n            self._lost.add(each)",
         "self._gained.pop(each, None)\n        self._lost.add(each)",
         TOLD,
     ),
     Mutant(
         "what a flush spares is forgotten",
-        ENGINE + "checkpoint_changes.py",
-        "for node in kept if node.slot}",
-        "for node in ()}",
+        ENGINE + "tree_changes.py",
+        "for node in kept:",
+        "for node in ():",
         TOLD,
+    ),
+    Mutant(
+        "pages that are gone are still told",
+        "server/mamba_server/cache/tree.py",
+        "self.listener.pages_lost(node)",
+        "pass",
+        TOLD,
+    ),
+    Mutant(
+        "pages that an engine lost stay known",
+        PREFIX + "prefix_index.py",
+        "self._pages.remove(number, np.unique(hashes_of(message.pages_lost)))",
+        "pass",
+        FOLLOWING,
+    ),
+    Mutant(
+        "a snapshot leaves out the pages",
+        PREFIX + "change_log.py",
+        ", pages=pack_hashes(self.pages)",
+        "",
+        FOLLOWING,
     ),
 )

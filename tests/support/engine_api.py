@@ -87,9 +87,10 @@ class ApiProcess:
         except urllib.error.HTTPError as error:
             return Answer(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
 
-    def engine(self) -> dict[str, Any]:
+    def engine(self, token: str = "") -> dict[str, Any]:
         """What the fake engine saw so far."""
-        state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True).json
+        headers = {"authorization": f"Bearer {token}"} if token else None
+        state: dict[str, Any] = self.call("GET", "/admin/requests", admin=True, headers=headers).json
         return state
 
     def wait_log(self, event: str, **fields: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mamba_planner.strategy import reservation
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import entries_of, hashes_of
 from mamba_prefix.page_chain import PageChain
+from mamba_prefix.page_rungs import rungs
 from mamba_server.cache import ledger
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -217,18 +218,28 @@ class EngineTrial:
 
     def hear(self) -> PrefixChanges | None:
         """What the prefix index is told now."""
-        said = self.core.checkpoint_changes.take()
+        said = self.core.tree_changes.take()
         if said is not None:
             before = set(self.told.depths) if not said.cleared else set()
             gained = set(entries_of(said.gained)["hash"].tolist())
             lost = set(hashes_of(said.lost).tolist())
             assert not gained & before, "told twice"
             assert lost <= before, "a loss of what was never told"
-            self.told.take(said.epoch, cleared=said.cleared, gained=said.gained, lost=said.lost)
+            pages = set(self.told.pages) if not said.cleared else set()
+            pages_gained, pages_lost = (
+                set(hashes_of(each).tolist()) for each in (said.pages_gained, said.pages_lost)
+            )
+            assert not pages_gained & pages, "told twice"
+            assert pages_lost <= pages, "a loss of what was never told"
+            self.told.take(
+                said.epoch, cleared=said.cleared, gained=said.gained, lost=said.lost,
+                pages_gained=said.pages_gained, pages_lost=said.pages_lost,
+            )  # fmt: skip
         return said
 
     def _check_told(self) -> None:
-        """Whoever heard all of it knows the checkpoints of the tree, by the hashes of their texts."""
+        """Whoever heard all of it knows the checkpoints and the pages of the tree, by the hashes of their
+        texts."""
         self.hear()
         tree = self.cache.tree
         chain = PageChain(tree.page_size, tree.fingerprint)
@@ -237,6 +248,13 @@ class EngineTrial:
             for node in tree.walk()
             if node.slot and node.epoch == tree.epoch
         }
+        reached = set[int]()
+        for node in tree.walk():
+            if node.epoch == tree.epoch:
+                hashes = chain.hashes(tree.key_of(node), node.salt)
+                above = (node.depth - len(node.token_ids)) // tree.page_size
+                reached.update(hashes[rungs(above, len(hashes)) - 1].tolist())
+        assert self.told.pages == reached
 
     def close(self) -> int:
         """Let it run dry, check every answer and that nothing leaked. The number of engine steps."""

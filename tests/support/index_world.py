@@ -25,6 +25,7 @@ class EngineModel:
         self.name = name
         self.log = ChangeLog(name, wall=lambda: 0.0, new_incarnation=lambda: f"{rng.getrandbits(64):x}")
         self.tree: dict[int, int] = {}
+        self.pages: set[int] = set()
         self.publisher = Publisher(self.log, store, rng.random)
         self.task = asyncio.create_task(self.publisher.run())
         self._rng = rng
@@ -45,17 +46,26 @@ class EngineModel:
                 each, depth = self._rng.randrange(1, 2000), 16 * self._rng.randrange(1, 100)
                 if each not in self.tree and each not in lost:
                     self.tree[each] = gained[each] = depth
-        self.log.take(self.log.epoch, cleared=False, gained=pack_entries(gained), lost=pack_hashes(lost))
-        return len(gained) + len(lost)
+        drawn = {self._rng.randrange(1, 2000) for _ in range(count)}
+        self.pages ^= drawn
+        self.log.take(
+            self.log.epoch, cleared=False, gained=pack_entries(gained), lost=pack_hashes(lost),
+            pages_gained=pack_hashes(drawn & self.pages), pages_lost=pack_hashes(drawn - self.pages),
+        )  # fmt: skip
+        return len(gained) + len(lost) + len(drawn)
 
     def flush(self) -> None:
         """All that no sequence holds goes; some of it stays."""
         self.tree = {each: depth for each, depth in self.tree.items() if self._rng.random() < 0.1}
-        self.log.take(self.log.epoch + 1, cleared=True, gained=pack_entries(self.tree), lost=b"")
+        self.pages = {each for each in sorted(self.pages) if self._rng.random() < 0.1}
+        self.log.take(
+            self.log.epoch + 1, cleared=True, gained=pack_entries(self.tree), lost=b"",
+            pages_gained=pack_hashes(self.pages),
+        )  # fmt: skip
 
     def restart_process(self) -> None:
         self.log.lose()
-        self.tree = {}
+        self.tree, self.pages = {}, set()
         self.log.start("model", 16)
 
     async def kill(self) -> None:
@@ -87,9 +97,10 @@ class IndexWorld:
 
     @property
     def false_positives(self) -> int:
-        """Checkpoints that the copy says an engine has and it has not."""
+        """What the copy says an engine has and it has not."""
         return sum(
             len(set(self.index.hashes_of(name).tolist()) - set(engine.tree))
+            + len(set(self.index.pages_of(name).tolist()) - engine.pages)
             for name, engine in self.engines.items()
         )
 
@@ -102,9 +113,11 @@ class IndexWorld:
             and views.keys() == self.engines.keys()
             and all(
                 set(self.index.hashes_of(name).tolist()) == set(engine.tree)
+                and set(self.index.pages_of(name).tolist()) == engine.pages
                 and views[name].epoch == engine.log.epoch
                 and views[name].incarnation == engine.log.incarnation
                 and views[name].entries == len(engine.tree)
+                and views[name].pages == len(engine.pages)
                 for name, engine in self.engines.items()
             )
         )

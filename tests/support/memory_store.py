@@ -27,6 +27,8 @@ class MemoryRedis:
         self.values: dict[str, tuple[bytes, float]] = {}
         self.engines: set[str] = set()
         self.away = False
+        self.full = False
+        """It can be read, and takes no writes."""
         self.slow = 0.0
         self.loses = 0
         """So many of the next batches are acknowledged and lost, as by a failover."""
@@ -71,12 +73,18 @@ class MemoryStore:
             raise RedisAway("connection refused")
         return self.redis
 
-    async def append(self, batches: Sequence[bytes]) -> str:
+    async def _reach_to_write(self) -> MemoryRedis:
         redis = await self._reach()
+        if redis.full:
+            raise RedisAway("OOM command not allowed when used memory > 'maxmemory'.")
+        return redis
+
+    async def append(self, batches: Sequence[bytes]) -> str:
+        redis = await self._reach_to_write()
         return [redis.add(raw) for raw in batches][-1]
 
     async def beat(self, engine: str, raw: bytes) -> tuple[bytes | None, bool]:
-        redis = await self._reach()
+        redis = await self._reach_to_write()
         before = redis.get(f"beat {engine}")
         redis.values[f"beat {engine}"] = raw, redis.now + HEARTBEAT_SECONDS
         redis.engines.add(engine)
@@ -86,7 +94,7 @@ class MemoryStore:
         return before, wanted
 
     async def put_snapshot(self, engine: str, raw: bytes) -> None:
-        redis = await self._reach()
+        redis = await self._reach_to_write()
         redis.values[f"snapshot {engine}"] = raw, redis.now + SNAPSHOT_SECONDS
 
     async def heartbeats(self) -> dict[str, bytes | None]:
@@ -111,8 +119,11 @@ class MemoryStore:
         return [each for each in redis.stream if place(after) < place(each[0]) <= place(last)]
 
     async def want(self, engine: str) -> None:
-        redis = await self._reach()
+        redis = await self._reach_to_write()
         redis.values[f"want {engine}"] = b"1", redis.now + HEARTBEAT_SECONDS
+
+    async def check_writes(self) -> None:
+        await self._reach_to_write()
 
     async def forget(self, engine: str) -> None:
         redis = await self._reach()

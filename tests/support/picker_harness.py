@@ -37,6 +37,7 @@ from mamba_gateway.rate_limiter import RateLimiter
 from mamba_gateway.router import Router
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
+from mamba_telemetry.tracing import OFF, Tracing
 
 ENGINES = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
 DUPLEX, BUFFERED = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED
@@ -140,7 +141,15 @@ def put(reply: Any) -> dict[str, str]:
 class PickerHarness:
     """A picker over a pool; `stream` to speak with it."""
 
-    def __init__(self, *, keys: Path | None = None, backend_keys: Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        keys: Path | None = None,
+        backend_keys: Path | None = None,
+        tracing: Tracing = OFF,
+        **options: Any,
+    ) -> None:
+        self._tracing = tracing
         limits = {"hold_timeout": 0.0, "endpoint_picker_tls": False, "endpoint_picker_port": 0, **options}
         places, queue = limits.pop("places", 1000), limits.pop("queue", 0)
         self.settings = GatewaySettings(backend=("http://10.0.0.1:8000",), host="127.0.0.1", **limits)
@@ -177,7 +186,7 @@ class PickerHarness:
         self, certificate: bytes | None = None, name: str = ""
     ) -> AsyncIterator["PickerHarness"]:
         """Listen for the length of the block; with `certificate` the proxy speaks TLS and trusts that one."""
-        picker = make_picker(self.settings, self.parts, *self._keys)
+        picker = make_picker(self.settings, self.parts, *self._keys, self._tracing)
         async with picker_listening(self.settings, picker, self.pool) as self.server:
             target = f"127.0.0.1:{self.server.port}"
             if certificate is None:

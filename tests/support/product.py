@@ -102,8 +102,8 @@ class Deployed:
         self._wait_condition("Ready")
 
     def wait_settled(self) -> None:
-        """Until the newest spec is rolled out; Ready stays true meanwhile, because the old engine answers."""
-        self._wait_condition("Progressing=False")
+        """Until the newest spec is what runs; Ready stays true meanwhile, because an engine answers."""
+        self._wait_condition("UpToDate")
 
     def _wait_condition(self, condition: str) -> None:
         self.node.kubectl(

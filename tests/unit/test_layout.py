@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,9 +29,20 @@ def python_files() -> list[Path]:
     return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
 
 
+@dataclass(frozen=True)
+class Module:
+    """What the guards ask of a file. Not its tree: those of all files would be searched for garbage again and
+    again."""
+
+    empty: bool
+    docstring: str | None
+    imports: list[str]
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def parsed(path: Path) -> Module:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return Module(not tree.body, ast.get_docstring(tree), imports(tree))
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -41,10 +53,9 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from statements(getattr(node, inside, []))
 
 
-@cache
-def imports(path: Path) -> list[str]:
+def imports(tree: ast.Module) -> list[str]:
     names: list[str] = []
-    for node in statements(parsed(path).body):
+    for node in statements(tree.body):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -119,7 +130,7 @@ def test_nobody_imports_through_a_source_root(root: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in python_files()
-        for name in imports(path)
+        for name in parsed(path).imports
         if name.startswith(doubles)
     ]
     assert found == []
@@ -129,6 +140,6 @@ def test_every_module_says_what_it_is() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in python_files()
-        if parsed(path).body and not ast.get_docstring(parsed(path))
+        if not parsed(path).empty and not parsed(path).docstring
     ]
     assert silent == []

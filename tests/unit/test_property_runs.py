@@ -23,6 +23,11 @@ SOUND = bool(os.environ.get("SOUND"))
 def test_all_of_them(number):
     print("drawn", number)
 
+@settings(max_examples=5)
+@given(st.integers(0, 1_000_000))
+def test_few_of_them(number):
+    print("drew", number)
+
 @settings(max_examples=1)
 @given(st.integers(0, 1_000_000))
 def test_number(number):
@@ -69,8 +74,8 @@ def run(folder: Path, *options: str, **environment: str) -> tuple[set[str], str]
 
 def test_what_a_random_run_finds_is_replayed_by_every_plain_run_until_it_is_fixed(tmp_path: Path) -> None:
     assert run(tmp_path)[0] == set(), "the simplest example is too few"
-    found, said = run(tmp_path, "-s", MAMBASERVE_PROPS="large")
-    assert said.count("drawn ") == 100 * FACTOR
+    found, said = run(tmp_path, "-s", "-k", "not all_of_them", MAMBASERVE_PROPS="large")
+    assert said.count("drew ") == 5 * FACTOR
     assert found == ALL
     assert "commit it" in said
     assert len(list((tmp_path / "examples").rglob("*.json"))) == len(ALL)

@@ -160,18 +160,19 @@ StateDtype = Literal["float32", "float16"]
 
 
 class StateCache(ApiModel):
-    """The state cache of every engine."""
+    """The state cache of every engine. A change of strategy and trackInterval reaches running engines; every
+    other change replaces the engine pods."""
 
     strategy: StrategyChoice = "Auto"
     """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
     ends, ExtraBufferLazy has one spare slot and borrows another around a boundary, ExtraBuffer has two and
-    misses no boundary; Auto lets the planner choose. In a cluster a change replaces the engine pods;
-    `mambaserve up` changes it while serving."""
+    misses no boundary; Auto lets the planner choose. Running engines take a change
+    over; where the plan takes another stateDtype for it, pods are replaced."""
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
     """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
     track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256
     """Most tokens between checkpoints while decoding (the first of an answer are closer together); a multiple
-    of spec.engine.pageSize."""
+    of spec.engine.pageSize. A change is taken over by running engines."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
     """Most checkpoints that a prompt adds to its path of the radix tree, and most kept there once slots are
     short."""

@@ -19,7 +19,7 @@ from mamba_operator.render.engine import (
     engine_service,
     model_cache,
 )
-from mamba_operator.render.gateway import gateway_deployment, gateway_service
+from mamba_operator.render.gateway import gateway_deployment, gateway_disruption_budget, gateway_service
 from mamba_operator.render.inference_pool import inference_pool
 
 
@@ -29,7 +29,7 @@ def render(context: Context) -> list[Manifest]:
     Raises:
         InvalidPatch: a pod template of the spec cannot be merged.
     """
-    cache, pool = model_cache(context), inference_pool(context)
+    cache, pool, budget = model_cache(context), inference_pool(context), gateway_disruption_budget(context)
     return [
         sealed(manifest)
         for manifest in (
@@ -43,6 +43,7 @@ def render(context: Context) -> list[Manifest]:
             gateway_service(context),
             network_policy(context),
             disruption_budget(context),
+            *([budget] if budget else []),
             *([pool] if pool else []),
             engine_deployment(context),
             gateway_deployment(context),

@@ -19,6 +19,10 @@ class Context:
     """Engines wanted."""
     plan: PlanStatus | None
     """What the planner chose; None while it is unknown, then the engine plans for itself."""
+    key_id: str = ""
+    """Key that the admin token is made from; empty: the token is not known, and engines cannot be told."""
+    tuned: str | None = None
+    """Annotation with the settings that running engines take over; None where they cannot be told."""
     planned_for: str | None = None
     """Annotation with what the plan was made for; None where the spec says how much memory there is."""
     images: DefaultImages = OF_THIS_VERSION
@@ -32,7 +36,7 @@ class Context:
     @property
     def admin_secret(self) -> str:
         """Name of the Secret with the engines' admin token."""
-        return self.children.admin_secret(self.deployment.metadata.uid or "")
+        return self.children.admin_secret(self.deployment.metadata.uid or "", self.key_id)
 
 
 def child(

@@ -1,7 +1,8 @@
 """The engines of a deployment: their settings, how many run of which pod, how they are reached. Pure.
 
 Their settings are one document, which the ConfigMap carries and every pod mounts. Engines read it when they
-start, so a hash of it stands in the pod template and a change rolls the pods.
+start, so a hash of it stands in the pod template and a change rolls the pods; what running engines take over
+(`tuning`) is left out of it.
 """
 
 import json
@@ -17,7 +18,13 @@ from mamba_operator.render.engine_pod import SETTINGS_FILE, engine_document, eng
 def engine_config(context: Context) -> Manifest:
     """The ConfigMap X-engine with the settings document."""
     return {
-        **child(context, CONFIG_MAP, context.children.engine, "engine"),
+        **child(
+            context,
+            CONFIG_MAP,
+            context.children.engine,
+            "engine",
+            {names.ANNOTATION_TUNED: context.tuned} if context.tuned else None,
+        ),
         "data": {SETTINGS_FILE: json.dumps(engine_document(context), indent=2) + "\n"},
     }
 
@@ -73,6 +80,8 @@ def disruption_budget(context: Context) -> Manifest:
         **child(context, DISRUPTION_BUDGET, context.children.engine, "engine"),
         "spec": {
             "maxUnavailable": 1,
+            # A pod that is not ready protects nobody, and would hold up the drain of its node for ever.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": names.selector(context.deployment.name, "engine")},
         },
     }

@@ -17,6 +17,7 @@ from mamba_operator.render.pod import (
     tracing,
 )
 from mamba_operator.strategic_merge import merge
+from mamba_operator.tuning import unlike
 from mamba_planner.spec_settings import engine_settings
 
 SETTINGS_FILE = "engine.json"
@@ -61,8 +62,8 @@ def engine_pod_template(context: Context) -> Manifest:
         "metadata": {
             "labels": {**names.labels(deployment.name, "engine"), names.LABEL_ROLE: "unified"},
             "annotations": {
-                names.ANNOTATION_STRATEGY: document["strategy"],
-                ANNOTATION_SETTINGS: digest(document),
+                **({} if context.key_id else {names.ANNOTATION_STRATEGY: document["strategy"]}),
+                ANNOTATION_SETTINGS: digest(unlike(document) if context.key_id else document),
                 **_restart(context),
             },
         },

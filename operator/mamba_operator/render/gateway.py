@@ -6,7 +6,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.gateway import Limits, NamedKeyLimits
-from mamba_operator.kinds import DEPLOYMENT, SERVICE
+from mamba_operator.kinds import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
@@ -60,6 +60,7 @@ def _template(context: Context) -> Manifest:
             "securityContext": pod_security(),
             "containers": [_container(context)],
             "volumes": _volumes(context),
+            **_spread(deployment),
         },
     }
     if references := context.images.references():
@@ -68,6 +69,19 @@ def _template(context: Context) -> Manifest:
     merged = merge(base, patch, "gateway.podTemplate")
     metadata = merged["metadata"] if isinstance(merged.get("metadata"), dict) else {}
     return {**merged, "metadata": {**metadata, "labels": {**(metadata.get("labels") or {}), **labels}}}
+
+
+def _spread(deployment: MambaDeployment) -> dict[str, Any]:
+    """Several gateways go to several nodes where there are as many."""
+    if deployment.spec.gateway.replicas < 2:
+        return {}
+    each = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": names.selector(deployment.name, "gateway")},
+    }
+    return {"topologySpreadConstraints": [each]}
 
 
 def _container(context: Context) -> dict[str, Any]:
@@ -170,6 +184,20 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
             {"name": "api-keys", "secret": {"secretName": auth.secret_ref.name, "defaultMode": 0o440}}
         )
     return volumes
+
+
+def gateway_disruption_budget(context: Context) -> Manifest | None:
+    """None for a single gateway: whoever drains its node has to interrupt it."""
+    if context.deployment.spec.gateway.replicas < 2:
+        return None
+    return {
+        **child(context, DISRUPTION_BUDGET, context.children.gateway, "gateway"),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": names.selector(context.deployment.name, "gateway")},
+        },
+    }
 
 
 def gateway_service(context: Context) -> Manifest:

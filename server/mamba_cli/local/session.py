@@ -108,7 +108,9 @@ class Session:
         if wake is None:
             return await self._events.get()
         try:
-            return await asyncio.wait_for(self._events.get(), max(0.0, wake - now))
+            # Of `wait_for` Python 3.11 may swallow a cancelling that comes with the event.
+            async with asyncio.timeout(max(0.0, wake - now)):
+                return await self._events.get()
         except TimeoutError:
             return Tick(max(self._now(), wake))
 

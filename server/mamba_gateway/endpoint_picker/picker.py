@@ -8,7 +8,6 @@ stream.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -18,20 +17,22 @@ from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_err
 from mamba_gateway.admission import Claim, Clock
 from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker import messages
+from mamba_gateway.endpoint_picker.exchange import Exchange
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
+from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
-from mamba_gateway.endpoint_picker.usage import UsageReader
-from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER, DecisionRecord
+from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
 from mamba_gateway.parts import Parts
-from mamba_gateway.prompt_prefix import PromptPrefix, tokens_of
+from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.proxy_endpoint import LOGGED_MODEL
 from mamba_gateway.relay import RETRIED_STATUSES
-from mamba_gateway.routing_fields import RoutingFields, routing_fields
-from mamba_gateway.scoring import Cost
+from mamba_gateway.routing_fields import routing_fields
 from mamba_gateway.upstream import UpstreamRequest
+from mamba_telemetry import conventions as names
+from mamba_telemetry.tracing import OFF, Tracing
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -41,42 +42,6 @@ Write = Callable[[ProcessingResponse], Awaitable[None]]
 
 class StreamEnded(Exception):
     """The proxy ended the stream: the client has gone, or it needs no more of us."""
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """What is known of one request by now."""
-
-    head: RequestHead
-    arrival: float
-    share: BodyShare
-    body: bytearray = field(default_factory=bytearray)
-    body_ended: bool = True
-    """The body's last message said so; else trailers follow it."""
-    fields: RoutingFields = field(default_factory=RoutingFields)
-    model: str = "unknown"
-    """Label of its model."""
-    record: DecisionRecord | None = None
-    prompt: PromptPrefix | None = None
-    cost: Cost | None = None
-    """Of the engine that has it."""
-    ticket: int = 0
-    status: int = 0
-    answer: UsageReader = field(default_factory=UsageReader)
-    readable: bool = True
-    """The answer comes as it is, not compressed."""
-    told: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """What the answer's headers say of the key's limits."""
-
-    def headers_told(self) -> list[tuple[str, bytes]]:
-        """The same, as messages have them."""
-        return [(name.decode(), value) for name, value in self.told]
-
-    def used(self, prompt_tokens: float) -> float:
-        """Tokens of prompt and answer; of an answer that does not say, those of the prompt."""
-        if usage := self.answer.usage():
-            return float(usage.prompt_tokens + usage.completion_tokens)
-        return prompt_tokens if self.status else 0.0
 
 
 class EndpointPicker:
@@ -93,13 +58,14 @@ class EndpointPicker:
         body_timeout: float,
         hold_timeout: float,
         most_addresses: int,
+        tracing: Tracing = OFF,
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool, self._router, self._admission = parts.pool, parts.router, parts.admission
         self._limiter = parts.limiter
         self._hold, self._prompts, self._bodies = parts.hold, parts.prompts, parts.bodies
         self._metrics = metrics
-        self._keys, self._backend_keys = keys, backend_keys
+        self._keys, self._backend_keys, self._tracing = keys, backend_keys, tracing
         self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
         self._hold_timeout, self._most_addresses, self._clock = hold_timeout, most_addresses, clock
 
@@ -108,7 +74,8 @@ class EndpointPicker:
         first = await anext(incoming, None)
         if first is None or not first.HasField("request_headers"):
             return  # a proxy that sends no headers cannot be told where to
-        exchange = _Exchange(RequestHead.of(first), self._clock(), BodyShare(self._bodies))
+        head, arrival = RequestHead.of(first), self._clock()
+        exchange = Exchange(head, arrival, PickTrace(self._tracing, head, arrival), BodyShare(self._bodies))
         try:
             key = self._keys.check(exchange.head.find(b"authorization")) if self._keys else ANYONE
             with self._admission.admit(key):
@@ -122,8 +89,9 @@ class EndpointPicker:
             await self._refuse(exchange, as_api_error(error), write)
         finally:
             exchange.share.release()
+            exchange.trace.end(exchange.model, streams=bool(exchange.fields.stream))
 
-    async def _process(self, exchange: _Exchange, key: str, incoming: Messages, write: Write) -> None:
+    async def _process(self, exchange: Exchange, key: str, incoming: Messages, write: Write) -> None:
         head = exchange.head
         if head.body_mode == "buffered":
             await write(messages.unchanged("request_headers"))
@@ -135,10 +103,12 @@ class EndpointPicker:
         await self._read_prompt(exchange, key)
         fields, tokens = exchange.fields, tokens_of(exchange.prompt, len(exchange.body))
         claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        exchange.trace.queue()
         async with (
             self._limiter.entered(key, tokens, exchange.told) as entry,
             self._admission.permit(claim) as permit,
         ):
+            exchange.trace.route()
             await self._choose(exchange)
             permit.sent()
             try:
@@ -149,7 +119,7 @@ class EndpointPicker:
                 entry.used = exchange.used(tokens)
                 permit.used(entry.used)
 
-    async def _read_prompt(self, exchange: _Exchange, key: str) -> None:
+    async def _read_prompt(self, exchange: Exchange, key: str) -> None:
         counted = self._limiter.of(key).tokens_per_minute is not None
         if self._prompts is None or not exchange.body or not (counted or self._pool.has_choice):
             return
@@ -157,9 +127,10 @@ class EndpointPicker:
         request = UpstreamRequest(
             head.path, "", [], bytes(exchange.body), exchange.fields.model, request_id=head.request_id
         )
-        exchange.prompt = await self._prompts.read(request)
+        with exchange.trace.request.span(names.GATEWAY_READ_PROMPT):
+            exchange.prompt = await self._prompts.read(request)
 
-    async def _read_body(self, exchange: _Exchange, incoming: Messages) -> None:
+    async def _read_body(self, exchange: Exchange, incoming: Messages) -> None:
         limit, share = self._max_body_bytes, exchange.share
         if exchange.head.announced > limit:
             raise BodyTooLarge(f"the body has {exchange.head.announced} bytes; at most {limit} are accepted")
@@ -185,7 +156,7 @@ class EndpointPicker:
             raise RequestTimeout(f"the body did not arrive within {self._body_timeout:g} s") from error
         raise StreamEnded
 
-    async def _choose(self, exchange: _Exchange) -> None:
+    async def _choose(self, exchange: Exchange) -> None:
         head, whole, size = exchange.head, self._clock(), len(exchange.body)
         model = exchange.fields.model
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
@@ -198,9 +169,10 @@ class EndpointPicker:
         )
         exchange.cost = exchange.record.decision.cost
         exchange.ticket = self._router.sent(exchange.record, exchange.prompt)
+        exchange.trace.picked(exchange.record)
         self._metrics.picked(exchange.model, exchange.cost.endpoint, size, self._clock() - whole)
 
-    async def _tell(self, exchange: _Exchange, write: Write) -> None:
+    async def _tell(self, exchange: Exchange, write: Write) -> None:
         addresses, mutation = self._addresses(exchange), self._mutation(exchange)
         if exchange.head.body_mode == "buffered":
             await write(messages.picked_by_body(mutation, addresses))
@@ -214,14 +186,14 @@ class EndpointPicker:
         exchange.body.clear()
         exchange.share.release()
 
-    def _addresses(self, exchange: _Exchange) -> list[str]:
+    def _addresses(self, exchange: Exchange) -> list[str]:
         """The chosen one, then the next best, each for the case that the one before cannot be reached."""
         assert exchange.record is not None
         decision = exchange.record.decision
         others = sorted((cost for cost in decision.costs if cost is not decision.cost), key=lambda c: c.total)
         return [cost.endpoint.address for cost in (decision.cost, *others)][: self._most_addresses]
 
-    def _mutation(self, exchange: _Exchange) -> HeaderMutation:
+    def _mutation(self, exchange: Exchange) -> HeaderMutation:
         # As for a request that the gateway relays itself: what the client is known by does not go on.
         head = exchange.head
         credentials = {name.decode("latin-1") for name, _ in head.headers if is_credential(name)}
@@ -229,12 +201,14 @@ class EndpointPicker:
             (messages.DESTINATION, ",".join(self._addresses(exchange)).encode()),
             ("x-request-id", head.request_id.encode()),
         ]
+        if traceparent := exchange.trace.traceparent:
+            put.append(("traceparent", traceparent.encode()))
         if self._backend_keys:
             put.append(("authorization", bearer(self._backend_keys.first).encode()))
             credentials.discard("authorization")
         return messages.header_mutation(put, credentials)
 
-    async def _look_on(self, exchange: _Exchange, incoming: Messages, write: Write) -> None:
+    async def _look_on(self, exchange: Exchange, incoming: Messages, write: Write) -> None:
         async for message in incoming:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
@@ -255,7 +229,7 @@ class EndpointPicker:
             elif kind in ("request_body", "request_trailers", "response_trailers"):
                 await write(messages.unchanged(kind))
 
-    def _began(self, exchange: _Exchange, message: ProcessingRequest) -> None:
+    def _began(self, exchange: Exchange, message: ProcessingRequest) -> None:
         """The answer's headers: the prompt is computed, and it is known by whom."""
         assert exchange.record is not None
         assert exchange.cost is not None
@@ -275,23 +249,27 @@ class EndpointPicker:
         self._pool.answered(url, exchange.ticket)
         if exchange.status in RETRIED_STATUSES:
             self._pool.suspect(url, f"it answered {exchange.status}")
-        self._metrics.began(exchange.model, exchange.status, self._clock() - exchange.arrival)
+        now, trace = self._clock(), exchange.trace
+        trace.answered(exchange.cost.endpoint, exchange.status, now)
+        self._metrics.began(exchange.model, exchange.status, now - exchange.arrival, trace.exemplar())
 
-    def _end(self, exchange: _Exchange) -> None:
+    def _end(self, exchange: Exchange) -> None:
         assert exchange.cost is not None
         endpoint, seconds = exchange.cost.endpoint, self._clock() - exchange.arrival
         self._pool.end(endpoint.url, exchange.ticket)
         self._metrics.left(exchange.model)
         if exchange.status:
-            self._metrics.answered(exchange.model, exchange.answer.size, exchange.answer.usage(), seconds)
+            size, usage = exchange.answer.size, exchange.answer.usage
+            self._metrics.answered(exchange.model, size, usage, seconds, exchange.trace.exemplar())
         model = exchange.fields.model and exchange.fields.model[:LOGGED_MODEL]
         log.info(
             "picked", request_id=exchange.head.request_id, model=model, endpoint=endpoint.name,
             status=exchange.status, seconds=round(seconds, 4),
         )  # fmt: skip
 
-    async def _refuse(self, exchange: _Exchange, error: ApiError, write: Write) -> None:
+    async def _refuse(self, exchange: Exchange, error: ApiError, write: Write) -> None:
         code = error.code or error.kind
+        exchange.trace.refused(error, error.status)
         self._metrics.refused(exchange.model, code, choosing=error.status in (404, 502, 503))
         log.info("refused", request_id=exchange.head.request_id, status=error.status, code=code)
         await write(messages.refusal(error, exchange.head.request_id, exchange.headers_told()))

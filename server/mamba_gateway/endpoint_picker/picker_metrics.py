@@ -11,9 +11,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mamba_gateway.endpoint_picker.usage import Usage
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.usage_meter import Usage
 
 _LATENCY = (
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 120,
@@ -24,6 +24,8 @@ _CHOICE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _BYTES = tuple(1 << power for power in range(6, 31))
 _TOKENS = (1, *(1 << power for power in range(3, 21)))
 _MODEL = ["model_name", "target_model_name"]
+Exemplar = dict[str, str] | None
+"""The trace that a time points to."""
 
 
 class _PoolCollector(Collector):
@@ -128,15 +130,17 @@ class PickerMetrics:
         if choosing:
             self._attempts.labels("failure", model, "", "", "").inc()
 
-    def began(self, model: str, status: int, seconds: float) -> None:
+    def began(self, model: str, status: int, seconds: float, exemplar: Exemplar = None) -> None:
         """An answer began."""
-        self._first.labels(model, model).observe(seconds)
+        self._first.labels(model, model).observe(seconds, exemplar)
         if status >= 400:
             self._errors.labels(model, model, str(status)).inc()
 
-    def answered(self, model: str, size: int, usage: Usage | None, seconds: float) -> None:
+    def answered(
+        self, model: str, size: int, usage: Usage | None, seconds: float, exemplar: Exemplar = None
+    ) -> None:
         """An answer ended."""
-        self._duration.labels(model, model).observe(seconds)
+        self._duration.labels(model, model).observe(seconds, exemplar)
         self._answers.labels(model, model).observe(size)
         if usage is None:
             return

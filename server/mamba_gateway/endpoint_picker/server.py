@@ -18,6 +18,7 @@ from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoints import Pool
 from mamba_gateway.parts import Parts
 from mamba_gateway.settings import GatewaySettings
+from mamba_telemetry.tracing import OFF, Tracing
 
 log = structlog.get_logger("mambaserve.gateway")
 
@@ -67,7 +68,11 @@ def _service_of(picker: EndpointPicker) -> grpc.GenericRpcHandler:
 
 
 def make_picker(
-    settings: GatewaySettings, parts: Parts, keys: KeyFile | None, backend_keys: KeyFile | None
+    settings: GatewaySettings,
+    parts: Parts,
+    keys: KeyFile | None,
+    backend_keys: KeyFile | None,
+    tracing: Tracing = OFF,
 ) -> EndpointPicker:
     """A picker over the parts of its gateway, with the gateway's limits."""
     name = settings.inference_pool or settings.deployment or "mambaserve"
@@ -76,7 +81,7 @@ def make_picker(
         parts, metrics,
         keys=keys, backend_keys=backend_keys,
         max_body_bytes=settings.max_body_bytes, body_timeout=settings.body_timeout,
-        hold_timeout=settings.hold_timeout, most_addresses=settings.max_attempts,
+        hold_timeout=settings.hold_timeout, most_addresses=settings.max_attempts, tracing=tracing,
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from fastapi import Security
 from fastapi.security import HTTPAuthorizationCredentials
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -26,12 +27,19 @@ _BODY_LIMIT = 1 << 16
 
 
 class StrategyChange(BaseModel):
-    """Body of `PUT /admin/strategy`."""
+    """Body of `PUT /admin/strategy`; what it leaves out stays as it is."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, json_schema_extra={"minProperties": 1})
 
-    strategy: Strategy
     trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
+    strategy: Strategy | None = Field(None, validate_default=True)
+
+    @field_validator("strategy")
+    @classmethod
+    def _something_is_asked_for(cls, strategy: Strategy | None, info: ValidationInfo) -> Strategy | None:
+        if strategy is None and info.data.get("trackInterval") is None:
+            raise PydanticCustomError("missing", "give a strategy, a trackInterval or both")
+        return strategy
 
 
 class DrainState(BaseModel):
@@ -97,7 +105,7 @@ class Admin:
     async def strategy(self, change: StrategyChange) -> Response:
         """Change the strategy at the next step boundary."""
         answer = await self._relay("strategy", change.model_dump(exclude_none=True))
-        if answer.status_code == 200:
+        if answer.status_code == 200 and change.strategy is not None:
             self._serving.on_strategy(change.strategy)
         return answer
 

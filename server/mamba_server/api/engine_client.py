@@ -113,7 +113,8 @@ class EngineClient:
         self._calls[call_id] = future
         try:
             self._send(wire.AdminCall(call_id, verb, body))
-            return await asyncio.wait_for(future, timeout)
+            async with asyncio.timeout(timeout):
+                return await future
         except TimeoutError as error:
             raise AdminTimeout(f"the engine did not answer '{verb}' within {timeout:g} s") from error
         finally:
@@ -149,7 +150,8 @@ class EngineClient:
             self.restarts += 1
             log.error("engine_ended", reason=reason, deaths=deaths, restart_in=round(pause, 2))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
                 return
 
     async def _live(self, settings_json: str) -> int | None:
@@ -236,8 +238,11 @@ class EngineClient:
             case wire.EngineStats():
                 self.stats = message
                 self._on_stats(message)
-            case wire.PrefixChanges(epoch=epoch, cleared=cleared, gained=gained, lost=lost):
-                self.changes.take(epoch, cleared=cleared, gained=gained, lost=lost)
+            case wire.PrefixChanges():
+                self.changes.take(
+                    message.epoch, cleared=message.cleared, gained=message.gained, lost=message.lost,
+                    pages_gained=message.pages_gained, pages_lost=message.pages_lost,
+                )  # fmt: skip
             case wire.RequestRejected(request_id=request_id):
                 self._unstarted.discard(request_id)
                 if (inbox := self._inboxes.pop(request_id, None)) is not None:
@@ -267,7 +272,8 @@ class EngineClient:
             return
         process.send(wire.Shutdown())
         try:
-            await asyncio.wait_for(process.wait(), grace)
+            async with asyncio.timeout(grace):
+                await process.wait()
         except TimeoutError:
             log.warning("engine_killed", reason=f"did not end within {grace:g} s")
             process.kill()

@@ -183,7 +183,7 @@ def _check_tree(cache: StateCache, nodes: list[Nodes]) -> Iterator[None]:
 def _same(
     what: str, held: npt.NDArray[np.int32], account: npt.NDArray[np.int32] | npt.NDArray[np.bool_]
 ) -> None:
-    odd = np.flatnonzero(held != account)
+    odd = (held != account).nonzero()[0]
     if len(odd):
         raise LedgerViolation(
             f"{what}: held {held.sum()}, account {account.sum()}, differ at {odd[:5].tolist()}"

@@ -50,14 +50,20 @@ MISS_CAUSES = (
 `prompt_logprobs`: asked for, so the whole prompt is computed. The others are losses of something seen."""
 
 
-class CheckpointListener(Protocol):
-    """Who is told of checkpoints that come and go, each once."""
+class TreeListener(Protocol):
+    """Who is told of what comes and goes, each once."""
 
     def gained(self, node: Node) -> None:
         """`node` has a checkpoint now."""
 
     def lost(self, node: Node) -> None:
         """`node` is about to lose its checkpoint."""
+
+    def pages_gained(self, node: Node) -> None:
+        """The pages of `node` hold now."""
+
+    def pages_lost(self, node: Node) -> None:
+        """`node` is about to go, with its pages."""
 
 
 def _nobody(pages: Pages, change: int) -> None:
@@ -81,7 +87,7 @@ class RadixTree:
         """Flushes so far."""
         self.forgotten = 0
         """Checkpoints of earlier epochs: nobody resumes from them, and they are still to be dropped."""
-        self.listener: CheckpointListener | None = None
+        self.listener: TreeListener | None = None
         self.on_pin: Callable[[Pages, int], None] = _nobody
         """Told of pages that come into use (+1) and go out of it (-1): eviction spares them meanwhile."""
         self._evicted: dict[int, None] = {}
@@ -229,6 +235,8 @@ class RadixTree:
                 self.nodes += 1
                 self.pages += len(child.pages)
                 self.eviction.used(child)
+                if self.listener is not None:
+                    self.listener.pages_gained(child)
                 node = child
                 break
             shared = child.shared_pages(token_ids[at:])
@@ -237,6 +245,8 @@ class RadixTree:
             at += shared * self.page_size
             node = child
         taken = False
+        if slot and node.epoch != self.epoch and self.listener is not None:
+            self.listener.pages_gained(node)
         if slot and not node.slot:
             node.slot = slot
             node.produced_step = step
@@ -324,6 +334,8 @@ class RadixTree:
         """Take an unlocked leaf without a checkpoint out of the tree. Returns its pages."""
         if node.children or node.kv_lock or node.slot or node.parent is None:
             raise LedgerViolation(f"W4: node at depth {node.depth} removed while it is in use")
+        if self.listener is not None and node.epoch == self.epoch:
+            self.listener.pages_lost(node)
         parent = node.parent
         key = self._key(node.token_ids)
         del parent.children[key]

@@ -25,7 +25,7 @@ class Admin:
     @property
     def epoch(self) -> int:
         """Rises when cached prefixes published before are void: by a flush, not by a change of strategy."""
-        return self._core.checkpoint_changes.epoch
+        return self._core.tree_changes.epoch
 
     def answer(self, call: AdminCall, *, recounted: bool = False) -> AdminReply:
         """An unknown verb or a bad body is a 4xx. `recounted`: the books were, and nothing changed since."""
@@ -63,6 +63,9 @@ class Admin:
                 "message": f"trackInterval {interval!r} must be a positive multiple of the page size "
                 f"{cache.page_size}"
             }
+        told = {"strategy": name, "trackInterval": interval, "epoch": self.epoch}
+        if name == cache.strategy.name and interval == cache.track_interval:
+            return 200, told
         refusal = self._core.change_strategy(name)
         if refusal:
             return 409, {"message": refusal}
@@ -73,7 +76,7 @@ class Admin:
             "slotsPerSequence": cache.strategy.slots_per_sequence,
             "reason": f"changed while serving to {name}",
         }
-        return 200, {"strategy": name, "trackInterval": interval, "epoch": self.epoch}
+        return 200, told
 
     def _requests(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         out = [

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from mamba_planner.strategy import reservation
 from mamba_server.cache.sequence_allocation import SequenceAllocation
-from mamba_server.engine.checkpoint_changes import CheckpointChanges
 from mamba_server.engine.errors import ends_the_device
 from mamba_server.engine.forward_stream import ForwardStream, Ticket
 from mamba_server.engine.prefill_speed import PrefillSpeed
@@ -24,6 +23,7 @@ from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.sequence import Phase, Sequence
 from mamba_server.engine.step_pace import StepPace
 from mamba_server.engine.timeline import Timeline
+from mamba_server.engine.tree_changes import TreeChanges
 from mamba_server.wire import (
     AbortRequest,
     AddRequest,
@@ -103,7 +103,7 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.cache = scheduler.cache
-        self.checkpoint_changes = CheckpointChanges(scheduler.cache.tree)
+        self.tree_changes = TreeChanges(scheduler.cache.tree)
         self.overlap = overlap
         self.step_number = 0
         self.sequences: dict[str, list[Sequence]] = {}
@@ -198,7 +198,7 @@ class EngineCore:
     def flush_cache(self) -> int:
         """Forget every checkpoint that no sequence reads just now; how many they were."""
         lost = self.cache.flush()
-        self.checkpoint_changes.begin_epoch(self.cache.being_read())
+        self.tree_changes.begin_epoch(self.cache.being_read())
         return lost
 
     def change_strategy(self, name: str) -> str:

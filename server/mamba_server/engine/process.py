@@ -98,7 +98,7 @@ class EngineProcess:
         stalled = False
         while True:
             resting = self._core.idle and not self._upkeep.due
-            rest = CHANGES_SECONDS if self._core.checkpoint_changes.pending else STATS_SECONDS
+            rest = CHANGES_SECONDS if self._core.tree_changes.pending else STATS_SECONDS
             for message in self._port.receive(rest if resting else 0.001 if stalled else 0.0):
                 if isinstance(message, Shutdown):
                     return
@@ -140,7 +140,7 @@ class EngineProcess:
         if not idle or not self._upkeep.due:
             self._answer_looks()
         now = self._clock()
-        if now >= self._next_changes and (changes := self._core.checkpoint_changes.take()) is not None:
+        if now >= self._next_changes and (changes := self._core.tree_changes.take()) is not None:
             self._next_changes = now + CHANGES_SECONDS
             self._port.send(changes)
         if now >= self._next_stats:

@@ -5,6 +5,7 @@ for a cluster. The build happens before the first test, outside of any test's ti
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ CLUSTERS = frozenset({"control_plane", "node"})
 """The fixtures that need the binaries."""
 
 _failure = pytest.StashKey[ClusterError]()
+_plane = pytest.StashKey[ControlPlane]()
+_end_of_plane = pytest.StashKey[ExitStack]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,11 +44,40 @@ def _binaries(config: pytest.Config) -> Path:
     return ensure()
 
 
-@pytest.fixture(scope="session")
-def control_plane(pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
-    """A real API server with its controllers, without nodes; shared by the session, so use `namespace`."""
-    with running_control_plane(_binaries(pytestconfig)) as plane:
-        yield plane
+def shared_control_plane(config: pytest.Config) -> ControlPlane:
+    """The control plane of this process, started when nobody has asked for it since the last one ended."""
+    if _plane not in config.stash:
+        config.stash[_end_of_plane] = ExitStack()
+        plane = config.stash[_end_of_plane].enter_context(running_control_plane(_binaries(config)))
+        config.stash[_plane] = plane
+    return config.stash[_plane]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends it with the last test of a folder: with nothing to do it still takes processor time."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _end(item.config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Also of a session that was broken off."""
+    _end(session.config)
+
+
+def _end(config: pytest.Config) -> None:
+    if _end_of_plane in config.stash:
+        ending = config.stash[_end_of_plane]
+        del config.stash[_end_of_plane]
+        if _plane in config.stash:
+            del config.stash[_plane]
+        ending.close()
+
+
+@pytest.fixture(scope="module")
+def control_plane(pytestconfig: pytest.Config) -> ControlPlane:
+    """A real API server with its controllers, without nodes; of a folder: use `namespace`."""
+    return shared_control_plane(pytestconfig)
 
 
 @pytest.fixture(scope="session")

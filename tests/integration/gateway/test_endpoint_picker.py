@@ -305,6 +305,30 @@ async def test_usage_of_answers_is_counted_streamed_or_not(picker: PickerHarness
     assert picker.sample("inference_objective_running_requests", model_name="m") == 0
 
 
+async def test_of_an_answer_that_breaks_off_each_event_counts_and_of_a_refusal_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "keys").write_text("one-key one\n")
+    left = {}
+    for status in (503, 200):
+        picker = PickerHarness(keys=tmp_path / "keys", tokens_per_minute=6000)
+        picker.engines(*ENGINES)
+        async with picker.running():
+            for _ in range(2):
+                stream = picker.stream()
+                await stream.picked(JSON, ("authorization", "Bearer one-key"))
+                told = put((await stream.answer_headers(status=status)).response_headers)
+                left[status] = int(told["x-ratelimit-remaining-tokens"])
+                await stream.answer_body(b'data: {"a": 1}\n\n' * 1000)
+                await stream.ends()
+                await until(picker.is_empty)
+    # Refusals are free, but for the prompt while it is under way; the answer has its prompt and its events.
+    prompt = 6000 - left[503]
+    assert 0 < prompt < 50
+    # Meanwhile a hundred come back each second.
+    assert 6000 - 1000 - 2 * prompt <= left[200] <= 6000 - 500
+
+
 async def test_the_pool_is_told_under_its_name() -> None:
     picker = PickerHarness(inference_pool="chat")
     picker.engines(*ENGINES, waiting=3, kv_usage=0.5)

@@ -87,10 +87,11 @@ async def test_a_gateway_knows_what_engines_have_by_redis_and_by_asking(
             await complete(second, prompts[0])
             await until_both_agree()
             assert shared.engines()[name_of(first)].entries >= len(prompts)
+            assert shared.engines()[name_of(first)].pages > shared.engines()[name_of(second)].pages > 0
             for prompt in prompts:
                 again = np.array([*prompt, 7, 8, 9], np.int32)
-                expected = dict(shared.resumable(again, ""))
-                assert expected == asked.resumable(again, "")
+                expected = dict(shared.depths(again, "").resumable)
+                assert shared.depths(again, "") == asked.depths(again, "")
                 # What the index says is what the engine does.
                 assert (name_of(second) in expected) == (prompt is prompts[0])
                 assert await complete(first, again.tolist()) == expected[name_of(first)] > 0
@@ -104,6 +105,7 @@ async def test_a_gateway_knows_what_engines_have_by_redis_and_by_asking(
             await until(lambda: all(one.engines()[name_of(first)].epoch == 2 for one in (shared, asked)))
             await until_both_agree()
             assert shared.engines()[name_of(first)].entries == 0
+            assert shared.engines()[name_of(first)].pages == 0
 
             redis_server.command("FLUSHALL")
             await complete(first, prompts[1])

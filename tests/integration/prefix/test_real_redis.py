@@ -76,11 +76,15 @@ async def test_who_dies_leaves_nothing_that_stays(redis_server: RedisServer) -> 
 async def test_a_full_redis_fails_nothing_and_is_taken_up_again(redis_server: RedisServer) -> None:
     async with real_world(redis_server.url) as made:
         engine = made.start("a")
+        engine.change(20)
         await until(lambda: made.agrees)
         redis_server.command("CONFIG", "SET", "maxmemory", "1")
         try:
             await change(made, 50)
             await until(lambda: not engine.publisher.connected)
+            # The gateway sees that it is Redis and not the engine, whose checkpoints it goes on knowing.
+            await until(lambda: made.index.state == "unavailable")
+            assert made.index.engines()["a"].entries
         finally:
             redis_server.command("CONFIG", "SET", "maxmemory", "0")
         await until(lambda: made.agrees)

@@ -1,5 +1,7 @@
 """Routing of the engine's messages to requests, without a process."""
 
+import asyncio
+
 import pytest
 
 from mamba_edge.errors import NotReady
@@ -106,9 +108,21 @@ def test_what_the_engine_has_cached_is_kept_for_gateways_until_it_ends(client: E
     first = client.changes.incarnation
     client._route(wire.PrefixChanges(1, False, pack_entries({7: 16, 9: 32}), b""))
     client._route(wire.PrefixChanges(1, False, b"", pack_hashes({7})))
-    client._route(wire.PrefixChanges(2, True, pack_entries({5: 48}), b""))
+    client._route(wire.PrefixChanges(2, True, pack_entries({5: 48}), b"", pack_hashes({5, 6, 8})))
+    client._route(wire.PrefixChanges(2, False, b"", b"", pack_hashes({4}), pack_hashes({6})))
     assert (client.changes.depths, client.changes.epoch) == ({5: 48}, 2)
+    assert client.changes.pages == {4, 5, 8}
     assert (client.changes.fingerprint, client.changes.page_size) == ("model", 16)
     client._lose("killed")
     assert client.changes.depths == {}
     assert client.changes.incarnation != first
+
+
+async def test_a_caller_that_is_cancelled_as_the_answer_comes_is_cancelled(client: EngineClient) -> None:
+    asking = asyncio.create_task(client.admin("plan", {}))
+    await asyncio.sleep(0)
+    client._route(wire.AdminReply(next(iter(client._calls)), 200, {}))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not client._calls

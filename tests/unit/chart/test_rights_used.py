@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from fake_cluster import FakeCluster
+from mamba_api import names
 from mamba_operator.errors import OperatorError
 from mamba_operator.kinds import BY_NAME, LEASE, Kind
 from mamba_operator.leadership import Leadership, LeaseName
@@ -155,8 +156,12 @@ async def test_the_lease_is_taken_renewed_and_given_back_with_what_the_chart_gra
     assert cluster.used <= granted()
 
 
-def test_no_secret_can_be_read() -> None:
+def test_no_secret_can_be_read_but_the_operators_own() -> None:
     assert {verb for verb, _, resource in granted() if resource == "secrets"} == {"create"}
+    text = (TEMPLATES / "rbac.yaml").read_text()
+    named = re.findall(r"resources: \[secrets\]\n +resourceNames: \[(.*)\]\n +verbs: \[(.*)\]", text)
+    assert named == [(names.ADMIN_KEY_NAME, "get")]
+    assert text.count("secrets") == 2
 
 
 def test_a_role_the_operator_makes_holds_nothing_that_the_operator_does_not_hold() -> None:

@@ -38,7 +38,8 @@ def test_the_defaults_are_valid() -> None:
     ("over", "path"),
     [
         ({"bogus": 1}, ""),
-        ({"operator": {"replicas": 2}}, "operator"),
+        ({"operator": {"bogus": 2}}, "operator"),
+        ({"operator": {"replicas": -1}}, "operator/replicas"),
         ({"operator": {"logLevel": "loud"}}, "operator/logLevel"),
         ({"operator": {"command": []}}, "operator/command"),
         ({"operator": {"livenessPort": 0}}, "operator/livenessPort"),

@@ -3,7 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,3 +63,31 @@ def test_nothing_is_built_when_no_test_needs_it(
 
     assert "error" not in output
     assert not (tmp_path / "calls").exists()
+
+
+def test_a_control_plane_serves_the_tests_of_its_folder_and_ends_with_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def running(_: Path) -> Iterator[object]:
+        said.append("started")
+        yield object()
+        said.append("ended")
+
+    monkeypatch.setattr(fixtures, "running_control_plane", running)
+    monkeypatch.setattr(fixtures, "ensure", Path)
+    config: Any = SimpleNamespace(stash=pytest.Stash())
+    files = ("kube/test_a.py", "kube/test_b.py", "unit/test_c.py", "unit/test_d.py")
+    first, second, *_ = items = [SimpleNamespace(path=Path(at), config=config) for at in files]
+    plane = fixtures.shared_control_plane(config)
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        assert said == ["started"] if item in (first, second) else said == ["started", "ended"]
+        if item is second:
+            assert fixtures.shared_control_plane(config) is plane
+        fixtures.pytest_runtest_teardown(item, following)  # type: ignore[arg-type]
+    assert fixtures.shared_control_plane(config) is not plane
+    assert said == ["started", "ended", "started"]
+    fixtures.pytest_sessionfinish(SimpleNamespace(config=config))  # type: ignore[arg-type]
+    assert said[-1] == "ended"

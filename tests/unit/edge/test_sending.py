@@ -1,15 +1,18 @@
 """How an answer leaves, and what happens to the work when the client does."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from eventually import turns
+from eventually import turns, until
 from mamba_edge.errors import InvalidRequest
-from mamba_edge.request_body import ClientGone
-from mamba_edge.sending import send_events, send_json, while_connected
+from mamba_edge.http_server import HttpServer
+from mamba_edge.listener import listen
+from mamba_edge.request_body import ClientGone, read_body
+from mamba_edge.sending import CALL_BACK, WRITE_NOW, on_disconnect, send_events, send_json, while_connected
 
 
 class Client:
@@ -160,3 +163,125 @@ async def test_cancelling_from_outside_cancels_the_work() -> None:
         await task
     assert story == ["cancelled"]
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_server_that_calls_back_is_not_asked_and_a_client_that_leaves_later_disturbs_nobody() -> None:
+    leaves: list[Any] = []
+    heard: list[str] = []
+
+    async def receive() -> Any:
+        raise AssertionError("asked")
+
+    with on_disconnect({CALL_BACK: leaves.append}, receive, lambda: heard.append("left")):
+        leaves[0]()
+    assert (heard, leaves[1:]) == (["left"], [None])
+
+
+async def test_at_other_servers_the_one_who_is_told_hears_of_the_end_of_the_connection() -> None:
+    client = Client()
+    heard: list[str] = []
+    with on_disconnect({}, client.receive, lambda: heard.append("left")):
+        await turns()
+        assert heard == []
+        client.left.set()
+        await turns()
+        assert heard == ["left"]
+
+
+@pytest.mark.parametrize("size", [2, 1 << 20])
+async def test_our_server_tells_at_once_that_the_client_left_however_large_its_body_was(size: int) -> None:
+    heard: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await read_body(scope["headers"], receive, 2 << 20)
+        with on_disconnect(scope, receive, lambda: heard.append("left")):
+            heard.append("read")
+            await until(lambda: len(heard) > 1)
+
+    async with served(app) as (_, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+        await until(lambda: heard == ["read"])
+        writer.transport.abort()
+        await until(lambda: heard == ["read", "left"])
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def test_what_is_written_at_once_stands_in_the_body_where_a_message_would() -> None:
+    said: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        write = scope[WRITE_NOW]
+        said.append(write(b"too early"))
+        await send(START)
+        await send(part(b"one "))
+        said.append(write(b"two "))
+        await send(part(b"three "))
+        said.append(write(b""))
+        said.append(write(b"four"))
+        await send(part(b"", more=False))
+        said.append(write(b"too late"))
+
+    async with served(app) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await reader.readuntil(b"0\r\n\r\n")
+    body = answer.partition(b"\r\n\r\n")[2]
+    assert body == b"4\r\none \r\n4\r\ntwo \r\n6\r\nthree \r\n4\r\nfour\r\n0\r\n\r\n"
+    assert said == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"), [(b"1.1", [(b"content-length", b"8")]), (b"1.0", [])], ids=["length", "old"]
+)
+async def test_a_body_that_is_no_chunks_is_left_to_messages(version: bytes, headers: Any) -> None:
+    said: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({**START, "headers": headers})
+        await send(part(b"one "))
+        said.append(scope[WRITE_NOW](b"two "))
+        await send(part(b"last", more=False))
+
+    async with served(app) as (reader, writer):
+        writer.write(b"GET / HTTP/%b\r\nHost: x\r\nConnection: close\r\n\r\n" % version)
+        answer = await reader.read()
+    assert answer.endswith(b"\r\n\r\none last")
+    assert said == [False]
+
+
+async def test_a_client_that_does_not_read_gets_no_more_than_fits() -> None:
+    written = 0
+    over = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal written
+        await send(START)
+        await send(part(b"x"))
+        while written < 1000 and scope[WRITE_NOW](bytes(64 * 1024)):
+            written += 1
+        over.set()
+
+    async with served(app) as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await over.wait()
+        assert written < 1000
+
+
+@contextlib.asynccontextmanager
+async def served(app: Any) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of `app`."""
+    listener = listen("127.0.0.1", 0)
+    server = HttpServer(app, last_bytes_seconds=1)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        server.should_exit = True
+        await running

@@ -11,7 +11,8 @@ from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router
-from mamba_gateway.upstream import UpstreamRequest, make_session
+from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.upstream_connector import upstream_connector
 from virtual_loop import loop_factories
 
 
@@ -43,14 +44,14 @@ def endpoint() -> Callable[..., Endpoint]:
 
 
 REQUEST = UpstreamRequest(
-    "/v1/completions", "", [("content-type", "application/json")], b'{"model": "m"}', "m"
+    "/v1/completions", "", [(b"content-type", b"application/json")], b'{"model": "m"}', "m"
 )
 
 
 class RelayHarness:
     """A relay, its pool and what the client got."""
 
-    def __init__(self, session: Any, **limits: Any) -> None:
+    def __init__(self, connector: Any, **limits: Any) -> None:
         self.pool = Pool()
         self.metrics = GatewayMetrics(self.pool.snapshot)
         self.wakes = 0
@@ -58,7 +59,7 @@ class RelayHarness:
         options = {"hold_timeout": 10.0, "max_attempts": 3, "request_timeout": 300.0, **limits}
         options = {"silence_timeout": 20.0, "probe_timeout": 2.0, **options}
         self.router = Router(self.pool, self.metrics, Random(3))
-        self.relay = Relay(session, self.pool, self.metrics, self.router, wake=self._wake, **options)
+        self.relay = Relay(connector, self.pool, self.metrics, self.router, wake=self._wake, **options)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -98,5 +99,5 @@ class RelayHarness:
 @pytest.fixture
 async def harness() -> AsyncIterator[Callable[..., RelayHarness]]:
     """`harness(hold_timeout=1)`."""
-    async with make_session(connect_timeout=2.0, idle_timeout=30.0) as session:
-        yield lambda **limits: RelayHarness(session, **limits)
+    async with upstream_connector(connect_timeout=2.0, idle_timeout=30.0) as connector:
+        yield lambda **limits: RelayHarness(connector, **limits)

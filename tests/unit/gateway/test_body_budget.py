@@ -10,7 +10,8 @@ import pytest
 
 from eventually import until
 from mamba_edge.body_budget import BodyBudget, BodyShare
-from mamba_gateway.upstream import LARGE_BODY, UpstreamRequest
+from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.upstream_connection import PIECE_BYTES
 from proxy_harness import ProxyHarness, fine, hang
 from raw_engine import SSE, RawEngine, says
 
@@ -65,7 +66,7 @@ async def test_a_body_that_is_refused_for_its_size_says_so_though_the_budget_is_
     await held.leave().done()
 
 
-@pytest.mark.parametrize("size", [1000, LARGE_BODY * 4])
+@pytest.mark.parametrize("size", [1000, PIECE_BYTES * 16])
 async def test_a_body_is_let_go_when_an_engine_has_begun_to_answer(
     size: int, harness: Callable[..., Any]
 ) -> None:

@@ -16,6 +16,7 @@ from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
+from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_server.api.prefix_feed import PrefixFeed
 
@@ -131,12 +132,31 @@ async def test_what_can_be_resumed_is_said_in_tokens_and_never_the_whole_prompt(
     following.feed.set_targets([Target(engine.url, "pod")])
     await until(lambda: following.has(engine), 5)
     index = following.index
-    assert index.resumable(text, "s") == {"pod": 28}
-    assert index.resumable(text[:29], "s") == {"pod": 28}
-    assert index.resumable(text[:28], "s") == {"pod": 8}
-    assert index.resumable(text[:8], "s") == {}
-    assert index.resumable(text, "other") == {}
-    assert index.resumable(text[:0], "s") == {}
+    assert index.depths(text, "s").resumable == {"pod": 28}
+    assert index.depths(text[:29], "s").resumable == {"pod": 28}
+    assert index.depths(text[:28], "s").resumable == {"pod": 8}
+    assert index.depths(text[:8], "s").resumable == {}
+    assert index.depths(text, "other").resumable == {}
+    assert index.depths(text[:0], "s").resumable == {}
+
+
+async def test_pages_are_known_up_to_their_last_rung_whatever_can_be_resumed(
+    engine: Engine, following: Following
+) -> None:
+    text = np.arange(100, dtype=np.int32)
+    hashes = PageChain(4, "model").hashes(text, "s")
+    pages = pack_hashes(set(hashes[rungs(0, 21) - 1].tolist()))  # of 21 pages: the rungs before are 20 and 18
+    following.feed.set_targets([Target(engine.url, "pod")])
+    engine.log.take(1, cleared=False, gained=pack_entries({int(hashes[1]): 8}), lost=b"", pages_gained=pages)
+    await until(lambda: following.has(engine) and following.index.pages, 5)
+    parting = np.where(np.arange(100) < 75, text, text + 1).astype(np.int32)
+    for asked, depth in ((text, 80), (text[:80], 72), (text[:33], 32), (parting, 72)):
+        found = following.index.depths(asked, "s")
+        assert (found.resumable, found.pages) == ({"pod": 8}, {"pod": depth})
+    assert following.index.engines()["pod"].pages == 18
+    engine.log.take(1, cleared=False, gained=b"", lost=b"", pages_lost=pages)
+    await until(lambda: not following.index.pages, 5)
+    assert following.index.depths(text, "s").pages == {}
 
 
 async def test_a_restarted_engine_has_what_it_has_now(engine: Engine, following: Following) -> None:

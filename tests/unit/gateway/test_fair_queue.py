@@ -134,3 +134,18 @@ async def test_whatever_comes_and_goes_each_is_served_once_or_left_and_nothing_s
         assert len(line.queue) == len(inside) == sum(line.queue.waiting().values())
     assert len(line.served(1000)) == len(inside)
     assert len(line.queue) == 0
+
+
+async def test_who_need_not_wait_pays_as_if_it_had_waited() -> None:
+    waited, at_once = Line(a=2.0), Line(a=2.0)
+    orders = []
+    for number, flow in enumerate("abbaaacb", 1):
+        waited.add(flow, cost=10 * number)
+        assert waited.served(1) == flow
+        at_once.queue.serve(flow, 10 * number)
+    for line in (waited, at_once):
+        for flow in "abc" * 20:
+            line.add(flow)
+        orders.append(line.served(60))
+    assert orders[0] == orders[1]
+    assert orders[0] != "abc" * 20

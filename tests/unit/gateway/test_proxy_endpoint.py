@@ -268,9 +268,9 @@ async def test_the_engine_gets_the_body_the_query_and_end_to_end_headers_as_they
     [call] = harness.relay.calls
     assert (call.path, call.query, call.body, call.model) == ("/v1/completions", "a=%2F&b=+&a", raw, "m")
     sent = dict(call.headers)
-    assert sent["x-request-id"] == "mine"
-    assert sent["x-custom"] == "caf\xe9"
-    assert "content-length" not in sent
+    assert sent[b"x-request-id"] == b"mine"
+    assert sent[b"x-custom"] == b"caf\xe9"
+    assert b"content-length" not in sent
 
 
 LOGIN = [
@@ -286,7 +286,7 @@ async def test_no_credential_of_a_client_reaches_an_engine(tmp_path: Path) -> No
     assert (await harness.ask(headers=[*LOGIN, ("X-Kept", "1")]).done()).status == 200
     [call] = harness.relay.calls
     assert "client-secret" not in str(call.headers)
-    assert ("x-kept", "1") in call.headers
+    assert (b"x-kept", b"1") in call.headers
 
 
 async def test_engines_are_shown_the_gateway_s_own_key(tmp_path: Path) -> None:
@@ -295,8 +295,10 @@ async def test_engines_are_shown_the_gateway_s_own_key(tmp_path: Path) -> None:
     await harness.ask(headers=LOGIN).done()
     (tmp_path / "own").write_text("next-key\n")
     await harness.ask(headers=LOGIN).done()
-    shown = [value for call in harness.relay.calls for name, value in call.headers if name == "authorization"]
-    assert shown == ["Bearer gateway-key", "Bearer next-key"]
+    shown = [
+        value for call in harness.relay.calls for name, value in call.headers if name == b"authorization"
+    ]
+    assert shown == [b"Bearer gateway-key", b"Bearer next-key"]
 
 
 async def test_no_trace_is_made_up_by_a_gateway_that_records_none() -> None:
@@ -304,7 +306,7 @@ async def test_no_trace_is_made_up_by_a_gateway_that_records_none() -> None:
     for given in ([], [("traceparent", "00-zz-1-1"), ("tracestate", "vendor=1")]):
         await harness.ask(headers=given).done()
     assert [call.trace.traceparent() for call in harness.relay.calls] == ["", ""]
-    assert not any("tracestate" in dict(call.headers) for call in harness.relay.calls)
+    assert not any(b"tracestate" in dict(call.headers) for call in harness.relay.calls)
 
 
 @pytest.mark.parametrize("flag", ["00", "01"])
@@ -314,7 +316,7 @@ async def test_the_trace_of_a_client_and_its_decision_go_to_the_engine_as_they_c
     await harness.ask(headers=[("traceparent", parent), vendor]).done()
     [call] = harness.relay.calls
     assert call.trace.traceparent() == parent
-    assert vendor in call.headers
+    assert (b"tracestate", b"vendor=1") in call.headers
 
 
 async def test_what_waits_for_its_turn_fails_or_is_refused_is_a_span_of_the_request() -> None:

@@ -58,6 +58,12 @@ class World:
             self.log.epoch, cleared=False, gained=pack_entries(gained), lost=pack_hashes(lost or set())
         )
 
+    def keep_dropped(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The engines that are forgotten from now on."""
+        dropped: list[str] = []
+        monkeypatch.setattr(self.index, "drop", dropped.append)
+        return dropped
+
     @property
     def agrees(self) -> bool:
         return self.index.state == "following" and set(self.index.hashes_of("pod").tolist()) == set(
@@ -130,6 +136,58 @@ async def test_a_failure_of_a_moment_asks_nobody() -> None:
         made.redis.away = False
         await until(lambda: made.index.redis_up is True and made.agrees, 5)
         assert not made.feed.asked
+
+
+@in_virtual_time
+async def test_of_a_full_redis_no_engine_dies_and_engines_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as made:
+        made.change({1: 4, 2: 8})
+        await until(lambda: made.agrees, 5)
+        dropped = made.keep_dropped(monkeypatch)
+        made.redis.full = True
+        await until(lambda: made.index.redis_up is False, 10)
+        for number in range(10, 40):
+            made.change({number: 4})
+            await asyncio.sleep(1)
+            if number > 15:
+                assert made.agrees
+        assert "OOM" in (made.source.trouble() or "")
+        made.redis.full = False
+        await until(lambda: made.index.redis_up is True and made.agrees, 15)
+        await asyncio.sleep(30)
+        assert made.agrees
+        assert made.source.trouble() is None
+        assert not dropped
+
+
+@in_virtual_time
+async def test_a_gateway_that_starts_beside_a_full_redis_asks_the_engines() -> None:
+    async with world() as made:
+        made.redis.full = True
+        made.redis.flush()
+        made.change({1: 4})
+        await until(lambda: made.agrees and made.index.hashes_of("pod").size == 1, 5)
+        assert made.index.redis_up is False
+
+
+@in_virtual_time
+async def test_nobody_counts_as_dead_who_has_not_had_the_time_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as made:
+        made.change({1: 4})
+        await until(lambda: made.agrees, 5)
+        made.redis.away = True
+        await asyncio.sleep(60)
+        dropped = made.keep_dropped(monkeypatch)
+        made.redis.flush()
+        for _ in range(20):
+            # Whenever it is back: a gateway may find it at once, and an engine after its longest pause.
+            made.redis.away = False
+            await until(lambda: made.index.redis_up is True and made.agrees, 15)
+            made.redis.away = True
+            await asyncio.sleep(20.3)
+        assert not dropped
 
 
 @in_virtual_time

@@ -19,7 +19,8 @@ from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.relay import ResponseTruncated
-from mamba_gateway.upstream import LARGE_BODY, UpstreamRequest
+from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.upstream_connection import PIECE_BYTES
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
 Harnesses = Callable[..., Any]
@@ -183,7 +184,7 @@ async def test_path_and_query_reach_the_engine_byte_for_byte(harness: Harnesses)
 
 
 async def test_a_large_body_is_sent_whole_again_after_an_engine_died_on_it(harness: Harnesses) -> None:
-    body = bytes(range(256)) * (LARGE_BODY // 128)
+    body = bytes(range(256)) * (PIECE_BYTES // 32)
 
     async with RawEngine(says()) as bad, RawEngine(says(OK)) as good:
         made = harness()

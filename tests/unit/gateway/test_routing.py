@@ -39,8 +39,8 @@ def test_load_counts_ours_exactly_and_others_as_reported(endpoint) -> None:
 
 
 def test_a_tie_is_broken_evenly_and_repeatably(endpoint) -> None:
-    made = [Cost(endpoint(str(n)), 0, 0.5, 0.25, 0.0, 0.0) for n in range(4)]
-    dear = Cost(endpoint("dear"), 0, 0.5, 0.2500001, 0.0, 0.0)
+    made = [Cost(endpoint(str(n)), 0, 0, 0.5, 0.25, 0.0, 0.0) for n in range(4)]
+    dear = Cost(endpoint("dear"), 0, 0, 0.5, 0.2500001, 0.0, 0.0)
     picks = [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
     assert picks == [cheapest([*made, dear], rng).endpoint.name for rng in [Random(1)] for _ in range(400)]
     assert all(70 < picks.count(str(n)) < 130 for n in range(4))

@@ -34,6 +34,25 @@ def test_the_engine_s_own_count_is_found_in_any_pieces(what: str) -> None:
             meter.feed(left[:cut])
             left = left[cut:]
         assert meter.used(1000) == 12
+        assert meter.size == len(ANSWERS[what])
+
+
+def test_its_parts_are_told_and_an_engine_that_gives_no_sum_has_one() -> None:
+    meter = UsageMeter()
+    meter.feed(TOLD)
+    assert meter.usage is not None
+    assert (meter.usage.prompt_tokens, meter.usage.completion_tokens, meter.usage.cached_tokens) == (7, 5, 3)
+    meter.feed(b'{"usage": {"prompt_tokens": 2, "completion_tokens": 3}}')
+    assert (meter.usage.cached_tokens, meter.used(1000)) == (None, 5)
+
+
+@pytest.mark.parametrize(
+    "said", ['{"total_tokens": "x"}', '{"total_tokens": -1}', '{"total_tokens": 1e400}', "{x}"]
+)
+def test_what_is_no_count_is_not_counted(said: str) -> None:
+    meter = UsageMeter()
+    meter.feed(b'data: {"usage": ' + said.encode() + b"}\n\n")
+    assert (meter.usage, meter.used(10)) == (None, 11)
 
 
 def test_without_it_each_event_is_a_token() -> None:

@@ -40,11 +40,11 @@ async def test_every_address_is_one_of_ipv4_too(ipv6: bool, monkeypatch: pytest.
         assert await get(port, "/healthz") == (200, "ok")
 
 
-async def test_a_standby_is_not_ready_and_alive() -> None:
+async def test_who_is_not_ready_says_why_and_is_alive() -> None:
     async with liveness_server(
-        "127.0.0.1", 0, checks=list, ready=lambda: "standby", registry=CollectorRegistry()
+        "127.0.0.1", 0, checks=list, ready=lambda: "no lease", registry=CollectorRegistry()
     ) as port:
-        assert await get(port, "/readyz") == (503, "standby")
+        assert await get(port, "/readyz") == (503, "no lease")
         assert await get(port, "/healthz") == (200, "ok")
 
 

@@ -154,3 +154,27 @@ async def test_a_pass_that_hangs_fails_the_liveness_of_the_holder() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert "a pass hangs" not in subject._problems()
+
+
+@in_virtual_time
+async def test_a_standby_is_ready_as_soon_as_it_has_seen_the_lease() -> None:
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 15}
+    lease = {
+        "kind": "Lease",
+        "metadata": {"name": "mambaserve-operator", "namespace": "models"},
+        "spec": spec,
+    }
+    cluster = FakeCluster(lease)
+    cluster.fault = lambda *_: Unreachable("away")
+    subject = operator(cluster)
+    waiting = asyncio.create_task(subject._leadership.hold(lambda: asyncio.sleep(1e6)))
+    await asyncio.sleep(5)
+    assert subject._not_ready() == "has not seen the lease yet"
+
+    cluster.fault = lambda *_: None
+    await asyncio.sleep(5)
+
+    assert not subject._leadership.holds
+    assert subject._not_ready() is None
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

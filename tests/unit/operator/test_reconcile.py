@@ -135,7 +135,7 @@ async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
     assert found["Degraded"]["message"] == said
 
 
-@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Pod", "EndpointSlice"])
+@pytest.mark.parametrize("kind", ["ConfigMap", "Deployment", "Pod"])
 async def test_what_may_not_be_read_is_named_in_the_status_and_nothing_is_changed(kind: str) -> None:
     cluster = FakeCluster(fitting_owner())
     await reconciler(cluster)(KEY)

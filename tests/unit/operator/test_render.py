@@ -355,3 +355,32 @@ def test_children_carry_a_hash_of_themselves_that_moves_with_them() -> None:
 
     assert first == same
     assert {key for key in first if first[key] != other[key]} == {("Deployment", "nano")}
+
+
+def test_several_gateways_are_kept_apart_and_a_drain_takes_one_at_a_time() -> None:
+    def made(replicas: int) -> dict[tuple[str, str], Manifest]:
+        of = fitting_owner(gateway={"replicas": replicas})
+        found = [one.manifest for one in planned(of).applies]
+        return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+    one, two = made(1), made(2)
+
+    budget = two["PodDisruptionBudget", "nano"]["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert budget["selector"] == two["Deployment", "nano"]["spec"]["selector"]
+    pod = two["Deployment", "nano"]["spec"]["template"]["spec"]
+    [spread] = pod["topologySpreadConstraints"]
+    assert spread["labelSelector"] == budget["selector"]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "one node serves, too"
+    assert ("PodDisruptionBudget", "nano") not in one
+    assert "topologySpreadConstraints" not in one["Deployment", "nano"]["spec"]["template"]["spec"]
+
+
+def test_an_engine_that_is_not_ready_does_not_hold_up_the_drain_of_its_node() -> None:
+    [budget] = [
+        one.manifest
+        for one in planned(fitting_owner()).applies
+        if one.manifest["kind"] == "PodDisruptionBudget"
+    ]
+
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"

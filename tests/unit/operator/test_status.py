@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from mamba_api.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, R
 from mamba_api.v1alpha1 import Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.status import Failure, summarize
+from mamba_operator.tuning import Refusal, Tune
 from operator_objects import CONFIGS, NOW, applied, edited, fitting_owner, owner, planned, running, snapshot
 
 SUMS = (ConditionType.UP_TO_DATE, ConditionType.READY)
@@ -22,6 +24,18 @@ def status_of(
     of: Manifest, children: list[Manifest], failures: tuple[Failure, ...] = (), **more: Any
 ) -> Status:
     status = summarize(snapshot(of, children, **more), planned(of, children, **more), failures, now=NOW)
+    assert status is not None
+    return status
+
+
+def told(*, answers: bool) -> Status:
+    """The status while an engine has not taken over its new settings."""
+    children = running(applied(OF))
+    tune = Tune("nano-engine-1", "run", "10.0.0.1", "hash", {"strategy": "NoBuffer"})
+    plan = replace(
+        planned(OF, children), tunes=(tune,), refusals=(Refusal(tune, "needs 12 slots", final=answers),)
+    )
+    status = summarize(snapshot(OF, children), plan, (), now=NOW)
     assert status is not None
     return status
 
@@ -231,6 +245,12 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         running(applied(OF)), "Service", "nano", lambda one: one["spec"].update(ports=[]))), {
         "Progressing": ("False", "UpToDate"), "UpToDate": ("False", "RollingOut"),
         "Ready": ("True", "Serving")}),
+    ("an engine is told another strategy and does not answer yet", told(answers=False), {
+        "Progressing": ("True", "SwitchingStrategy"), "Degraded": ("False", "AsExpected"),
+        "UpToDate": ("False", "SwitchingStrategy"), "Ready": ("True", "Serving")}),
+    ("an engine refuses another strategy", told(answers=True), {
+        "Progressing": ("True", "SwitchingStrategy"), "Degraded": ("True", "StrategyRefused"),
+        "UpToDate": ("False", "SwitchingStrategy"), "Ready": ("True", "Serving")}),
     ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]),)), {

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 from random import Random
 
+import msgspec
 import pytest
 
 from mamba_prefix.change_log import KEPT, ChangeLog
 from mamba_prefix.errors import ForeignMessage
 from mamba_prefix.messages import (
+    VERSION,
+    Change,
     Feed,
     Snapshot,
     entries_of,
@@ -19,6 +22,8 @@ from mamba_prefix.messages import (
     unpack,
 )
 from virtual_time import in_virtual_time
+
+PAGES = {Change: ("pages_gained", "pages_lost"), Snapshot: ("pages",)}
 
 
 def make() -> ChangeLog:
@@ -94,7 +99,11 @@ async def test_who_waits_is_woken_by_a_change_and_by_the_end() -> None:
 def test_every_message_comes_back_as_it_was() -> None:
     log = make()
     gain(log, 2**64 - 1, 1)
-    log.take(2, cleared=True, gained=b"", lost=pack_hashes({1, 2**63}))
+    log.take(
+        2, cleared=True, gained=b"", lost=pack_hashes({1, 2**63}), pages_gained=pack_hashes({5, 2**64 - 1})
+    )
+    log.take(2, cleared=False, gained=b"", lost=b"", pages_lost=pack_hashes({5}))
+    assert hashes_of(log.snapshot().pages).tolist() == [2**64 - 1]
     messages = [*(log.since("a", 0) or ()), log.heartbeat(), log.snapshot("5-1")]
     messages.append(Feed(log.heartbeat(), log.snapshot(), log.since("a", 1) or []))
     assert [unpack(pack(each)) for each in messages] == messages
@@ -107,6 +116,31 @@ def test_a_torn_message_is_refused_in_words(cut: int) -> None:
         unpack(pack(snapshot))
     with pytest.raises(ForeignMessage):
         unpack(pack(Feed(make().heartbeat(), snapshot, [])))
+    pages = Snapshot("e", "i", 1, 1, "f", 16, b"", pages=b"x" * cut)
+    with pytest.raises(ForeignMessage):
+        unpack(pack(Feed(make().heartbeat(), pages, [])))
+
+
+def test_engines_and_gateways_of_the_version_before_understand_all_but_the_pages() -> None:
+    log = make()
+    log.take(1, cleared=False, gained=pack_entries({7: 16}), lost=b"", pages_gained=pack_hashes({5}))
+    for message, since in ((log.snapshot(), 1), ((log.since("a", 1) or [])[0], 2)):
+        fields = msgspec.msgpack.decode(pack(message))
+        old = fields[:-since]  # what came behind the version is last
+        assert old[-1] == VERSION
+        heard = unpack(msgspec.msgpack.encode(old))
+        assert heard == msgspec.structs.replace(message, **dict.fromkeys(PAGES[type(message)], b""))
+
+
+def test_pages_alone_fill_the_log_as_checkpoints_do() -> None:
+    log = make()
+    for number in range(20):
+        pages = pack_hashes(set(range(number * 100_000 + 1, number * 100_000 + 75_001)))
+        log.take(1, cleared=False, gained=b"", lost=b"", pages_gained=pages)
+    assert log.since("a", log.seq - 5) is not None
+    assert log.since("a", log.seq - 10) is None
+    log.lose()
+    assert (log.incarnation, log.pages) == ("b", set())
 
 
 def test_no_bytes_whatever_do_more_than_be_refused() -> None:

@@ -36,7 +36,7 @@ async def test_a_change_is_known_a_moment_later_and_redis_is_not_asked_in_betwee
             await asyncio.sleep(0.06)
             assert made.agrees
         calls = redis.calls
-        made.index.resumable(np.arange(100, dtype=np.int32), "")
+        made.index.depths(np.arange(100, dtype=np.int32), "")
         assert redis.calls == calls
 
 
@@ -83,6 +83,18 @@ async def test_a_lost_batch_is_noticed_though_none_comes_after_it() -> None:
         redis.loses = 1
         engine.change(5)
         await until(lambda: made.agrees, 5)
+
+
+@in_virtual_time
+async def test_what_is_doubted_is_read_anew_though_nothing_is_missing_by_its_number() -> None:
+    async with world() as (made, _):
+        made.start("a").change(20)
+        await until(lambda: made.agrees, 5)
+        # As when the connection breaks while a gap is filled, and the engine comes back after the gateway.
+        made.index.doubt("a", again=True)
+        await until(lambda: made.agrees and made.index.engines()["a"].fresh, 10)
+        await asyncio.sleep(3)
+        assert made.agrees
 
 
 @in_virtual_time

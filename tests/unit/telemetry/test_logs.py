@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from mamba_telemetry.logs import get_logger, log_context, set_up_logs
+from mamba_telemetry.logs import get_logger, log_context, log_request, set_up_logs
 
 
 @pytest.fixture
@@ -36,6 +36,75 @@ def test_a_line_is_one_json_object_with_its_context(stream: io.StringIO) -> None
     assert (line["request_id"], line["trace_id"], line["status"]) == ("r1", "t1", 200)
     assert (line["level"], line["logger"], line["process"]) == ("info", "x", "api")
     assert str(line["timestamp"]).endswith("Z")
+
+
+CONTEXT = {"request_id": "r1", "trace_id": None}
+FIELDS = {"route": "/v1/completions", "status": 200, "seconds": 0.0123, "model": "caf\u00e9 \u2028 m"}
+
+
+def of_request(fields: dict[str, object] = FIELDS) -> None:
+    with log_context(**CONTEXT):
+        log_request(get_logger("edge"), "edge", logging.WARNING, fields, CONTEXT)
+
+
+def test_the_line_of_a_request_says_what_any_other_line_would(stream: io.StringIO) -> None:
+    set_up_logs(process="gateway", stream=stream)
+    with log_context(**CONTEXT):
+        get_logger("edge").warning("request", **FIELDS)
+    of_request()
+    assert '"status": 200, ' in stream.getvalue().splitlines()[1]
+    usual, quick = lines(stream)
+    assert (len(str(usual.pop("timestamp"))), usual) == (len(str(quick.pop("timestamp"))), quick)
+
+
+def test_on_a_terminal_it_is_a_line_like_the_others(stream: io.StringIO) -> None:
+    set_up_logs(process="gateway", stream=stream, json=False)
+    of_request()
+    assert "request_id" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+async def test_lines_of_one_turn_are_written_together_and_before_whatever_is_logged_then() -> None:
+    class Counted(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            return super().write(text)
+
+    root = logging.getLogger()
+    handlers, level, stream = root.handlers[:], root.level, Counted()
+    try:
+        set_up_logs(process="gateway", stream=stream)
+        for number in range(5):
+            of_request({"number": number})
+        assert stream.getvalue() == ""
+        await asyncio.sleep(0)
+        assert [line["number"] for line in lines(stream)] == [0, 1, 2, 3, 4]
+        assert stream.writes == 1
+        of_request({"number": 5})
+        get_logger("x").warning("other", number=6)
+        assert [line["number"] for line in lines(stream)[5:]] == [5, 6]
+        of_request({"number": 7})
+        logging.getLogger().handlers[0].flush()  # as at the end of a process
+        assert lines(stream)[-1]["number"] == 7
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
+
+
+def test_no_password_of_a_url_is_in_the_line_of_a_request(stream: io.StringIO) -> None:
+    set_up_logs(process="gateway", stream=stream)
+    of_request({"model": "redis://me:hidden@host/1"})
+    assert "hidden" not in stream.getvalue()
+    assert "redis://me:***@host/1" in stream.getvalue()
+
+
+def test_a_request_is_logged_whatever_its_fields_hold(stream: io.StringIO) -> None:
+    set_up_logs(process="gateway", stream=stream)
+    of_request({"model": "\ud800", "odd": {1: object}})
+    assert lines(stream)[0]["event"] == "request"
 
 
 @pytest.mark.parametrize("plain", [False, True])

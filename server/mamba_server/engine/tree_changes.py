@@ -1,19 +1,21 @@
 """What the radix tree gained and lost since the last message, for the prefix index.
 
-Listens to the tree in the engine process, which sends what it collects between two steps. Bounded by the
-slots: what comes and goes between two messages is not told at all.
+Checkpoints, and pages of attention at the rungs of their prompts. Listens to the tree in the engine process,
+which sends what it collects between two steps. Bounded by the memory: what comes and goes between two
+messages is not told at all.
 """
 
 from collections.abc import Iterable
 
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
+from mamba_prefix.page_rungs import rungs
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
 from mamba_server.wire import PrefixChanges
 
 
-class CheckpointChanges:
+class TreeChanges:
     """Those of one tree, by the hashes of their prefixes."""
 
     def __init__(self, tree: RadixTree) -> None:
@@ -23,13 +25,15 @@ class CheckpointChanges:
         self._chain = PageChain(tree.page_size, tree.fingerprint)
         self._gained: dict[int, int] = {}
         self._lost: set[int] = set()
+        self._pages_gained: set[int] = set()
+        self._pages_lost: set[int] = set()
         self._cleared = False
         tree.listener = self
 
     @property
     def pending(self) -> bool:
         """There is something to tell."""
-        return bool(self._gained or self._lost or self._cleared)
+        return bool(self._gained or self._lost or self._pages_gained or self._pages_lost or self._cleared)
 
     def gained(self, node: Node) -> None:
         """A listener of the tree."""
@@ -45,26 +49,54 @@ class CheckpointChanges:
         if self._gained.pop(each, None) is None:
             self._lost.add(each)
 
+    def pages_gained(self, node: Node) -> None:
+        """A listener of the tree."""
+        told = self._rungs_of(node)
+        self._pages_gained |= told - self._pages_lost
+        self._pages_lost -= told
+
+    def pages_lost(self, node: Node) -> None:
+        """A listener of the tree."""
+        told = self._rungs_of(node)
+        self._pages_lost |= told - self._pages_gained
+        self._pages_gained -= told
+
     def begin_epoch(self, kept: Iterable[Node]) -> None:
         """All that was told is void: the tree has just forgotten what it had, but for `kept`."""
         self.epoch += 1
         self._cleared = True
         self._lost.clear()
-        self._gained = {self.hash_of(node): node.depth for node in kept if node.slot}
+        self._pages_lost.clear()
+        self._gained, self._pages_gained = {}, set()
+        for node in kept:
+            if node.slot:
+                self._gained[self.hash_of(node)] = node.depth
+                self._pages_gained |= self._rungs_of(node)
 
     def take(self) -> PrefixChanges | None:
         """What there is to tell, which is forgotten here; None: nothing."""
         if not self.pending:
             return None
         message = PrefixChanges(
-            self.epoch, self._cleared, pack_entries(self._gained), pack_hashes(self._lost)
-        )
+            self.epoch, self._cleared, pack_entries(self._gained), pack_hashes(self._lost),
+            pack_hashes(self._pages_gained), pack_hashes(self._pages_lost),
+        )  # fmt: skip
         self._gained, self._lost, self._cleared = {}, set(), False
+        self._pages_gained, self._pages_lost = set(), set()
         return message
 
     def hash_of(self, node: Node) -> int:
         """The hash of the prefix that ends with `node`."""
         return self._chain.hash_of(self._running(node))
+
+    def _rungs_of(self, node: Node) -> set[int]:
+        """The hashes of the prefixes that end with those of the node's own pages that are rungs."""
+        above = (node.depth - len(node.token_ids)) // self._tree.page_size
+        which = rungs(above, node.depth // self._tree.page_size)
+        if node.parent is None or not len(which):
+            return set()
+        hashes = self._chain.hashes_after(self._running(node.parent), above, node.token_ids)
+        return set(hashes[which - above - 1].tolist())
 
     def _running(self, node: Node) -> int:
         """Each edge is summed once: its nodes remember."""

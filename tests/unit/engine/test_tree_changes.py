@@ -13,12 +13,12 @@ from mamba_prefix.page_chain import PageChain
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.node import Node
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine.checkpoint_changes import CheckpointChanges
+from mamba_server.engine.tree_changes import TreeChanges
 
 
-def make() -> tuple[RadixTree, CheckpointChanges]:
+def make() -> tuple[RadixTree, TreeChanges]:
     tree = RadixTree(4, Eviction("LRU"), "model")
-    return tree, CheckpointChanges(tree)
+    return tree, TreeChanges(tree)
 
 
 def put(tree: RadixTree, text: np.ndarray, slot: int, salt: str = "") -> Node:
@@ -52,6 +52,7 @@ def test_what_comes_and_goes_between_two_messages_is_not_told() -> None:
     changes.take()
     gone = put(tree, ids(range(40, 48)), 2)
     tree.drop_state(gone)
+    tree.remove_leaf(gone)
     tree.drop_state(kept)
     put(tree, ids(range(8)), 3)
     assert not changes.pending
@@ -60,6 +61,26 @@ def test_what_comes_and_goes_between_two_messages_is_not_told() -> None:
     assert said is not None
     assert hashes_of(said.lost).tolist() == [hash_of(ids(range(8)))]
     assert said.gained == b""
+    assert (said.pages_gained, said.pages_lost) == (b"", b"")
+
+
+def test_pages_are_told_at_the_rungs_of_their_prompt_with_or_without_a_checkpoint() -> None:
+    tree, changes = make()
+    long, other = ids(range(80)), ids(range(72), range(200, 208))
+    end = put(tree, long, 1)
+    put(tree, other, 0)  # splits the first edge: that changes no page
+    said = changes.take()
+    assert said is not None
+    chain = PageChain(4, "model")
+    rungs = [*range(16), 17, 19]  # of 20 pages those with the numbers 1 to 16, 18, 20
+    shared = chain.hashes(long, "")[rungs].tolist()
+    assert set(hashes_of(said.pages_gained).tolist()) == {*shared, int(chain.hashes(other, "")[19])}
+    tree.drop_state(end)
+    tree.remove_leaf(end)
+    said = changes.take()
+    assert said is not None
+    assert hashes_of(said.pages_lost).tolist() == [int(chain.hashes(long, "")[19])]
+    assert said.pages_gained == b""
 
 
 def test_a_flush_is_one_word_and_what_it_spares() -> None:
@@ -91,7 +112,7 @@ def test_a_change_of_strategy_loses_nothing_and_begins_no_epoch() -> None:
     engine.hear()
     assert engine.core.change_strategy("ExtraBuffer") == ""
     assert engine.hear() is None
-    assert engine.core.checkpoint_changes.epoch == 1
+    assert engine.core.tree_changes.epoch == 1
     engine.close()
 
 

@@ -1,0 +1,56 @@
+"""Tells running engines their settings through the admin port. What failed is returned, not raised."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from mamba_api import names
+from mamba_operator.tuning import Refusal, Tune
+
+TIMEOUT = aiohttp.ClientTimeout(total=5)
+MAX_WORDS = 500
+
+Answer = tuple[int, str]
+"""HTTP status, 0 without an answer; and what was said."""
+Put = Callable[[str, str, Mapping[str, Any]], Awaitable[Answer]]
+"""(address of the pod, token, body) of `PUT /admin/strategy`."""
+
+
+async def put_strategy(
+    address: str, token: str, body: Mapping[str, Any], port: int = names.ADMIN_PORT
+) -> Answer:
+    """One engine's answer."""
+    host = f"[{address}]" if ":" in address else address
+    url = f"http://{host}:{port}/admin/strategy"
+    headers = {"Authorization": f"Bearer {token}"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=TIMEOUT) as session,
+            session.put(url, json=dict(body), headers=headers) as answer,
+        ):
+            return answer.status, _words(await answer.text())
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        return 0, str(error) or type(error).__name__
+
+
+async def tell(tunes: Sequence[Tune], token: str, put: Put) -> tuple[Refusal, ...]:
+    """Tell all of them at once; those that did not take it."""
+    answers = await asyncio.gather(*(put(one.address, token, one.body) for one in tunes))
+    return tuple(
+        Refusal(one, f"engine {one.pod}: {said}", final=400 <= status < 500)
+        for one, (status, said) in zip(tunes, answers, strict=True)
+        if not 200 <= status < 300
+    )
+
+
+def _words(text: str) -> str:
+    """The message of an error envelope, or the text as it is."""
+    try:
+        said = json.loads(text)
+        text = str(said["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    return text[:MAX_WORDS]

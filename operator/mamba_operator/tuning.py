@@ -1,0 +1,129 @@
+"""Settings that running engines take over: strategy and track interval. Which engine has to be told. Pure.
+
+New engines read them from the ConfigMap X-engine. Its annotation `tuned` has the time of the last change, so
+that only engines that may have started with others are told.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from mamba_api import names
+from mamba_api.conditions import timestamp
+from mamba_operator.manifest import Manifest, annotation, digest, is_terminating, metadata
+from mamba_operator.pod_trouble import is_engine
+from mamba_operator.scale import moment
+
+LIVE = ("strategy", "track_interval")
+"""Of the engine's settings document."""
+MOUNT_LAG = 120.0
+"""Seconds after a change in which the file that a pod mounts may still be the one before."""
+AGAIN = 5.0
+"""Seconds until an engine that did not take it is told again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The settings in force, and since when."""
+
+    settings: Mapping[str, Any]
+    changed: str | None
+    """RFC 3339; None: never since the first engine was made."""
+
+    @property
+    def digest(self) -> str:
+        """Tells one from another."""
+        return digest(dict(self.settings))
+
+    def annotation(self) -> str:
+        """How the annotation says it."""
+        return json.dumps({"settings": self.digest, "changed": self.changed})
+
+    def body(self) -> dict[str, Any]:
+        """Body of `PUT /admin/strategy`. An engine that chose for itself keeps what it chose."""
+        asked = {"strategy": self.settings["strategy"], "trackInterval": self.settings["track_interval"]}
+        return {name: value for name, value in asked.items() if value not in (None, "Auto")}
+
+
+@dataclass(frozen=True, slots=True)
+class Tune:
+    """Tell one engine."""
+
+    pod: str
+    run: str
+    """Which start of which pod: one that starts again reads the file again."""
+    address: str
+    settings: str
+    """Hash of them."""
+    body: Mapping[str, Any] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An engine that did not take it."""
+
+    tune: Tune
+    message: str
+    final: bool
+    """It answered no; otherwise it gave no answer."""
+
+
+def unlike(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that need a new pod."""
+    return {name: value for name, value in document.items() if name not in LIVE}
+
+
+def tuning(
+    document: Mapping[str, Any], config: Manifest | None, engine: Manifest | None, now: datetime
+) -> Tuning:
+    """What is in force by the settings `document`, given the ConfigMap and the Deployment that are there."""
+    made = Tuning({name: document.get(name) for name in LIVE}, None)
+    if engine is None:
+        return made
+    told = _told(config)
+    changed = told.get("changed") if told.get("settings") == made.digest else timestamp(now)
+    return Tuning(made.settings, changed if isinstance(changed, str) else None)
+
+
+def to_tell(
+    pods: Iterable[Manifest], tuned: Tuning, revision: str, told: Mapping[str, str]
+) -> tuple[Tune, ...]:
+    """Ready engines of that revision that started before the change, less those that were `told` of it."""
+    changed = moment(tuned.changed) if tuned.changed is not None else None
+    if changed is None:
+        return ()
+    found = []
+    for pod in pods:
+        meta, status = metadata(pod), pod.get("status") or {}
+        started = moment(str(meta.get("creationTimestamp")))
+        run = _run(pod)
+        if (
+            is_engine(pod)
+            and not is_terminating(pod)
+            and status.get("podIP")
+            and any(
+                c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()
+            )
+            and (meta.get("labels") or {}).get(names.LABEL_REVISION) == revision
+            and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
+            and told.get(run) != tuned.digest
+        ):
+            found.append(Tune(str(meta.get("name")), run, str(status["podIP"]), tuned.digest, tuned.body()))
+    return tuple(sorted(found, key=lambda one: one.pod))
+
+
+def _run(pod: Manifest) -> str:
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    restarts = sum(int(one.get("restartCount") or 0) for one in containers)
+    return f"{metadata(pod).get('uid')}/{restarts}"
+
+
+def _told(config: Manifest | None) -> dict[str, Any]:
+    text = annotation(config, names.ANNOTATION_TUNED) if config is not None else None
+    try:
+        told = json.loads(text) if text is not None else None
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

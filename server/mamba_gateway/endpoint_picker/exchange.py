@@ -1,0 +1,52 @@
+"""What the picker knows of one request by now, from its headers to the end of its answer."""
+
+from dataclasses import dataclass, field
+
+from mamba_edge.body_budget import BodyShare
+from mamba_gateway.endpoint_picker.pick_trace import PickTrace
+from mamba_gateway.endpoint_picker.request_head import RequestHead
+from mamba_gateway.explanation import DecisionRecord
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.routing_fields import RoutingFields
+from mamba_gateway.scoring import Cost
+from mamba_gateway.usage_meter import UsageMeter
+
+OK = 200
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Of one stream of the proxy; `arrival` in monotonic seconds."""
+
+    head: RequestHead
+    arrival: float
+    trace: PickTrace
+    share: BodyShare
+    body: bytearray = field(default_factory=bytearray)
+    body_ended: bool = True
+    """The body's last message said so; else trailers follow it."""
+    fields: RoutingFields = field(default_factory=RoutingFields)
+    model: str = "unknown"
+    """Label of its model."""
+    record: DecisionRecord | None = None
+    prompt: PromptPrefix | None = None
+    cost: Cost | None = None
+    """Of the engine that has it."""
+    ticket: int = 0
+    status: int = 0
+    answer: UsageMeter = field(default_factory=UsageMeter)
+    readable: bool = True
+    """The answer comes as it is, not compressed."""
+    told: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """What the answer's headers say of the key's limits."""
+
+    def headers_told(self) -> list[tuple[str, bytes]]:
+        """The same, as messages have them."""
+        return [(name.decode(), value) for name, value in self.told]
+
+    def used(self, prompt_tokens: float) -> float:
+        """Tokens of prompt and answer, as of what the gateway relays; none of a refusal."""
+        if self.status != OK:
+            return 0.0
+        # A compressed answer tells nothing, and its prompt was computed all the same.
+        return self.answer.used(prompt_tokens) if self.answer.size else prompt_tokens

@@ -1,0 +1,91 @@
+"""The spans of one request that a proxy relays: those of the relay, from what the picker sees of it.
+
+The attempt is the proxy's; its span lasts from the choice to the end of the answer, and the engine's own are
+below it, since the proxy is told to send its `traceparent` on.
+"""
+
+from opentelemetry.trace import SpanKind
+
+from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
+from mamba_gateway.endpoint_picker.request_head import RequestHead
+from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.explanation import DecisionRecord
+from mamba_gateway.metrics import UNKNOWN_MODEL
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote, error_code
+from mamba_telemetry.tracing import Tracing
+
+FAILED_FROM = 500
+
+
+class PickTrace:
+    """Of one request, which came `at` (monotonic seconds)."""
+
+    def __init__(self, tracing: Tracing, head: RequestHead, at: float) -> None:
+        self._tracing = tracing
+        headers = {
+            name: value.decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if (value := head.find(name.encode())) is not None
+        }
+        route = head.path if head.path in (COMPLETIONS, CHAT_COMPLETIONS) else ""
+        method = (head.find(b":method") or b"").decode("latin-1")
+        self.request = tracing.begin(f"POST {route}", headers, at=at, record=method == "POST" and bool(route))
+        root = self.request.root
+        root.set(names.HTTP_METHOD, method)
+        root.set(names.HTTP_ROUTE, route)
+        root.set(names.REQUEST_ID, head.request_id)
+        self._queue = self._route = self._attempt = root
+
+    def queue(self) -> None:
+        """It waits for a permit."""
+        self._queue = self.request.begin(names.GATEWAY_QUEUE)
+
+    def route(self) -> None:
+        """It has it, and an engine is chosen."""
+        self.request.end(self._queue)
+        self._route = self.request.begin(names.GATEWAY_ROUTE)
+
+    def picked(self, record: DecisionRecord) -> None:
+        """The proxy is told where to."""
+        record.describe(self._route)
+        self.request.end(self._route)
+        self._attempt = self.request.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
+        self._attempt.set(names.ENDPOINT, record.decision.endpoint.name)
+
+    @property
+    def traceparent(self) -> str:
+        """For the engine; "" where nothing is recorded: what the client said goes on as it is."""
+        return self.request.traceparent(self._attempt) if self.request.recording else ""
+
+    def answered(self, endpoint: Endpoint, status: int, at: float) -> None:
+        """The answer's headers, from an engine that may be another one than was picked."""
+        self._attempt.set(names.ENDPOINT, endpoint.name)
+        for span in (self._attempt, self.request.root):
+            span.set(names.HTTP_STATUS, status)
+            if status >= FAILED_FROM:
+                span.fail(str(status))
+        self.request.answered_at = at
+
+    def refused(self, error: Exception, status: int) -> None:
+        """It was answered in the place of an engine."""
+        self.request.root.set(names.HTTP_STATUS, status)
+        if code := error_code(error):
+            self.request.root.fail(code)
+
+    def exemplar(self) -> dict[str, str] | None:
+        """What a measurement of it points to."""
+        return self.request.exemplar()
+
+    def end(self, model: str, *, streams: bool) -> None:
+        """It is over; `model` as a label."""
+        root: SpanNote = self.request.root
+        if model != UNKNOWN_MODEL:
+            root.set(names.REQUEST_MODEL, model)
+        root.set(names.REQUEST_STREAM, streams)
+        if self.request.answered_at is not None:
+            root.event(names.FIRST_BYTE, self.request.answered_at)
+            root.set(names.TIME_TO_FIRST_CHUNK, self.request.answered_at - root.begin)
+        for span in (self._queue, self._route, self._attempt):
+            self.request.end(span)
+        self._tracing.end(self.request)

@@ -1,0 +1,126 @@
+"""On a real API server: what gateways say of their Redis, and a kind that the cluster may lack."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mamba_api import names
+from operator_objects import nano_config
+from operator_process import OperatorProcess, running_operator
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+CRD = Path(__file__).parents[1] / "data/inferencepools.yaml"
+POOLS = "inferencepools.inference.networking.k8s.io"
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[OperatorProcess]:
+    with running_operator(plane.kubeconfig, tmp_path / "operator.log", ["--namespace", namespace]) as running:
+        yield running
+
+
+def deployment(**spec: Any) -> dict[str, Any]:
+    model = {"uri": "pvc://models/nano", "config": nano_config()}
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "nano"},
+        "spec": {"model": model, "memory": {"deviceMemory": "80Gi"}, **spec},
+    }
+
+
+def degraded(plane: ControlPlane, namespace: str) -> tuple[str, str, str]:
+    found = (plane.get("mdep", "nano", namespace) or {}).get("status", {}).get("conditions", [])
+    return next(
+        ((one["status"], one["reason"], one["message"]) for one in found if one["type"] == "Degraded"),
+        ("", "", ""),
+    )
+
+
+def becomes(plane: ControlPlane, namespace: str, *wanted: str) -> None:
+    plane.wait_for(lambda: degraded(plane, namespace)[:2] == wanted, f"Degraded to be {wanted}")
+
+
+def report(plane: ControlPlane, namespace: str, said: str | None) -> None:
+    """As a gateway's pod writes it, or takes it back."""
+    data = {"data": {names.INDEX_TROUBLE_KEY: said}}
+    plane.kubectl("patch", "configmap", "nano-wake", "-n", namespace, "--type=merge", "-p", json.dumps(data))
+
+
+def test_a_redis_that_gateways_cannot_use_is_a_condition_for_as_long_as_they_say_so(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(prefixIndex={"redis": {"url": "redis://redis:6379/0"}}), namespace)
+    becomes(plane, namespace, "False", "AsExpected")
+    plane.wait_for(lambda: plane.get("configmap", "nano-wake", namespace), "the ConfigMap of reports")
+
+    now = datetime.now(UTC)
+    report(plane, namespace, f"{now.isoformat(timespec='seconds')} a gateway cannot use Redis: refused")
+    becomes(plane, namespace, "True", "PrefixIndexUnavailable")
+    assert "a gateway cannot use Redis: refused" in degraded(plane, namespace)[2]
+    events = plane.list("events", namespace)
+    assert "PrefixIndexUnavailable" in {one["reason"] for one in events}
+
+    report(plane, namespace, None)
+    becomes(plane, namespace, "False", "AsExpected")
+    assert operator.process.poll() is None
+
+
+@pytest.fixture
+def no_pools(plane: ControlPlane) -> Iterator[None]:
+    """The cluster lacks the kind, before and after."""
+    yield
+    plane.kubectl("delete", "crd", POOLS, "--ignore-not-found", "--wait=true", "--timeout=60s")
+
+
+def touch(plane: ControlPlane, namespace: str, value: str) -> None:
+    """Make the operator look at once and not in a while."""
+    plane.kubectl("annotate", "mdep/nano", f"touched={value}", "--overwrite", "-n", namespace)
+
+
+@pytest.mark.usefixtures("no_pools")
+def test_a_pool_is_made_mended_and_removed_and_a_cluster_without_the_kind_is_told(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    plane.apply(deployment(gateway={"inferencePool": {"proxyNamespace": "envoy"}}), namespace)
+    becomes(plane, namespace, "True", "KindNotServed")
+    assert "InferencePool" in degraded(plane, namespace)[2]
+    # All else is there, and the operator goes on.
+    plane.wait_for(lambda: plane.get("deployment", "nano", namespace), "the gateway")
+    service = plane.get("service", "nano", namespace) or {}
+    assert operator.process.poll() is None
+    assert operator.counted("reconcile_errors") == 0
+
+    plane.kubectl("apply", "--server-side", "-f", str(CRD))
+    plane.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}", "--timeout=30s")
+    touch(plane, namespace, "1")
+    plane.wait_for(lambda: plane.get(POOLS, "nano", namespace), "the pool")
+    becomes(plane, namespace, "False", "AsExpected")
+    pool = plane.get(POOLS, "nano", namespace) or {}
+    owner = plane.get("mdep", "nano", namespace) or {}
+    assert [each["uid"] for each in pool["metadata"]["ownerReferences"]] == [owner["metadata"]["uid"]]
+    picker = pool["spec"]["endpointPickerRef"]
+    assert (picker["group"], picker["kind"], picker["name"], picker["failureMode"]) == (
+        "", "Service", "nano", "FailClose",
+    )  # fmt: skip
+    assert picker["port"]["number"] in {port["port"] for port in service["spec"]["ports"]}
+    engine = plane.get("deployment", "nano-engine", namespace) or {}
+    labels = engine["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+    edit = {"spec": {"targetPorts": [{"number": 9}]}}
+    plane.kubectl("patch", POOLS, "nano", "-n", namespace, "--type=merge", "-p", json.dumps(edit))
+    touch(plane, namespace, "2")
+    plane.wait_for(
+        lambda: (plane.get(POOLS, "nano", namespace) or {})["spec"] == pool["spec"], "the pool to be mended"
+    )
+
+    without = {"spec": {"gateway": {"inferencePool": None}}}
+    plane.kubectl("patch", "mdep", "nano", "-n", namespace, "--type=merge", "-p", json.dumps(without))
+    plane.wait_for(lambda: plane.get(POOLS, "nano", namespace) is None, "the pool to go")
+    becomes(plane, namespace, "False", "AsExpected")
