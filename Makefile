@@ -10,7 +10,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates mutants kube e2e bench docs dashboards crds lock format
+.PHONY: help setup demo test lint types props gates mutants kube e2e images bench docs dashboards crds lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +45,10 @@ gates: setup ## the correctness gates of the state cache, the full matrix
 kube: setup ## the tests against a real Kubernetes control plane (no root)
 	@$(PYTEST) -m kube
 
-e2e: setup ## a real one-node Kubernetes; needs root on Linux
+e2e: setup ## a real one-node Kubernetes; needs root on Linux (IMAGES=all: the engine in its image, too)
 	@$(PY) tests/cluster/packages.py
+	@$(PY) -m images.build control
+	@$(if $(filter all,$(IMAGES)),$(PY) -m images.build server)
 	@$(PYTEST) -m e2e tests/e2e -v
 
 bench: setup ## the benchmarks; results go to benchmarks/results
@@ -64,6 +66,17 @@ crds: setup ## write crds/ and the chart's copies from the models
 format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-lock: ## pin the dependencies anew (needs uv)
-	@uv pip compile pyproject.toml --all-extras --group test --group lint --group bench --generate-hashes \
-	  --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 --upgrade -o requirements/dev.lock
+LOCK := uv pip compile --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11
+images: setup ## build the two container images from Debian and Python packages; needs root on Linux
+	@$(PY) tests/cluster/packages.py
+	@$(PY) -m images.build control
+	@$(PY) -m images.build server
+
+lock: ## pin the dependencies anew (needs uv); the images' pins follow those of the tests
+	@$(LOCK) pyproject.toml --all-extras --group test --group lint --group bench --group images --universal \
+	  --upgrade -o requirements/dev.lock
+	@$(LOCK) pyproject.toml --extra operator --extra gateway --extra endpoint-picker --extra telemetry \
+	  --python-platform linux -c requirements/dev.lock -o requirements/control.lock
+	@$(LOCK) pyproject.toml --extra server --extra telemetry --python-platform linux \
+	  -c requirements/dev.lock -o requirements/server.lock
+	@echo hatchling | $(LOCK) - -c requirements/dev.lock -o requirements/build.lock

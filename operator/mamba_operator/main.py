@@ -21,6 +21,7 @@ from mamba_kube.errors import NoClusterAccess
 from mamba_operator.admin_key import AdminKey, admin_key
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
+from mamba_operator.default_images import DefaultImages
 from mamba_operator.errors import ClusterError, SettingsInvalid
 from mamba_operator.freshness import Freshness
 from mamba_operator.indices import Indices, owner_key
@@ -121,6 +122,7 @@ class Operator:
             seen=self._seen,
             shipped=self._shipped,
             indices=indices,
+            images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
             key=key,
         )
         started = asyncio.Event()

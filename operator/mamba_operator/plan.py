@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from mamba_api import names
 from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
@@ -96,7 +97,12 @@ class ReconcilePlan:
 
 
 def make_plan(
-    snapshot: Snapshot, *, now: datetime, new_token: Callable[[], str], key_id: str = ""
+    snapshot: Snapshot,
+    *,
+    now: datetime,
+    new_token: Callable[[], str],
+    key_id: str = "",
+    images: DefaultImages = OF_THIS_VERSION,
 ) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
@@ -105,6 +111,7 @@ def make_plan(
         now: the time, with a time zone.
         new_token: makes the admin token; called only when it may be needed.
         key_id: key it is made from; empty: it is fresh each time, and engines cannot be told anything.
+        images: for pods whose images the object does not name.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -124,7 +131,7 @@ def make_plan(
     woken = woken_at(asked)
     replicas = engines_wanted(deployment, woken, now)
     plan = verdict.plan if isinstance(verdict, Fits) else None
-    context = Context(deployment, replicas, plan, key_id, planned_for=planned_for)
+    context = Context(deployment, replicas, plan, key_id, planned_for=planned_for, images=images)
     tuned = None
     if key_id:
         config = snapshot.child("ConfigMap", context.children.engine)

@@ -21,6 +21,7 @@ from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.engine_admin import Put, put_strategy, tell
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
@@ -68,6 +69,7 @@ class Reconciler:
         token: Callable[[], str] = new_token,
         shipped: ShippedConfig = nothing_shipped,
         indices: Indices | None = None,
+        images: DefaultImages = OF_THIS_VERSION,
         key: AdminKey | None = None,
         put: Put = put_strategy,
     ) -> None:
@@ -81,6 +83,7 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
+        self._images = images
         self._indices = indices or Indices()
         self._key, self._put = key, put
         self._told: dict[Key, dict[str, str]] = {}
@@ -158,7 +161,9 @@ class Reconciler:
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:
         key, uid = self._key, snapshot.uid
         token = self._token if key is None else lambda: key.token(uid)
-        return make_plan(snapshot, now=self._now(), new_token=token, key_id=key.id if key else "")
+        return make_plan(
+            snapshot, now=self._now(), new_token=token, key_id=key.id if key else "", images=self._images
+        )
 
     async def _tell(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
         """The plan with what is left of it when the engines that were to be told have been."""

@@ -57,6 +57,12 @@ class OperatorSettings(BaseSettings):
     """How long a watch may lag behind what a list shows before liveness fails."""
     exit_timeout: float = Field(10.0, gt=0)
     """Longest time to finish what runs after a signal."""
+    engine_image: str = Field(names.IMAGE, min_length=1, max_length=512)
+    """Image of engines whose object names none."""
+    gateway_image: str = Field(names.CONTROL_PLANE_IMAGE, min_length=1, max_length=512)
+    """Image of gateways whose object names none."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets that engines and gateways pull images with; they have to be in each object's namespace."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Least severe message that is logged."""
 

@@ -49,6 +49,20 @@ VARIANTS = {
 }  # fmt: skip
 
 
+def test_one_value_takes_all_images_from_another_registry(helm: Command) -> None:
+    documents = rendered(
+        helm, "any", "--set", "image.registry=mirror.test:5000/ai", "--set", "servingImagePullSecrets={pull}"
+    )
+    (operator,) = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    check = one(documents, "Pod")["spec"]["containers"][0]
+
+    control = names.CONTROL_PLANE_IMAGE.replace("ghcr.io", "mirror.test:5000/ai")
+    assert operator["image"] == check["image"] == control
+    engine = names.IMAGE.replace("ghcr.io", "mirror.test:5000/ai")
+    given = {f"--engine-image={engine}", f"--gateway-image={control}", "--image-pull-secret=pull"}
+    assert given <= set(operator["args"])
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_api_server_would_take_every_object(
     control_plane: ControlPlane, helm: Command, namespace: str, variant: str
@@ -79,7 +93,8 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     assert (spec["replicas"], spec["strategy"]["type"]) == (1, "RollingUpdate")
     assert container["command"] == ["mambaserve"]
     assert container["args"] == [
-        "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081", "--x",
+        "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081",
+        f"--engine-image={names.IMAGE}", f"--gateway-image={names.CONTROL_PLANE_IMAGE}", "--x",
     ]  # fmt: skip
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}

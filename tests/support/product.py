@@ -4,6 +4,7 @@ Fixtures of `tests/e2e` are made of it; it adds nothing that a user's shell woul
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from mamba_api.v1alpha1 import MambaDeployment
+from images import build
+from mamba_api import names
 from testcluster.host_view import HOST_IMAGE, TREE
 from testcluster.node import Node
 
@@ -29,8 +31,7 @@ READY_SECONDS = 200
 @contextmanager
 def chart(node: Node, *options: str) -> Iterator[None]:
     """The chart as the user installs it, operator Ready, until the end of the block."""
-    for image in images():
-        node.load_image(image)
+    load_images(node)
     where = ["-n", SYSTEM, "--wait", "--timeout", "2m"]
     node.helm("install", RELEASE, str(CHART), *where, "--create-namespace", *options, timeout=150)
     try:
@@ -39,12 +40,19 @@ def chart(node: Node, *options: str) -> Iterator[None]:
         node.helm("uninstall", RELEASE, *where, "--ignore-not-found", timeout=150)
 
 
-def images() -> set[str]:
-    """The images that the chart and an object without images of its own ask for."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    spec = MambaDeployment.model_validate(yaml.safe_load(EXAMPLE.read_text())).spec
-    return {f"{values['image']['repository']}:{version}", spec.engine.image, spec.gateway.image}
+def load_images(node: Node) -> None:
+    """Gives the node what the chart and an object without images of its own ask for.
+
+    Operator and gateway run in the image that is shipped. So does the engine if its image, of 5 GB, has been
+    made of these sources, or if `IMAGES=all` asks for it; else its container sees the checkout.
+    """
+    node.load_archive(build.ensure_built(build.TARGETS["control"]))
+    server = build.TARGETS["server"]
+    archive = build.ensure_built(server) if os.environ.get("IMAGES") == "all" else build.cached(server)
+    if archive is None:
+        node.load_image(names.IMAGE)
+    else:
+        node.load_archive(archive)
 
 
 @dataclass(frozen=True)

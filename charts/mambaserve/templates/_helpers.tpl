@@ -38,10 +38,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "mambaserve.image" -}}
-{{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- include "mambaserve.reference" (dict "root" . "image" .Values.image) -}}
+{{- end -}}
+
+{{- define "mambaserve.engineImage" -}}
+{{- include "mambaserve.reference" (dict "root" . "image" .Values.engineImage) -}}
+{{- end -}}
+
+{{/* Of an image's repository, tag and digest; the registry is the part before the first slash. */}}
+{{- define "mambaserve.reference" -}}
+{{- $repository := .image.repository -}}
+{{- with .root.Values.image.registry -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (regexReplaceAll "^[^/]*[.:][^/]*/" $repository "") -}}
+{{- end -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $repository .image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,7 +1,8 @@
 """Compiles the C++ of `src/` into one shared library, once for each state of sources, flags and compiler.
 
 `python -m mamba_kernels.cpu.build` does it ahead of time, the engine at its first start otherwise. The
-library is kept in the user's cache, under a name that follows from what it was made of.
+library is kept in the user's cache, under a name that follows from what it was made of. `--ship` puts it
+into the package, for an image: where there is one of these very sources no compiler is asked for.
 """
 
 import fcntl
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
+SHIPPED = Path(__file__).parent / "shipped"
 COMPILERS = ("g++", "clang++", "c++")
 _WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -46,9 +48,11 @@ def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool 
     """
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         raise CannotBuild(f"there are none for {platform.machine()} on {sys.platform}")
+    if not sanitize and (shipped := _shipped()).is_file():
+        return shipped
     flags = (*FLAGS, *SANITIZED) if sanitize else FLAGS
     compiler = find_compiler(environment)
-    digest = _digest(compiler, flags)
+    digest = _digest(flags, _run([compiler, "--version"]))
     try:
         target = cache_root(environment) / f"{digest}.so"
         if target.is_file():
@@ -77,10 +81,21 @@ def find_compiler(environment: Mapping[str, str]) -> str:
     raise CannotBuild(f"there is no C++ compiler ({wanted or ', '.join(COMPILERS)}); install g++")
 
 
-def _digest(compiler: str, flags: tuple[str, ...]) -> str:
-    """Of all that decides what the library does."""
-    version = _run([compiler, "--version"])
-    parts = [version, repr(flags), repr(UNIT_FLAGS)]
+def ship(environment: Mapping[str, str] = os.environ) -> Path:
+    """Builds the library into the package and says where. Raises CannotBuild."""
+    target = _shipped()
+    target.parent.mkdir(exist_ok=True)
+    _build(find_compiler(environment), FLAGS, target)
+    return target
+
+
+def _shipped() -> Path:
+    return SHIPPED / f"{_digest(FLAGS)}.so"
+
+
+def _digest(flags: tuple[str, ...], compiler: str = "") -> str:
+    """Of all that decides what the library does; `compiler` is what it says of its version."""
+    parts = [compiler, repr(flags), repr(UNIT_FLAGS)]
     parts += [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in sorted(SOURCES.iterdir())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -122,11 +137,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Build, and say where the library is, or why there is none."""
+    """Build, and say where the library is, or why there is none; with `--ship` the exit code then is 1."""
+    into_package = sys.argv[1:] == ["--ship"]
     try:
-        sys.stdout.write(f"{ensure_built()}\n")
+        sys.stdout.write(f"{ship() if into_package else ensure_built()}\n")
     except CannotBuild as why:
         sys.stdout.write(f"no C++ kernels: {why}; the engine computes with torch\n")
+        return int(into_package)
     return 0
 
 

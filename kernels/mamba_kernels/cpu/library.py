@@ -45,8 +45,10 @@ class Library:
             "mamba_linear", pointer, pointer, wide, wide, pointer
         )
         self.mamba_decode: Callable[..., None] = self._function("mamba_decode", pointer)
+        self.mamba_prefill: Callable[..., None] = self._function("mamba_prefill", pointer)
         self.rms_norm: Callable[..., None] = self._function("mamba_rms_norm", pointer)
         self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
+        self.paged_extend: Callable[..., None] = self._function("mamba_paged_extend", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:
         function = getattr(self._dll, name)

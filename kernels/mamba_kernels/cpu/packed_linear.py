@@ -1,4 +1,4 @@
-"""y = x W^T + b with weights in the order in which the product reads them."""
+"""y = activation(x W^T + b) with weights in the order in which the product reads them."""
 
 import ctypes
 
@@ -6,11 +6,21 @@ import torch
 import torch.nn.functional as F
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.structures import BFLOAT16, FLOAT32, LinearLayer
+from mamba_kernels.cpu.structures import (
+    BFLOAT16,
+    FLOAT32,
+    IDENTITY,
+    RELU,
+    RELU_SQUARED,
+    SILU,
+    LinearLayer,
+)
 
 PANEL = 16
 """Outputs side by side: one a lane."""
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, "swish": SILU}
+"""Of a product, before it is rounded; by their names in Hugging Face configurations."""
 PAIR = {torch.float32: 1, torch.bfloat16: 2}
 """Inputs of one output side by side: 32 bits."""
 
@@ -35,10 +45,12 @@ class PackedWeight:
 
 
 class PackedLinear:
-    """A packed weight with its bias."""
+    """A packed weight with its bias and what becomes of the sums."""
 
-    def __init__(self, library: Library, weight: PackedWeight, bias: torch.Tensor | None) -> None:
-        """bias: [outputs] in the type of the weight."""
+    def __init__(
+        self, library: Library, weight: PackedWeight, bias: torch.Tensor | None, activation: str = ""
+    ) -> None:
+        """bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
         self.weight = weight
         self._kept = bias
         self._call = library.linear
@@ -48,6 +60,7 @@ class PackedLinear:
             inputs=weight.inputs,
             outputs=weight.outputs,
             kind=KINDS[weight.dtype],
+            activation=ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self._layer)
 

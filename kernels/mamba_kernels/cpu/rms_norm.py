@@ -10,7 +10,7 @@ from mamba_kernels.cpu.structures import RmsNorm
 
 
 class RowNorm:
-    """y = x / sqrt(mean(x^2) + eps) * weight for one weight [d], float32 or bfloat16."""
+    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight for one weight [d], float32 or bfloat16."""
 
     def __init__(self, library: Library, weight: torch.Tensor, eps: float) -> None:
         self._run = library.rms_norm
@@ -18,11 +18,13 @@ class RowNorm:
         self._call = RmsNorm(weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[weight.dtype])
         self._address = ctypes.addressof(self._call)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, d], rows may be strided, float32 or in the type of the weight -> [T, d] in that type."""
+    def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [T, d], rows may be strided, float32 or in the type of the weight, written if there is `added`:
+        [T, d], dense, in the type of the weight. Returns y, [T, d] in that type."""
         out = torch.empty(x.shape, dtype=self._weight.dtype)
         call = self._call
         call.x, call.x_stride, call.x_kind = x.data_ptr(), x.stride(0), KINDS[x.dtype]
+        call.added = None if added is None else added.data_ptr()
         call.out, call.rows = out.data_ptr(), len(x)
         self._run(self._address)
         return out

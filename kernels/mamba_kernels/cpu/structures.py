@@ -3,6 +3,7 @@
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
 
 
 class LinearLayer(Structure):
@@ -14,6 +15,29 @@ class LinearLayer(Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("kind", c_int32),
+        ("activation", c_int32),
+    )
+
+
+class Mixer(Structure):
+    """What a mixer has between its projections."""
+
+    _fields_ = (
+        ("conv_weight", c_void_p),
+        ("conv_bias", c_void_p),
+        ("rate", c_void_p),
+        ("skip", c_void_p),
+        ("step_bias", c_void_p),
+        ("norm_weight", c_void_p),
+        ("step_min", c_float),
+        ("step_max", c_float),
+        ("norm_eps", c_float),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("groups", c_int32),
+        ("state_size", c_int32),
+        ("taps", c_int32),
+        ("norm_groups", c_int32),
     )
 
 
@@ -21,6 +45,7 @@ class MambaDecode(Structure):
     """One token of a mixer for each of some sequences."""
 
     _fields_ = (
+        ("mixer", c_void_p),
         ("projected", c_void_p),
         ("projected_stride", c_int64),
         ("window", c_void_p),
@@ -31,22 +56,30 @@ class MambaDecode(Structure):
         ("target", c_void_p),
         ("track", c_void_p),
         ("out", c_void_p),
-        ("conv_weight", c_void_p),
-        ("conv_bias", c_void_p),
-        ("rate", c_void_p),
-        ("skip", c_void_p),
-        ("step_bias", c_void_p),
-        ("norm_weight", c_void_p),
-        ("step_min", c_float),
-        ("step_max", c_float),
-        ("norm_eps", c_float),
         ("rows", c_int32),
-        ("heads", c_int32),
-        ("head_dim", c_int32),
-        ("groups", c_int32),
-        ("state_size", c_int32),
-        ("taps", c_int32),
-        ("norm_groups", c_int32),
+        ("kind", c_int32),
+        ("state_kind", c_int32),
+    )
+
+
+class MambaPrefill(Structure):
+    """Pieces of prompts in a mixer."""
+
+    _fields_ = (
+        ("mixer", c_void_p),
+        ("projected", c_void_p),
+        ("projected_stride", c_int64),
+        ("window", c_void_p),
+        ("window_stride", c_int64),
+        ("state", c_void_p),
+        ("state_stride", c_int64),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("piece_chunk", c_void_p),
+        ("chunk_start", c_void_p),
+        ("chunk_track", c_void_p),
+        ("out", c_void_p),
+        ("pieces", c_int32),
         ("kind", c_int32),
         ("state_kind", c_int32),
     )
@@ -58,6 +91,7 @@ class RmsNorm(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
+        ("added", c_void_p),
         ("weight", c_void_p),
         ("out", c_void_p),
         ("rows", c_int64),
@@ -83,6 +117,30 @@ class PagedDecode(Structure):
         ("out", c_void_p),
         ("scale", c_float),
         ("rows", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+        ("kind", c_int32),
+    )
+
+
+class PagedExtend(Structure):
+    """Pieces of prompts and their pages."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        ("kv", c_void_p),
+        ("page_stride", c_int64),
+        ("value_offset", c_int64),
+        ("page_table", c_void_p),
+        ("page_table_stride", c_int64),
+        ("context_len", c_void_p),
+        ("piece_start", c_void_p),
+        ("out", c_void_p),
+        ("scale", c_float),
+        ("pieces", c_int32),
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),

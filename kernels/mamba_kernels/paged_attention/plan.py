@@ -41,10 +41,15 @@ class AttentionPlan:
 
     groups: list[DecodeGroup]
     pieces: list[Piece]
+    """Both empty where torch does not attend."""
+    decodes: int
+    """D: sequences of one row, the first ones."""
     page_table: torch.Tensor
-    """[D, W] int32 on the host: pages of each decode; padding beyond the end."""
+    """[S, W] int32 on the host: pages of each sequence; padding beyond the end."""
     context_len: torch.Tensor
-    """[D] int32 on the host."""
+    """[S] int32 on the host."""
+    query_start: torch.Tensor
+    """[S + 1] int32 on the host: first row of each sequence."""
 
     @classmethod
     def build(
@@ -56,53 +61,80 @@ class AttentionPlan:
         page_table: IntArray,
         page_size: int,
         device: torch.device,
+        gathered: bool = True,
     ) -> "AttentionPlan":
         """Plan for S sequences, the first `decodes` of one row each: query_start [S+1], page_table [S, W].
 
-        A decode is padded to a length that its own context alone decides, so its result does not depend on
-        the batch; padding costs at most a quarter.
+        gathered: torch attends, over keys that it gathers; else kernels do, which read the pages' table.
         """
-        lengths = np.array([padded_length(int(length)) for length in context_len[:decodes]])
-        groups = []
-        for length in np.unique(lengths):
-            members = np.flatnonzero(lengths == length)
-            contexts = context_len[members, None]
-            positions = np.minimum(np.arange(length), contexts - 1)
-            ragged = bool((contexts < length).any())
-            neighbours = members[-1] - members[0] == len(members) - 1
-            groups.append(
-                DecodeGroup(
-                    rows=slice(int(members[0]), int(members[-1]) + 1)
-                    if neighbours
-                    else index_tensor(members, device),
-                    pages=index_tensor(
-                        np.take_along_axis(page_table[members], positions // page_size, 1), device
-                    ),
-                    offsets=index_tensor(positions % page_size, device),
-                    mask=index_tensor(np.arange(length) < contexts, device).bool()[:, None, None]
-                    if ragged
-                    else None,
-                )
-            )
-        pieces = []
-        for sequence in range(decodes, len(context_len)):
-            context = int(context_len[sequence])
-            positions = np.arange(context)
-            pieces.append(
-                Piece(
-                    first=int(query_start[sequence]),
-                    end=int(query_start[sequence + 1]),
-                    context=context,
-                    pages=index_tensor(page_table[sequence, positions // page_size], device),
-                    offsets=index_tensor(positions % page_size, device),
-                )
-            )
         return cls(
-            groups,
-            pieces,
-            page_table=torch.from_numpy(np.ascontiguousarray(page_table[:decodes], np.int32)),
-            context_len=torch.from_numpy(np.ascontiguousarray(context_len[:decodes], np.int32)),
+            groups=_decode_groups(context_len[:decodes], page_table, page_size, device) if gathered else [],
+            pieces=_pieces(decodes, query_start, context_len, page_table, page_size, device)
+            if gathered
+            else [],
+            decodes=decodes,
+            page_table=_on_host(page_table),
+            context_len=_on_host(context_len),
+            query_start=_on_host(query_start),
         )
+
+
+def _decode_groups(
+    context_len: IntArray, page_table: IntArray, page_size: int, device: torch.device
+) -> list[DecodeGroup]:
+    """A decode is padded to a length that its own context alone decides, so its result does not depend on
+    the batch; padding costs at most a quarter."""
+    lengths = np.array([padded_length(int(length)) for length in context_len])
+    groups = []
+    for length in np.unique(lengths):
+        members = np.flatnonzero(lengths == length)
+        contexts = context_len[members, None]
+        positions = np.minimum(np.arange(length), contexts - 1)
+        ragged = bool((contexts < length).any())
+        neighbours = members[-1] - members[0] == len(members) - 1
+        groups.append(
+            DecodeGroup(
+                rows=slice(int(members[0]), int(members[-1]) + 1)
+                if neighbours
+                else index_tensor(members, device),
+                pages=index_tensor(
+                    np.take_along_axis(page_table[members], positions // page_size, 1), device
+                ),
+                offsets=index_tensor(positions % page_size, device),
+                mask=index_tensor(np.arange(length) < contexts, device).bool()[:, None, None]
+                if ragged
+                else None,
+            )
+        )
+    return groups
+
+
+def _pieces(
+    decodes: int,
+    query_start: IntArray,
+    context_len: IntArray,
+    page_table: IntArray,
+    page_size: int,
+    device: torch.device,
+) -> list[Piece]:
+    pieces = []
+    for sequence in range(decodes, len(context_len)):
+        context = int(context_len[sequence])
+        positions = np.arange(context)
+        pieces.append(
+            Piece(
+                first=int(query_start[sequence]),
+                end=int(query_start[sequence + 1]),
+                context=context,
+                pages=index_tensor(page_table[sequence, positions // page_size], device),
+                offsets=index_tensor(positions % page_size, device),
+            )
+        )
+    return pieces
+
+
+def _on_host(values: IntArray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, np.int32))
 
 
 def padded_length(context: int) -> int:

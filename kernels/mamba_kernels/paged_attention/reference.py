@@ -32,13 +32,6 @@ def paged_attention(
             for first in range(0, len(rows), size)
         ]
         out[group.rows] = parts[0] if len(parts) == 1 else torch.cat(parts)
-    attend_pieces(query, kv, scale, plan, out)
-
-
-def attend_pieces(
-    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
-) -> None:
-    """The part of `paged_attention` for prefill pieces; the rows of decodes are left alone."""
     for piece in plan.pieces:
         _extend(query, kv, scale, piece, out)
 

@@ -72,6 +72,12 @@ class ChunkPlan:
     """[k] the same on the host"""
     piece_start: list[int]
     """[m + 1]"""
+    piece_chunk: torch.Tensor
+    """[m + 1] int32 on the host: first chunk of each piece."""
+    chunk_start: torch.Tensor
+    """[n + 1] int32 on the host: first row of each chunk."""
+    chunk_track: torch.Tensor
+    """[n] int32 on the host: slot of the checkpoint at the chunk's end, or -1."""
     tracked_piece: IntArray
     """[k] piece of each tracked chunk, on the host."""
     tracked_end: IntArray
@@ -111,6 +117,7 @@ class ChunkPlan:
         width = np.where(chunk_len <= NARROW, min(NARROW, chunk_size), chunk_size)
         members = [np.flatnonzero(width == each).astype(np.int32) for each in np.unique(width)]
         ranks = int(chunk_rank.max()) + 1
+        last = np.flatnonzero(np.diff(chunk_sequence, append=-1) != 0)
         order = [np.flatnonzero(chunk_rank == rank).astype(np.int32) for rank in range(ranks)]
         tracked = np.flatnonzero(chunk_track >= 0)
         return cls(
@@ -123,12 +130,15 @@ class ChunkPlan:
             rank_parts=[_rank_parts(chunks, members, device) for chunks in order],
             rank_chunks=[_slice_or_index(chunks, device) for chunks in order],
             rank_before=[_slice_or_index((chunks - 1).astype(np.int32), device) for chunks in order],
-            last=index_tensor(np.flatnonzero(np.diff(chunk_sequence, append=-1) != 0), device),
+            last=index_tensor(last, device),
             slots=SlotPlan.build(slot_in, slot_out, np.full_like(slot_in, -1), device),
             tracked=index_tensor(tracked, device) if len(tracked) else None,
             tracked_slots=index_tensor(chunk_track[tracked], device) if len(tracked) else None,
             tracked_slot_list=chunk_track[tracked].tolist(),
             piece_start=piece_start.tolist(),
+            piece_chunk=torch.from_numpy(np.concatenate([[0], last + 1]).astype(np.int32)),
+            chunk_start=torch.from_numpy(np.append(chunk_start, tokens).astype(np.int32)),
+            chunk_track=torch.from_numpy(chunk_track.astype(np.int32)),
             tracked_piece=chunk_sequence[tracked],
             tracked_end=(chunk_start + chunk_len)[tracked],
         )

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
-from mamba_api.names import IMAGE
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.strategy import StrategyChoice
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, SecretKeyRef
@@ -112,8 +111,8 @@ def _each_once(env: list[EnvVar]) -> list[EnvVar]:
 class Engine(ApiModel):
     """Settings of every engine of the deployment."""
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] = IMAGE
-    """Container image of the engine."""
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Container image of the engine; absent = the operator's `--engine-image`."""
     dtype: Literal["Auto", "float32", "bfloat16", "float16"] = "Auto"
     """Type of weights and activations; Auto = the checkpoint's."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from mamba_api.names import CONTROL_PLANE_IMAGE
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, Rule, SecretRef
 
@@ -117,8 +116,8 @@ class InferencePool(ApiModel):
 class Gateway(ApiModel):
     """The gateway pods."""
 
-    image: Annotated[str, Field(min_length=1, max_length=512)] = CONTROL_PLANE_IMAGE
-    """Container image of the gateway."""
+    image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    """Container image of the gateway; absent = the operator's `--gateway-image`."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Gateway pods."""
     routing: Routing = Routing()

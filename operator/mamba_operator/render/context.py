@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Manifest
 
@@ -24,6 +25,8 @@ class Context:
     """Annotation with the settings that running engines take over; None where they cannot be told."""
     planned_for: str | None = None
     """Annotation with what the plan was made for; None where the spec says how much memory there is."""
+    images: DefaultImages = OF_THIS_VERSION
+    """Used where the spec names none."""
 
     @property
     def children(self) -> names.Children:

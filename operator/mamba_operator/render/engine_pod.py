@@ -98,6 +98,8 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         "containers": [_container(context)],
         "volumes": _volumes(context),
     }
+    if references := context.images.references():
+        pod["imagePullSecrets"] = references
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
     if scheduling.tolerations:
@@ -117,7 +119,7 @@ def _container(context: Context) -> dict[str, Any]:
     theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
     return {
         "name": names.ENGINE_CONTAINER,
-        "image": spec.engine.image,
+        "image": spec.engine.image or context.images.engine,
         "command": ["mambaserve"],
         "args": ["serve", "--config", f"{SETTINGS_MOUNT}/{SETTINGS_FILE}", *spec.engine.extra_args],
         "env": merge(ours, theirs, "engine")["env"],

@@ -63,6 +63,8 @@ def _template(context: Context) -> Manifest:
             **_spread(deployment),
         },
     }
+    if references := context.images.references():
+        base["spec"]["imagePullSecrets"] = references
     patch = deployment.spec.gateway.pod_template or {}
     merged = merge(base, patch, "gateway.podTemplate")
     metadata = merged["metadata"] if isinstance(merged.get("metadata"), dict) else {}
@@ -99,7 +101,7 @@ def _container(context: Context) -> dict[str, Any]:
         arguments += ["--endpoint-picker-port", str(names.ENDPOINT_PICKER_PORT)]
     return {
         "name": names.GATEWAY_CONTAINER,
-        "image": deployment.spec.gateway.image,
+        "image": deployment.spec.gateway.image or context.images.gateway,
         "command": ["mambaserve"],
         "args": arguments,
         "env": _environment(context),

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from mamba_api import names
 from mamba_cli.errors import InvalidInput, RunFailed
 
 NAME = "operator"
@@ -50,6 +51,22 @@ def command(
             help="Most seconds between two looks at an object nobody touched.", envvar="MAMBASERVE_RESYNC"
         ),
     ] = 300.0,
+    engine_image: Annotated[
+        str,
+        typer.Option(help="Image of engines whose object names none.", envvar="MAMBASERVE_ENGINE_IMAGE"),
+    ] = names.IMAGE,
+    gateway_image: Annotated[
+        str,
+        typer.Option(help="Image of gateways whose object names none.", envvar="MAMBASERVE_GATEWAY_IMAGE"),
+    ] = names.CONTROL_PLANE_IMAGE,
+    image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Secret that engines and gateways pull images with, in each object's namespace; repeat for "
+            "several.",
+            envvar="MAMBASERVE_IMAGE_PULL_SECRET",
+        ),
+    ] = None,
     log_level: Annotated[
         str,
         typer.Option(help="debug, info, warning or error.", envvar="MAMBASERVE_LOG_LEVEL"),
@@ -74,6 +91,9 @@ def command(
             liveness_port=liveness_port,
             lease_namespace=lease_namespace,
             resync=resync,
+            engine_image=engine_image,
+            gateway_image=gateway_image,
+            image_pull_secrets=tuple(image_pull_secret or ()),
             log_level=log_level,
         )
     except ValidationError as error:

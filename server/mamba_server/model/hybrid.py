@@ -18,7 +18,7 @@ from mamba_server.model.errors import UnsupportedModel
 from mamba_server.model.forward_batch import ForwardBatch
 from mamba_server.model.layers.attention import Attention
 from mamba_server.model.layers.embedding import TokenEmbedding
-from mamba_server.model.layers.loader import Loader, Rows
+from mamba_server.model.layers.loader import Loader, Norm
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.model.layers.mlp import Mlp
 from mamba_server.model.source import Progress, silent
@@ -30,7 +30,7 @@ from mamba_server.model.weights import Weights
 class Block:
     """x + mixer(norm(x)). `cache_index` counts recurrent or attention layers, whichever it is."""
 
-    norm: Rows
+    norm: Norm
     mixer: Mamba2Mixer | Attention | Mlp
     cache_index: int
 
@@ -65,8 +65,11 @@ class HybridModel:
         else:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         weights.finish()
-        # In batch-invariant mode the scan holds one state a sequence, and takes all rows at once.
-        self._most_chunks = None if batch_invariant or config.mamba is None else scanned_chunks(config.mamba)
+        # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
+        together = batch_invariant or self.library is not None or config.mamba is None
+        self._most_chunks = None if together or config.mamba is None else scanned_chunks(config.mamba)
+        attending = [block.mixer for block in self.blocks if isinstance(block.mixer, Attention)]
+        self._gathered = any(attention.kernels is None for attention in attending)
 
     @classmethod
     def load(
@@ -102,12 +105,18 @@ class HybridModel:
         """
         with torch.inference_mode():
             plans = StepPlans.build(
-                batch, recurrent=bool(cache.ssm), attention=bool(cache.kv), most_chunks=self._most_chunks
+                batch,
+                recurrent=bool(cache.ssm),
+                attention=bool(cache.kv),
+                most_chunks=self._most_chunks,
+                gathered=self._gathered,
             )
             x = self.embedding(batch.token_ids).to(self.residual_dtype)
+            added: torch.Tensor | None = None
             for block in self.blocks:
-                x = x + self._mix(block, block.norm(x), cache, plans)
-            return self.norm(x[batch.logits_rows])
+                added = self._mix(block, block.norm(x, added), cache, plans)
+            rows = batch.logits_rows
+            return self.norm(x[rows], None if added is None else added[rows])
 
     def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
         match block.mixer:

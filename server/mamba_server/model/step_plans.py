@@ -30,9 +30,16 @@ class StepPlans:
 
     @classmethod
     def build(
-        cls, batch: ForwardBatch, *, recurrent: bool, attention: bool, most_chunks: int | None = None
+        cls,
+        batch: ForwardBatch,
+        *,
+        recurrent: bool,
+        attention: bool,
+        most_chunks: int | None = None,
+        gathered: bool = True,
     ) -> "StepPlans":
-        """`most_chunks`: of pieces that are scanned together (or of one piece); None = any number."""
+        """`most_chunks`: of pieces that are scanned together (or of one piece); None = any number.
+        `gathered`: as of `AttentionPlan.build`."""
         host, device, D = batch.host, batch.positions.device, batch.decodes
         return cls(
             tokens=batch.tokens,
@@ -50,6 +57,7 @@ class StepPlans:
                 page_table=host.page_table,
                 page_size=batch.page_size,
                 device=device,
+                gathered=gathered,
             )
             if attention
             else None,

@@ -1,15 +1,17 @@
-"""containerd for one test node: its configuration, its images and the mounts that every container gets.
+"""containerd for one test node: its configuration, its images and its runtime.
 
 All its state lies in the node's folder, apart from any containerd the machine itself may run.
 """
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testcluster import runc
 from testcluster.errors import ToolMissing
 from testcluster.host_view import Mount
 from testcluster.network import BRIDGE, POD_RANGE, run
@@ -26,8 +28,10 @@ PACKAGES = {
     "ip": "iproute2",
     "nsenter": "util-linux",
     "openssl": "openssl",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
 }
-"""Debian package per program that a node needs from the machine."""
+"""Debian package per program that a node and its images need from the machine."""
 
 
 def missing_packages() -> list[str]:
@@ -65,6 +69,10 @@ class Layout:
         return self.folder / "runtime-spec.json"
 
     @property
+    def runtime(self) -> Path:
+        return self.folder / "runc"
+
+    @property
     def network(self) -> Path:
         return self.folder / "cni"
 
@@ -96,24 +104,29 @@ bin_dir = {quoted(plugins)}
 conf_dir = {quoted(layout.network)}
 
 [{cri}.containerd]
-# Plain copies: images here are a few kilobytes, and overlayfs does not stack where / is one.
+# Plain copies: overlayfs does not stack where / is one.
 snapshotter = "native"
 default_runtime_name = "runc"
 
 [{cri}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 base_runtime_spec = {quoted(layout.runtime_spec)}
+
+[{cri}.containerd.runtimes.runc.options]
+BinaryName = {quoted(layout.runtime)}
 """
 
 
-def runtime_spec(default: dict[str, Any], mounts: Sequence[Mount]) -> dict[str, Any]:
-    """The specification that every container starts from: containerd's own with `mounts` added.
-
-    A pod's own volumes are mounted after these and win where they meet.
-    """
+def runtime_spec(default: dict[str, Any]) -> dict[str, Any]:
+    """The specification that every container starts from: containerd's own, with the machine's limits."""
     process = {key: value for key, value in default["process"].items() if key != "rlimits"}
-    extra = [mount.as_runtime_spec() for mount in mounts]
-    return {**default, "process": process, "mounts": [*default["mounts"], *extra]}
+    return {**default, "process": process}
+
+
+def runtime_program() -> str:
+    """The text of the program that containers are started by."""
+    # Isolated and without site-packages: it runs some times for each container.
+    return f"#!{sys.executable} -SI\n{Path(runc.__file__).read_text()}"
 
 
 def network_config(layout: Layout) -> dict[str, Any]:
@@ -136,11 +149,15 @@ def network_config(layout: Layout) -> dict[str, Any]:
 
 
 def write_configuration(layout: Layout, mounts: Sequence[Mount]) -> None:
-    """Writes all files that containerd reads at its start."""
+    """Writes all files that containerd reads at its start; `mounts` are for images of the host's view."""
     layout.network.mkdir(parents=True)
     (layout.network / "10-pods.conflist").write_text(json.dumps(network_config(layout)))
     default = json.loads(run("ctr", "oci", "spec"))
-    layout.runtime_spec.write_text(json.dumps(runtime_spec(default, mounts)))
+    layout.runtime_spec.write_text(json.dumps(runtime_spec(default)))
+    layout.runtime.write_text(runtime_program())
+    layout.runtime.chmod(0o755)
+    extra = [mount.as_runtime_spec() for mount in mounts]
+    layout.runtime.with_name(runc.MOUNTS).write_text(json.dumps(extra))
     layout.config.write_text(config_text(layout, plugin_folder()))
 
 
@@ -149,9 +166,15 @@ def import_image(layout: Layout, name: str, image: Image) -> None:
     path = layout.folder / "image.tar"
     path.write_bytes(archive(name, image))
     try:
-        run("ctr", "--address", str(layout.socket), "--namespace", "k8s.io", "images", "import", str(path))
+        import_archive(layout, path)
     finally:
         path.unlink()
+
+
+def import_archive(layout: Layout, path: Path) -> None:
+    """Makes an OCI archive known to the node under the name that it carries."""
+    where = ("--address", str(layout.socket), "--namespace", "k8s.io")
+    run("ctr", *where, "images", "import", "--snapshotter", "native", str(path))
 
 
 def pause_image(binary: Path, machine: str) -> Image:

@@ -1,8 +1,8 @@
 """What a container of the test node sees of the machine: its programs, its Python and our source tree.
 
 No image is downloaded and 4 GB of packages are not copied into one: the image holds empty folders, and the
-node's container runtime mounts the machine's own over them, read-only, in every container. So pods need
-nothing special in their templates. `HOST_IMAGE` is the name of that image.
+node's container runtime mounts the machine's own over them, read-only. So pods need nothing special in their
+templates. `HOST_IMAGE` is the name of that image.
 """
 
 import os
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from testcluster.oci_archive import File, Image
+from testcluster.runc import HOST_VIEW
 
 HOST_IMAGE = "mambaserve.test/host:1"
 TREE = "/opt/mambaserve"
@@ -76,7 +77,7 @@ def look(tree: Path) -> Host:
 
 
 def mounts(host: Host) -> list[Mount]:
-    """What every container gets, outer paths before inner ones."""
+    """What a container of that image gets, outer paths before inner ones."""
     same = ["/usr", *(f"/{name}" for name, target in host.top_level.items() if not target)]
     same += [f"/{name}" for name in sorted(host.optional)]
     same += [path for path in host.pythons if not PurePosixPath(path).is_relative_to("/usr")]
@@ -107,6 +108,7 @@ def image(host: Host) -> Image:
             # The environment's own link to the checkout names a path that exists outside only.
             "PYTHONPATH": ":".join(f"{TREE}/{root}" for root in SOURCE_ROOTS),
             "PYTHONUNBUFFERED": "1",
+            **dict([HOST_VIEW.split("=")]),
         },
         machine=host.machine,
     )

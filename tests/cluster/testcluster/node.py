@@ -121,6 +121,10 @@ class Node(ControlPlane):
         image = host_view.with_environment(plain, environment or {})
         container_runtime.import_image(self._runtime, name, image)
 
+    def load_archive(self, path: Path) -> None:
+        """Gives the node an OCI archive, under the name that it carries. Its containers see nothing else."""
+        container_runtime.import_archive(self._runtime, path)
+
     def run_inside(self, *argv: str, stdin: str | None = None, timeout: float = 120.0) -> str:
         """Standard output of a command in the node's network, where Service addresses work.
 

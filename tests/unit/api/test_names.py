@@ -3,7 +3,7 @@
 import re
 
 from mamba_api import names
-from mamba_api.v1alpha1 import Gateway, MambaDeployment
+from mamba_api.v1alpha1 import Engine, Gateway, MambaDeployment
 from mamba_api.v1alpha1.deployment import NAME_PATTERN
 
 LONGEST = "n" * names.MAX_NAME_LENGTH
@@ -43,5 +43,5 @@ def test_the_api_version_of_the_model_is_the_one_of_the_names() -> None:
     assert f"{names.PLURAL}.{names.GROUP}" == names.CRD_NAME
 
 
-def test_gateway_and_engine_have_an_image_each() -> None:
-    assert Gateway().image == names.CONTROL_PLANE_IMAGE != names.IMAGE
+def test_no_image_is_written_into_objects() -> None:
+    assert (Gateway().image, Engine().image) == (None, None)

@@ -79,7 +79,7 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
     assert given(VALUES) - keys(SCHEMA) == set()
 
 
-SECTIONS = {"crds", "image", "serviceAccount", "rbac", "operator", "monitoring", "test"}
+SECTIONS = {"crds", "image", "engineImage", "serviceAccount", "rbac", "operator", "monitoring", "test"}
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -104,6 +104,7 @@ def test_a_value_is_read_by_a_template(value: str) -> None:
 def test_the_defaults_agree_with_the_names_that_all_processes_share() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f"{VALUES['image']['repository']}:{chart['appVersion']}" == names.CONTROL_PLANE_IMAGE
+    assert f"{VALUES['engineImage']['repository']}:{chart['appVersion']}" == names.IMAGE
     assert VALUES["operator"]["livenessPort"] == names.OPERATOR_LIVENESS_PORT
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from testcluster import container_runtime, host_view, kubelet
+from testcluster import container_runtime, host_view, kubelet, runc
 from testcluster.cluster_dns import corefile, objects
 from testcluster.container_runtime import Layout
 from testcluster.errors import ToolMissing
@@ -107,12 +107,22 @@ def test_this_machine_can_be_looked_at() -> None:
     assert all(Path(mount.source).exists() for mount in host_view.mounts(host))
 
 
-def test_containers_start_from_the_runtimes_own_settings_with_the_mounts_added() -> None:
-    spec = container_runtime.runtime_spec(DEFAULT_SPEC, [Mount("/a", "/b")])
+def test_containers_have_the_machines_limits() -> None:
+    spec = container_runtime.runtime_spec(DEFAULT_SPEC)
 
-    assert [mount["destination"] for mount in spec["mounts"]] == ["/proc", "/b"]
     assert "rlimits" not in spec["process"]
     assert "rlimits" in DEFAULT_SPEC["process"]
+
+
+def test_only_images_of_the_hosts_view_see_the_machine_and_a_pods_volumes_lie_above_it() -> None:
+    volume = {"destination": "/opt/mambaserve", "type": "bind"}
+    plain = {"process": {"env": ["PATH=/bin"]}, "mounts": [*DEFAULT_SPEC["mounts"], volume]}
+    names = host_view.image(MERGED).environment.items()
+    view = {**plain, "process": {"env": [f"{name}={value}" for name, value in names]}}
+    mounts = [Mount("/home/user/project", "/opt/mambaserve").as_runtime_spec()]
+
+    assert runc.with_mounts(plain, mounts) == plain
+    assert runc.with_mounts(view, mounts)["mounts"] == [*DEFAULT_SPEC["mounts"], *mounts, volume]
 
 
 def test_containerd_keeps_all_it_has_in_the_nodes_folder() -> None:
@@ -125,6 +135,7 @@ def test_containerd_keeps_all_it_has_in_the_nodes_folder() -> None:
     assert all(Path(path).is_relative_to("/tmp/node") for path in kept)
     assert cri["cni"]["bin_dir"] == "/usr/lib/cni"
     assert cri["containerd"]["runtimes"]["runc"]["base_runtime_spec"] == str(layout.runtime_spec)
+    assert cri["containerd"]["runtimes"]["runc"]["options"]["BinaryName"] == str(layout.runtime)
     assert cri["restrict_oom_score_adj"] is True
 
 

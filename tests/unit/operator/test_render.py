@@ -16,6 +16,7 @@ import yaml
 from mamba_api import names
 from mamba_api.documents import load_documents
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.manifest import Manifest, metadata
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
@@ -33,8 +34,8 @@ def stored(text: str, source: str) -> MambaDeployment:
     return found.model_copy(update={"metadata": found.metadata.model_copy(update=identity)})
 
 
-def rendered(of: MambaDeployment) -> list[Manifest]:
-    return render(Context(of, of.spec.replicas, None))
+def rendered(of: MambaDeployment, images: DefaultImages = OF_THIS_VERSION) -> list[Manifest]:
+    return render(Context(of, of.spec.replicas, None, images=images))
 
 
 def flat(value: Any, path: str) -> dict[str, Any]:
@@ -197,6 +198,21 @@ def test_downloads_go_to_scratch_or_to_the_cache_that_was_asked_for() -> None:
     claim = children(of)["PersistentVolumeClaim", "nano-model"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "50Gi"
     assert ("PersistentVolumeClaim", "nano-model") not in children(owner(model={"uri": "hf://org/model"}))
+
+
+def test_an_object_that_names_no_image_gets_the_operators_and_its_pull_secrets() -> None:
+    images = DefaultImages("mirror/engine:1", "mirror/gateway:2", ("pull", "other"))
+    deployments = {
+        metadata(one)["name"]: one["spec"]["template"]["spec"]
+        for one in rendered(stored((GOLDEN / "minimal.in.yaml").read_text(), "minimal"), images)
+        if one["kind"] == "Deployment"
+    }
+
+    used = {name.rpartition("-")[2]: pod["containers"][0]["image"] for name, pod in deployments.items()}
+    assert used == {"engine": "mirror/engine:1", "tiny": "mirror/gateway:2"}
+    assert [pod["imagePullSecrets"] for pod in deployments.values()] == [
+        [{"name": "pull"}, {"name": "other"}]
+    ] * 2
 
 
 def test_a_draining_engine_gets_the_time_it_was_promised() -> None:

@@ -2,6 +2,8 @@
 #pragma once
 #include <cmath>
 
+#include "interface.h"
+
 namespace {
 
 // e^x to about one unit in the last place (Cephes' polynomial); zero below float32's smallest normal number.
@@ -22,6 +24,16 @@ inline Lanes exponential(Lanes x) {
 }
 
 inline Lanes silu(Lanes x) { return x / (Lanes::all(1.0f) + exponential(Lanes::zero() - x)); }
+
+inline Lanes activated(Lanes x, int32_t activation) {
+  // Of two that cannot be compared the second is taken: what is no number stays none.
+  if (activation == kRelu) return Lanes::larger(Lanes::zero(), x);
+  if (activation == kReluSquared) {
+    const Lanes positive = Lanes::larger(Lanes::zero(), x);
+    return positive * positive;
+  }
+  return activation == kSilu ? silu(x) : x;
+}
 
 // log(1 + e^x) without overflow
 inline float softplus(float x) { return std::log1p(std::exp(-std::fabs(x))) + (x > 0.0f ? x : 0.0f); }

@@ -4,18 +4,40 @@
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
-// y = x W^T + b with weights packed by pack_linear.
+// y = activation(x W^T + b) with weights packed by pack_linear.
 struct LinearLayer {
   const void* packed;
   const void* bias;  // [outputs] of `kind`, or null
   int64_t inputs;
   int64_t outputs;
   int32_t kind;  // of weights, bias, x and y
+  int32_t activation;
 };
 
-// One token of a Mamba2 mixer for each of `rows` sequences: convolution, recurrence, gate and norm.
+// What a Mamba2 mixer has between its projections.
+struct Mixer {
+  const float* conv_weight;  // [taps, channels]
+  const float* conv_bias;    // [channels] or null
+  const float* rate;         // [heads] A, negative
+  const float* skip;         // [heads] D
+  const float* step_bias;    // [heads]
+  const void* norm_weight;   // [inner] of the rows' kind, or null: the gate alone
+  float step_min;
+  float step_max;
+  float norm_eps;
+  int32_t heads;
+  int32_t head_dim;
+  int32_t groups;
+  int32_t state_size;
+  int32_t taps;
+  int32_t norm_groups;
+};
+
+// One token for each of `rows` sequences: convolution, recurrence, gate and norm.
 struct MambaDecode {
+  const Mixer* mixer;
   const void* projected;  // [rows, inner | inner + 2 * groups * state_size | heads] of `kind`
   int64_t projected_stride;
   void* window;  // [slabs, taps - 1, channels] of `kind`
@@ -26,30 +48,36 @@ struct MambaDecode {
   const int64_t* target;  // [rows] slot written to
   const int64_t* track;   // [rows] second slot written to, or -1
   void* out;              // [rows, inner] of `kind`
-  const float* conv_weight;  // [taps, channels]
-  const float* conv_bias;    // [channels] or null
-  const float* rate;         // [heads] A, negative
-  const float* skip;         // [heads] D
-  const float* step_bias;    // [heads]
-  const void* norm_weight;   // [inner] of `kind`, or null: the gate alone
-  float step_min;
-  float step_max;
-  float norm_eps;
   int32_t rows;
-  int32_t heads;
-  int32_t head_dim;
-  int32_t groups;
-  int32_t state_size;
-  int32_t taps;
-  int32_t norm_groups;
   int32_t kind;
   int32_t state_kind;
 };
 
-// y = x / sqrt(mean(x^2) + eps) * weight
+// The same for the pieces of prompts, one after another in the rows, cut into chunks.
+struct MambaPrefill {
+  const Mixer* mixer;
+  const void* projected;  // as of MambaDecode
+  int64_t projected_stride;
+  void* window;
+  int64_t window_stride;
+  void* state;
+  int64_t state_stride;
+  const int64_t* source;  // [pieces] slot read from; -1 = the zero state
+  const int64_t* target;  // [pieces] slot written to
+  const int32_t* piece_chunk;  // [pieces + 1] first chunk of each piece, and their number
+  const int32_t* chunk_start;  // [chunks + 1] first row of each chunk, and the number of rows
+  const int32_t* chunk_track;  // [chunks] slot that gets the state at the chunk's end too, or -1
+  void* out;                   // [rows, inner] of `kind`
+  int32_t pieces;
+  int32_t kind;
+  int32_t state_kind;
+};
+
+// x = x + added;  y = x / sqrt(mean(x^2) + eps) * weight
 struct RmsNorm {
-  const void* x;  // [rows, width] of `x_kind`
+  void* x;  // [rows, width] of `x_kind`
   int64_t x_stride;
+  const void* added;  // [rows, width] of `kind`, or null: x stays as it is
   const void* weight;  // [width] of `kind`
   void* out;           // [rows, width] of `kind`
   int64_t rows;
@@ -79,11 +107,34 @@ struct PagedDecode {
   int32_t kind;
 };
 
+// Attention of the new tokens of `pieces` sequences, the last ones of their contexts, over the same pages.
+struct PagedExtend {
+  const void* query;  // [rows, heads, head_dim] of `kind`, piece after piece
+  int64_t query_stride;
+  const void* kv;
+  int64_t page_stride;
+  int64_t value_offset;
+  const int32_t* page_table;  // [pieces, pages]
+  int64_t page_table_stride;
+  const int32_t* context_len;  // [pieces] positions with keys, the new ones included
+  const int32_t* piece_start;  // [pieces + 1] where the rows of each begin, counted from any row
+  void* out;                   // [rows, heads, head_dim] of `kind`
+  float scale;
+  int32_t pieces;
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t page_size;
+  int32_t kind;
+};
+
 // What one instruction set implements.
 struct KernelTable {
   const char* name;
   void (*linear)(const LinearLayer*, const void* x, int64_t x_stride, int64_t rows, void* out);
   void (*mamba_decode)(const MambaDecode*);
+  void (*mamba_prefill)(const MambaPrefill*);
   void (*rms_norm)(const RmsNorm*);
   void (*paged_decode)(const PagedDecode*);
+  void (*paged_extend)(const PagedExtend*);
 };

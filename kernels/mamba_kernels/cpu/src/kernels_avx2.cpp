@@ -3,8 +3,10 @@
 
 #include "linear.h"
 #include "mamba_decode.h"
+#include "mamba_prefill.h"
 #include "norms.h"
 #include "paged_decode.h"
+#include "paged_extend.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, rms_norm, paged_decode};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend};

@@ -43,6 +43,7 @@ struct Lanes {
   static Lanes fused(Lanes a, Lanes b, Lanes c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
+  static Lanes larger(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
   // NaN in `x` stays: the second operand wins where they cannot be compared.
   static Lanes clamp(Lanes x, float low, float high) {
     const __m256 l = _mm256_set1_ps(low), h = _mm256_set1_ps(high);

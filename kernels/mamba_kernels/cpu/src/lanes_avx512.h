@@ -38,6 +38,7 @@ struct Lanes {
   friend Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.x, b.x)}; }
   friend Lanes operator/(Lanes a, Lanes b) { return {_mm512_div_ps(a.x, b.x)}; }
   static Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+  static Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.x, b.x)}; }
   static Lanes clamp(Lanes value, float low, float high) {
     return {_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), value.x))};
   }

@@ -58,8 +58,10 @@ void mamba_linear(const LinearLayer* layer, const void* x, int64_t x_stride, int
   table->linear(layer, x, x_stride, rows, out);
 }
 void mamba_decode(const MambaDecode* call) { table->mamba_decode(call); }
+void mamba_prefill(const MambaPrefill* call) { table->mamba_prefill(call); }
 void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
+void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
 
 #pragma GCC visibility pop
 }

@@ -1,4 +1,4 @@
-// y = x W^T + b. Included once by each instruction set, after its Lanes.
+// y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
 // Weights lie in panels of sixteen outputs, one output a lane; of bfloat16 the inputs are in pairs, 32 bits a
 // lane, so that a load, a mask and a shift make two float32 operands. Every output has one accumulator and
@@ -6,6 +6,7 @@
 // alone and among others.
 #pragma once
 #include "elements.h"
+#include "functions.h"
 #include "interface.h"
 #include "scratch.h"
 #include "worker_pool.h"
@@ -18,6 +19,7 @@ constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains h
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
+constexpr int64_t kStepsAtOnce = 192;        // of a panel: it stays in the first cache while tiles pass by
 constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
 
 // How weights of one type are stored and multiplied. `kStep` inputs are taken at once.
@@ -119,57 +121,80 @@ class LinearCall {
   }
 
   void multiply(int64_t panel, int64_t end, int64_t first_tile, int64_t end_tile) const {
+    static thread_local Scratch kept;
     const bool one_row = rows_ == 1;
+    // Sums wait in memory, unrounded, while the other tiles pass by the same part of a panel.
+    const int64_t at_once = end_tile - first_tile > 1 ? kStepsAtOnce : steps_;
+    constexpr int64_t kPerTile = kMostRows * kPanel * Lanes::kPanelsPerTile;
+    float* sums = kept.get<float>((end_tile - first_tile) * kPerTile);
     while (panel < end) {
       const int64_t most = one_row ? kWidestVector : Lanes::kPanelsPerTile;
       const int64_t count = end - panel >= most ? most : 1;
-      for (int64_t tile = first_tile; tile < end_tile; ++tile) {
-        const int64_t first = first_row(tile);
-        const int rows = static_cast<int>(first_row(tile + 1) - first);
-        if (count == kWidestVector) {
-          tile_of<1, kWidestVector>(panel, first);
-        } else if (count == 1) {
-          any_rows<1>(rows, panel, first);
-        } else {
-          any_rows<Lanes::kPanelsPerTile>(rows, panel, first);
+      for (int64_t step = 0; step == 0 || step < steps_; step += at_once) {
+        const Part part = {panel, step, least(step + at_once, steps_)};
+        for (int64_t tile = first_tile; tile < end_tile; ++tile) {
+          const int64_t first = first_row(tile);
+          const int rows = static_cast<int>(first_row(tile + 1) - first);
+          float* waiting = sums + (tile - first_tile) * kPerTile;
+          if (count == kWidestVector) {
+            tile_of<1, kWidestVector>(part, first, waiting);
+          } else if (count == 1) {
+            any_rows<1>(rows, part, first, waiting);
+          } else {
+            any_rows<Lanes::kPanelsPerTile>(rows, part, first, waiting);
+          }
         }
       }
       panel += count;
     }
   }
 
+  // Steps [step, end) of a panel and those after it.
+  struct Part {
+    int64_t panel, step, end;
+  };
+
   template <int kPanels>
-  void any_rows(int rows, int64_t panel, int64_t first) const {
+  void any_rows(int rows, const Part& part, int64_t first, float* waiting) const {
     switch (rows) {
-      case 1: return tile_of<1, kPanels>(panel, first);
-      case 2: return tile_of<2, kPanels>(panel, first);
-      case 3: return tile_of<3, kPanels>(panel, first);
-      case 4: return tile_of<4, kPanels>(panel, first);
-      default: return tile_of<kMostRows, kPanels>(panel, first);
+      case 1: return tile_of<1, kPanels>(part, first, waiting);
+      case 2: return tile_of<2, kPanels>(part, first, waiting);
+      case 3: return tile_of<3, kPanels>(part, first, waiting);
+      case 4: return tile_of<4, kPanels>(part, first, waiting);
+      default: return tile_of<kMostRows, kPanels>(part, first, waiting);
     }
   }
 
   template <int kRows, int kPanels>
-  void tile_of(int64_t panel, int64_t first) const {
+  void tile_of(const Part& part, int64_t first, float* waiting) const {
     Lanes sums[kPanels][kRows];
     const Weight* weights[kPanels];
     for (int p = 0; p < kPanels; ++p) {
-      weights[p] = static_cast<const Weight*>(layer_.packed) + (panel + p) * steps_ * kPanel;
-      for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::zero();
+      weights[p] = static_cast<const Weight*>(layer_.packed) + ((part.panel + p) * steps_ + part.step) * kPanel;
+      for (int row = 0; row < kRows; ++row) {
+        sums[p][row] = part.step == 0 ? Lanes::zero() : Lanes::load(waiting + (p * kRows + row) * kPanel);
+      }
     }
-    const Activation* x = packed_ + first * steps_ * Format::kActivations;
-    for (int64_t step = 0; step < steps_; ++step) {
+    const Activation* x = packed_ + (first * steps_ + part.step * kRows) * Format::kActivations;
+    for (int64_t step = part.step; step < part.end; ++step) {
       Format::template add<kRows, kPanels>(sums, weights, x);
       for (int p = 0; p < kPanels; ++p) weights[p] += kPanel;
       x += kRows * Format::kActivations;
     }
+    if (part.end < steps_) {
+      for (int p = 0; p < kPanels; ++p) {
+        for (int row = 0; row < kRows; ++row) sums[p][row].store(waiting + (p * kRows + row) * kPanel);
+      }
+      return;
+    }
     for (int p = 0; p < kPanels; ++p) {
-      const int64_t output = (panel + p) * kPanel;
+      const int64_t output = (part.panel + p) * kPanel;
       const int count = static_cast<int>(least(kPanel, layer_.outputs - output));
       const Element* bias = static_cast<const Element*>(layer_.bias);
       const Lanes added = bias == nullptr ? Lanes::zero() : load_some(bias + output, count);
       for (int row = 0; row < kRows; ++row) {
-        store_some(out_ + (first + row) * layer_.outputs + output, count, sums[p][row] + added);
+        const Lanes sum = activated(sums[p][row] + added, layer_.activation);
+        store_some(out_ + (first + row) * layer_.outputs + output, count, sum);
       }
     }
   }

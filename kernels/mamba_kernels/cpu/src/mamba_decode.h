@@ -18,30 +18,32 @@ class MambaDecodeCall {
  public:
   MambaDecodeCall(const MambaDecode& call, float* scratch)
       : call_(call),
-        inner_(int64_t{call.heads} * call.head_dim),
-        shared_(int64_t{call.groups} * call.state_size),
+        mixer_(*call.mixer),
+        inner_(int64_t{mixer_.heads} * mixer_.head_dim),
+        shared_(int64_t{mixer_.groups} * mixer_.state_size),
         channels_(inner_ + 2 * shared_),
         mixed_(scratch),
         y_(scratch + call.rows * channels_) {}
 
   static int64_t scratch_size(const MambaDecode& call) {
-    const int64_t inner = int64_t{call.heads} * call.head_dim;
-    return call.rows * (2 * inner + 2 * int64_t{call.groups} * call.state_size);
+    const Mixer& mixer = *call.mixer;
+    const int64_t inner = int64_t{mixer.heads} * mixer.head_dim;
+    return call.rows * (2 * inner + 2 * int64_t{mixer.groups} * mixer.state_size);
   }
 
   void run() const {
     for_each_chunk(call_.rows, [this](int row) { convolve(row); });
-    const int64_t per_head = int64_t{call_.head_dim} * call_.state_size;
+    const int64_t per_head = int64_t{mixer_.head_dim} * mixer_.state_size;
     const int together = static_cast<int>(per_head < kStateChunk ? kStateChunk / per_head : 1);
-    const int parts = (call_.heads + together - 1) / together;
+    const int parts = (mixer_.heads + together - 1) / together;
     for_each_chunk(call_.rows * parts, [&](int chunk) {
       const int first = chunk % parts * together;
-      const int end = first + together < call_.heads ? first + together : call_.heads;
+      const int end = first + together < mixer_.heads ? first + together : mixer_.heads;
       for (int head = first; head < end; ++head) update(chunk / parts, head);
     });
     for_each_chunk(call_.rows, [this](int row) {
-      gated_norm_row(y_ + row * inner_, projected(row), static_cast<const T*>(call_.norm_weight),
-                     static_cast<T*>(call_.out) + row * inner_, inner_, call_.norm_groups, call_.norm_eps);
+      gated_norm_row(y_ + row * inner_, projected(row), static_cast<const T*>(mixer_.norm_weight),
+                     static_cast<T*>(call_.out) + row * inner_, inner_, mixer_.norm_groups, mixer_.norm_eps);
     });
   }
 
@@ -52,22 +54,22 @@ class MambaDecodeCall {
   T* window(int64_t slot) const { return static_cast<T*>(call_.window) + slot * call_.window_stride; }
   State* state(int64_t slot, int head) const {
     return static_cast<State*>(call_.state) + slot * call_.state_stride +
-           int64_t{head} * call_.head_dim * call_.state_size;
+           int64_t{head} * mixer_.head_dim * mixer_.state_size;
   }
 
   // silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels, rounded to T; moves the window on.
   void convolve(int row) const {
     const int64_t source = call_.source[row], target = call_.target[row], track = call_.track[row];
     const T* input = projected(row) + inner_;
-    const int past = call_.taps - 1;
+    const int past = mixer_.taps - 1;
     for (int64_t c = 0; c < channels_; c += kLanes) {
       const int count = static_cast<int>(channels_ - c);
-      Lanes sum = call_.conv_bias == nullptr ? Lanes::zero() : load_some(call_.conv_bias + c, count);
+      Lanes sum = mixer_.conv_bias == nullptr ? Lanes::zero() : load_some(mixer_.conv_bias + c, count);
       for (int k = 0; k <= past; ++k) {
         const Lanes x = k == past     ? load_some(input + c, count)
                         : source < 0 ? Lanes::zero()
                                      : load_some(window(source) + k * channels_ + c, count);
-        sum = Lanes::fused(x, load_some(call_.conv_weight + k * channels_ + c, count), sum);
+        sum = Lanes::fused(x, load_some(mixer_.conv_weight + k * channels_ + c, count), sum);
         // The oldest falls out; in place, each is read before the one before it is written.
         if (k > 0) {
           store_some(window(target) + (k - 1) * channels_ + c, count, x);
@@ -83,14 +85,14 @@ class MambaDecodeCall {
   // h = exp(dt A) h + dt x B;  y = C h + D x
   void update(int row, int head) const {
     const int64_t source = call_.source[row], track = call_.track[row];
-    const int N = call_.state_size, P = call_.head_dim;
+    const int N = mixer_.state_size, P = mixer_.head_dim;
     const float* x = mixed_ + row * channels_ + int64_t{head} * P;
-    const float* B = mixed_ + row * channels_ + inner_ + int64_t{head / (call_.heads / call_.groups)} * N;
+    const float* B = mixed_ + row * channels_ + inner_ + int64_t{head / (mixer_.heads / mixer_.groups)} * N;
     const float* C = B + shared_;
     T raw = projected(row)[inner_ + channels_ + head];
-    float step = softplus(load_some(&raw, 1).sum() + call_.step_bias[head]);
-    step = step < call_.step_min ? call_.step_min : step > call_.step_max ? call_.step_max : step;
-    const Lanes decay = Lanes::all(std::exp(step * call_.rate[head]));
+    float step = softplus(load_some(&raw, 1).sum() + mixer_.step_bias[head]);
+    step = step < mixer_.step_min ? mixer_.step_min : step > mixer_.step_max ? mixer_.step_max : step;
+    const Lanes decay = Lanes::all(std::exp(step * mixer_.rate[head]));
     const State* before = source < 0 ? nullptr : state(source, head);
     State* after = state(call_.target[row], head);
     State* copy = track < 0 ? nullptr : state(track, head);
@@ -104,7 +106,7 @@ class MambaDecodeCall {
         ++p;
       }
     }
-    for (int p = 0; p < P; ++p) y[p] += call_.skip[head] * x[p];
+    for (int p = 0; p < P; ++p) y[p] += mixer_.skip[head] * x[p];
   }
 
   template <int kRows>
@@ -131,6 +133,7 @@ class MambaDecodeCall {
   }
 
   const MambaDecode& call_;
+  const Mixer& mixer_;
   int64_t inner_, shared_, channels_;
   float* mixed_;  // [rows, channels] x | B | C after the convolution
   float* y_;      // [rows, inner]

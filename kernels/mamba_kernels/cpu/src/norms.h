@@ -12,10 +12,15 @@ inline float inverse_root_mean_square(Lanes squares, int64_t width, float eps) {
 }
 
 template <typename In, typename T>
-void rms_norm_row(const In* x, const T* weight, T* out, int64_t width, float eps) {
+void rms_norm_row(In* x, const T* added, const T* weight, T* out, int64_t width, float eps) {
   Lanes squares = Lanes::zero();
   for (int64_t i = 0; i < width; i += kLanes) {
-    const Lanes part = load_some(x + i, static_cast<int>(width - i));
+    const int count = static_cast<int>(width - i);
+    Lanes part = load_some(x + i, count);
+    if (added != nullptr) {
+      store_some(x + i, count, part + load_some(added + i, count));
+      part = load_some(x + i, count);  // as it was rounded
+    }
     squares = Lanes::fused(part, part, squares);
   }
   const Lanes scale = Lanes::all(inverse_root_mean_square(squares, width, eps));
@@ -34,7 +39,8 @@ void rms_norm_rows(const RmsNorm& call) {
   for_each_chunk(static_cast<int>(chunks), [&](int chunk) {
     const int64_t end = (chunk + 1) * per_chunk < call.rows ? (chunk + 1) * per_chunk : call.rows;
     for (int64_t row = chunk * per_chunk; row < end; ++row) {
-      rms_norm_row(static_cast<const In*>(call.x) + row * call.x_stride, static_cast<const T*>(call.weight),
+      const T* added = call.added == nullptr ? nullptr : static_cast<const T*>(call.added) + row * call.width;
+      rms_norm_row(static_cast<In*>(call.x) + row * call.x_stride, added, static_cast<const T*>(call.weight),
                    static_cast<T*>(call.out) + row * call.width, call.width, call.eps);
     }
   });

@@ -6,9 +6,10 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
+from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.invariant import attention_by_row
 from mamba_kernels.kv_write import kv_write
-from mamba_kernels.paged_attention import attend_pieces, paged_attention
+from mamba_kernels.paged_attention import paged_attention
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans
@@ -26,22 +27,21 @@ class Attention:
         self.q_proj = loader.linear("q_proj", hidden_size, queries, bias=config.bias)
         self.k_proj = loader.linear("k_proj", hidden_size, keys, bias=config.bias)
         self.v_proj = loader.linear("v_proj", hidden_size, keys, bias=config.bias)
-        library = None if loader.batch_invariant else loader.library
-        self.decoder = None if library is None else self._decoder(library)
-        """Attends for the rows that decode; None = `attend` does for all rows."""
+        self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
+        """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
 
-    def _decoder(self, library: Library) -> PagedDecoder | None:
+    def _kernels(self, library: Library | None) -> tuple[PagedDecoder, PagedExtender] | None:
         config = self.config
+        if library is None:
+            return None
         if config.head_dim > MOST_HEAD_DIM:
             log.warning("the CPU kernels have no heads of %d: torch attends", config.head_dim)
             return None
-        return PagedDecoder(
-            library,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            scale=config.scale,
+        heads, kv_heads, width, scale = config.heads, config.kv_heads, config.head_dim, config.scale
+        return (
+            PagedDecoder(library, heads=heads, kv_heads=kv_heads, head_dim=width, scale=scale),
+            PagedExtender(library, heads=heads, kv_heads=kv_heads, head_dim=width, scale=scale),
         )
 
     def __call__(self, x: torch.Tensor, kv: torch.Tensor, plans: StepPlans) -> torch.Tensor:
@@ -53,10 +53,13 @@ class Attention:
         )
         kv_write(kv, key, value, plans.page, plans.offset)
         attended = torch.empty_like(query)
-        if self.decoder is None:
+        if self.kernels is None:
             self.attend(query, kv, self.config.scale, plans.attention, attended)
         else:
-            if plans.decodes:
-                self.decoder(query[: plans.decodes], kv, plans.attention, attended)
-            attend_pieces(query, kv, self.config.scale, plans.attention, attended)
+            decode, extend = self.kernels
+            cut = plans.decodes
+            if cut:
+                decode(query[:cut], kv, plans.attention, attended)
+            if cut < plans.tokens:
+                extend(query[cut:], kv, plans.attention, attended[cut:])
         return self.o_proj(attended.flatten(1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
+from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.invariant import sound_row_tile
 from mamba_kernels.rms_norm import rms_norm
@@ -15,6 +15,8 @@ from mamba_server.model.weights import Weights
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 """[T, a] -> [T, b]"""
+Norm = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x, added) -> norm(x + added), all [T, a]. x becomes the sum; None adds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,23 @@ class Loader:
         kind = torch.float64 if self.dtype == torch.float64 else torch.float32
         return self.tensor(name, *shape, dtype=kind)
 
-    def norm(self, name: str, width: int, eps: float) -> Rows:
+    def norm(self, name: str, width: int, eps: float) -> Norm:
         """The RMSNorm with the weight `name`."""
         weight = self.tensor(name, width)
         if self.library is not None:
             return RowNorm(self.library, weight, eps)
-        return lambda x: rms_norm(x, weight, eps)
+        return lambda x, added: rms_norm(x if added is None else x.add_(added), weight, eps)
 
-    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool) -> Rows:
+    def activates(self, activation: str) -> bool:
+        """Whether `linear` applies it to its product."""
+        return self.library is not None and activation in ACTIVATIONS
+
+    def linear(self, name: str, inputs: int, outputs: int, *, bias: bool, activation: str = "") -> Rows:
+        """The product with the weight `name`; `activation`: one that this loader `activates`, or none."""
         weight = self.tensor(f"{name}.weight", outputs, inputs)
         added = self.tensor(f"{name}.bias", outputs) if bias else None
         if self.library is not None:
-            return PackedLinear(self.library, PackedWeight(weight), added)
+            return PackedLinear(self.library, PackedWeight(weight), added, activation)
         return self.plain(weight, added)
 
     def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

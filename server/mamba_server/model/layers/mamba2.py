@@ -9,7 +9,9 @@ import torch
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mamba_decode import MambaDecoder, MixerWeights
+from mamba_kernels.cpu.mamba_decode import MambaDecoder
+from mamba_kernels.cpu.mamba_prefill import MambaPrefiller
+from mamba_kernels.cpu.mixer import MixerWeights, PreparedMixer
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.invariant import convolution_by_tap, gated_norm_by_row, recurrence_by_token
 from mamba_kernels.precision import accumulator
@@ -37,16 +39,15 @@ class Mamba2Mixer:
         self.D = loader.wide("D", H)
         self.dt_bias = loader.wide("dt_bias", H)
         self.norm_weight = loader.tensor("norm.weight", inner) if config.gated_norm else None
-        self.decoder = (
-            None if loader.library is None or loader.batch_invariant else self._decoder(loader.library)
+        self.kernels = (
+            None if loader.library is None or loader.batch_invariant else self._kernels(loader.library)
         )
-        """Decodes in one call; None = operator by operator. In batch-invariant mode a token's bits must not
-        tell whether it was decoded or part of a prompt."""
+        """Decode and prefill in one call each; None = operator by operator. In batch-invariant mode a token's
+        bits must not tell whether it was decoded or part of a prompt."""
 
-    def _decoder(self, library: Library) -> MambaDecoder:
+    def _kernels(self, library: Library) -> tuple[MambaDecoder, MambaPrefiller]:
         config = self.config
-        return MambaDecoder(
-            library,
+        mixer = PreparedMixer(
             MixerWeights(self.conv_weight, self.conv_bias, self.A, self.D, self.dt_bias, self.norm_weight),
             head_dim=config.head_dim,
             state_size=config.state_size,
@@ -55,47 +56,52 @@ class Mamba2Mixer:
             norm_eps=config.norm_eps,
             norm_groups=config.groups,
         )
+        return MambaDecoder(library, mixer), MambaPrefiller(library, mixer)
 
     def __call__(
         self, x: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans
     ) -> torch.Tensor:
         """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, P, N], both written. Returns [T, d]."""
-        config, cut = self.config, plans.decodes
         projected = self.in_proj(x)
-        normed = x.new_empty(plans.tokens, config.inner)
-        done = 0
-        if self.decoder is not None and plans.decode is not None:
-            self.decoder(projected[:cut], conv, ssm, plans.decode, normed[:cut])
-            done = cut
-        if done < plans.tokens:
-            gate = projected[done:, : config.inner]
-            y = self._by_operators(projected, conv, ssm, plans, done)
-            norm = gated_norm_by_row if self.batch_invariant else gated_norm
-            normed[done:] = norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups)
+        normed = x.new_empty(plans.tokens, self.config.inner)
+        if self.kernels is None:
+            self._by_operators(projected, conv, ssm, plans, normed)
+        else:
+            decode, prefill = self.kernels
+            cut = plans.decodes
+            if plans.decode is not None:
+                decode(projected[:cut], conv, ssm, plans.decode, normed[:cut])
+            for rows, plan in plans.prefill:
+                prefill(projected[rows], conv, ssm, plan, normed[rows])
         return self.out_proj(normed)
 
     def _by_operators(
-        self, projected: torch.Tensor, conv: torch.Tensor, ssm: torch.Tensor, plans: StepPlans, done: int
-    ) -> torch.Tensor:
-        """Convolution and recurrence of the rows from `done` on, [T - done, H, P]."""
-        config = self.config
-        _, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
+        self,
+        projected: torch.Tensor,
+        conv: torch.Tensor,
+        ssm: torch.Tensor,
+        plans: StepPlans,
+        normed: torch.Tensor,
+    ) -> None:
+        """Convolution, recurrence, gate and norm: `normed` [T, H*P] is written."""
+        config, cut = self.config, plans.decodes
+        gate, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         y: torch.Tensor = inputs.new_empty(
             plans.tokens, config.heads, config.head_dim, dtype=accumulator(inputs.dtype)
         )
         if self.batch_invariant:
-            prefill = plans.prefill[0][1] if plans.prefill else None
-            mixed = convolution_by_tap(inputs, self.conv_weight, self.conv_bias, conv, plans.decode, prefill)
-            recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, prefill, y)
-            return y
-        if plans.decode is not None and not done:
-            cut = plans.decodes
-            mixed = conv1d_update(inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode)
-            state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
-        for rows, plan in plans.prefill:
-            mixed = conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
-            ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
-        return y[done:]
+            pieces = plans.prefill[0][1] if plans.prefill else None
+            mixed = convolution_by_tap(inputs, self.conv_weight, self.conv_bias, conv, plans.decode, pieces)
+            recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, pieces, y)
+        else:
+            if plans.decode is not None:
+                mixed = conv1d_update(inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode)
+                state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
+            for rows, plan in plans.prefill:
+                mixed = conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
+                ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
+        norm = gated_norm_by_row if self.batch_invariant else gated_norm
+        normed.copy_(norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups))
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
         """mixed: [n, C] = x | B | C after the convolution; dt: [n, H]."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from mamba_kernels import invariant
 from mamba_planner.model_config import MlpConfig
 from mamba_server.model.errors import UnsupportedModel
-from mamba_server.model.layers.loader import Loader
+from mamba_server.model.layers.loader import Loader, Rows
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -22,6 +22,10 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """Hendrycks and Gimpel 2016: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(math.sqrt(2 / math.pi))
     return inner.tanh_().add_(1).mul_(x).mul_(0.5)
+
+
+def _nothing(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -57,10 +61,18 @@ class Mlp:
     """Weights and forward of one feed-forward block."""
 
     def __init__(self, config: MlpConfig, hidden_size: int, loader: Loader) -> None:
+        self.gate_proj: Rows | None
         self.activation = activation(config.activation, batch_invariant=loader.batch_invariant)
         width, bias = config.intermediate, config.bias
-        self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias) if config.gated else None
-        self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
+        joined = config.activation if loader.activates(config.activation) else ""
+        if joined:
+            self.activation = _nothing  # is part of the product before it
+        if config.gated:
+            self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=joined)
+            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
+        else:
+            self.gate_proj = None
+            self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias, activation=joined)
         self.down_proj = loader.linear("down_proj", width, hidden_size, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,10 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     FLOAT32,
     LinearLayer,
     MambaDecode,
+    MambaPrefill,
+    Mixer,
     PagedDecode,
+    PagedExtend,
     RmsNorm,
 )
 
@@ -31,6 +34,7 @@ BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2}
 LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 kept: list[np.ndarray] = []
+mixers: list[Mixer] = []
 
 
 def array(*shape: int, kind: int = FLOAT32) -> int:
@@ -43,33 +47,69 @@ def array(*shape: int, kind: int = FLOAT32) -> int:
 
 
 def linear(library: Library) -> None:
-    for kind, outputs, inputs, rows in product((FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 63), (1, 7, 40)):
+    for kind, outputs, inputs, rows in product(
+        (FLOAT32, BFLOAT16), (1, 63, 257), (1, 100, 801), (1, 6, 40, 43)
+    ):
         pair = 2 if kind == BFLOAT16 else 1
         packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
-        layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind)
+        layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind, rows % 4)
         x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
         library.linear(ctypes.addressof(layer), x, inputs, rows, out)
 
 
+MIXERS = ((6, 5, 9, 2, 4), (1, 63, 100, 1, 2), (3, 7, 257, 3, 1))
+
+
+def mixer(H: int, P: int, N: int, G: int, K: int, kind: int) -> int:
+    """Address of a mixer."""
+    C = H * P + 2 * G * N
+    mixers.append(
+        Mixer(
+            conv_weight=array(K, C), conv_bias=array(C), rate=array(H), skip=array(H), step_bias=array(H),
+            norm_weight=array(H * P, kind=kind), step_min=0.0, step_max=9.0, norm_eps=1e-5, heads=H,
+            head_dim=P, groups=G, state_size=N, taps=K, norm_groups=G,
+        )
+    )  # fmt: skip
+    return ctypes.addressof(mixers[-1])
+
+
+def caches(rows: int, H: int, P: int, N: int, G: int, K: int, kind: int, state: int) -> dict[str, int]:
+    """Rows and five slots, as fields of a call."""
+    C, inner = H * P + 2 * G * N, H * P
+    return {
+        "projected": array(rows, inner + C + H, kind=kind), "projected_stride": inner + C + H,
+        "window": array(5, K - 1, C, kind=kind), "window_stride": (K - 1) * C,
+        "state": array(5, H, P, N, kind=state), "state_stride": H * P * N,
+        "out": array(rows, inner, kind=kind), "kind": kind, "state_kind": state,
+    }  # fmt: skip
+
+
 def decode(library: Library) -> None:
-    for kind, state, (H, P, N, G, K) in product(
-        (FLOAT32, BFLOAT16), (FLOAT32, FLOAT16), ((6, 5, 9, 2, 4), (1, 63, 100, 1, 2), (3, 7, 257, 3, 1))
-    ):
-        C, inner, rows = H * P + 2 * G * N, H * P, 3
+    for kind, state, sizes in product((FLOAT32, BFLOAT16), (FLOAT32, FLOAT16), MIXERS):
         routes = np.array([[1, -1, 3], [1, 2, 0], [-1, 4, -1]], np.int64)
         kept.append(routes)
         row = routes.strides[0]
         call = MambaDecode(
-            projected=array(rows, inner + C + H, kind=kind), projected_stride=inner + C + H,
-            window=array(5, K - 1, C, kind=kind), window_stride=(K - 1) * C,
-            state=array(5, H, P, N, kind=state), state_stride=H * P * N,
-            source=routes.ctypes.data, target=routes.ctypes.data + row, track=routes.ctypes.data + 2 * row,
-            out=array(rows, inner, kind=kind), conv_weight=array(K, C), conv_bias=array(C), rate=array(H),
-            skip=array(H), step_bias=array(H), norm_weight=array(inner, kind=kind), step_min=0.0,
-            step_max=9.0, norm_eps=1e-5, rows=rows, heads=H, head_dim=P, groups=G, state_size=N, taps=K,
-            norm_groups=G, kind=kind, state_kind=state,
+            mixer=mixer(*sizes, kind), source=routes.ctypes.data, target=routes.ctypes.data + row,
+            track=routes.ctypes.data + 2 * row, rows=3, **caches(3, *sizes, kind, state),
         )  # fmt: skip
         library.mamba_decode(ctypes.addressof(call))
+
+
+def prefill(library: Library) -> None:
+    for kind, state, sizes, chunk in product((FLOAT32, BFLOAT16), (FLOAT32, FLOAT16), MIXERS, (5, 17)):
+        slots = np.array([[1, -1, 3], [1, 2, 0]], np.int64)
+        pieces = np.array([0, 1, 7, 8], np.int32)
+        lengths = [1, *[chunk] * 5, 1, 2]
+        start = np.array([sum(lengths[:each]) for each in range(9)], np.int32)
+        track = np.array([-1, -1, 4, -1, -1, -1, -1, -1], np.int32)
+        kept.extend((slots, pieces, start, track))
+        call = MambaPrefill(
+            mixer=mixer(*sizes, kind), source=slots.ctypes.data, target=slots.ctypes.data + slots.strides[0],
+            piece_chunk=pieces.ctypes.data, chunk_start=start.ctypes.data, chunk_track=track.ctypes.data,
+            pieces=3, **caches(int(start[-1]), *sizes, kind, state),
+        )  # fmt: skip
+        library.mamba_prefill(ctypes.addressof(call))
 
 
 def norm(library: Library) -> None:
@@ -77,8 +117,8 @@ def norm(library: Library) -> None:
         ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), (1, 63, 257)
     ):
         call = RmsNorm(
-            array(70, width, kind=x_kind), width, array(width, kind=kind), array(70, width, kind=kind),
-            70, width, 1e-5, x_kind, kind,
+            array(70, width, kind=x_kind), width, array(70, width, kind=kind), array(width, kind=kind),
+            array(70, width, kind=kind), 70, width, 1e-5, x_kind, kind,
         )  # fmt: skip
         library.rms_norm(ctypes.addressof(call))
 
@@ -102,12 +142,31 @@ def attend(library: Library) -> None:
         library.paged_decode(ctypes.addressof(call))
 
 
+def extend(library: Library) -> None:
+    for kind, (heads, kv_heads, head_dim), page_size in product(
+        (FLOAT32, BFLOAT16), ((6, 2, 63), (3, 1, 100), (2, 2, 16), (65, 1, 3)), (1, 5)
+    ):
+        contexts, start = np.array([1, 17, 70], np.int32), np.array([4, 5, 22, 24], np.int32)
+        widest = -(-70 // page_size)
+        table = np.arange(3 * widest, dtype=np.int32).reshape(3, widest)
+        kept.extend((contexts, start, table))
+        inside = page_size * kv_heads * head_dim
+        call = PagedExtend(
+            query=array(20, heads, head_dim, kind=kind), query_stride=heads * head_dim,
+            kv=array(table.size, 2, inside, kind=kind), page_stride=2 * inside, value_offset=inside,
+            page_table=table.ctypes.data, page_table_stride=widest, context_len=contexts.ctypes.data,
+            piece_start=start.ctypes.data, out=array(20, heads, head_dim, kind=kind), scale=0.3, pieces=3,
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kind=kind,
+        )  # fmt: skip
+        library.paged_extend(ctypes.addressof(call))
+
+
 def caught(library: Library) -> None:
     """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        call = RmsNorm(array(100), 104, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32)
+        call = RmsNorm(array(100), 104, None, array(104), array(104), 1, 104, 1e-5, FLOAT32, FLOAT32)
         library.rms_norm(ctypes.addressof(call))
         os._exit(0)
     assert os.waitpid(child, 0)[1] != 0, "the sanitizer does not see what it should"
@@ -115,6 +174,6 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]))
 library.set_threads(2)
-for check in (linear, decode, norm, attend, caught):
+for check in (linear, decode, prefill, norm, attend, extend, caught):
     check(library)
     sys.stdout.write(check.__name__ + "\n")

@@ -48,6 +48,18 @@ def test_the_same_sources_are_built_once(compiler: Path, environment: dict[str, 
     assert sorted(path.suffix for path in first.parent.iterdir()) == [".lock", ".so"]
 
 
+def test_what_an_image_ships_needs_no_compiler_but_only_for_these_sources(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "SHIPPED", tmp_path / "shipped")
+    shipped = build.ship(environment)
+    bare = {"PATH": str(tmp_path)}
+    assert ensure_built(bare) == shipped
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
+    with pytest.raises(CannotBuild, match="compiler"):
+        ensure_built(bare)
+
+
 def test_another_compiler_other_flags_or_other_sources_make_another_library(
     compiler: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

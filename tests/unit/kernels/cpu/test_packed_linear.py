@@ -1,15 +1,17 @@
 """Products with packed weights: right on any shape, the same bits on any threads and beside any rows."""
 
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
 from peak_memory import peak_bytes
 
-SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100)]
+SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100), (33, 801)]
 """(outputs, inputs)"""
 KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)]
 
@@ -52,6 +54,24 @@ def test_a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads
     for rows in (4, 14, 40, 520):
         together = made(x[:rows])
         assert torch.equal(together[::13], alone[: len(together[::13])]), rows
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("relu", F.relu), ("relu2", lambda x: F.relu(x).square()), ("silu", F.silu), ("swish", F.silu)],
+)
+def test_an_activation_comes_before_the_rounding(
+    library: Library, name: str, function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype,
+    tolerance: float,
+) -> None:  # fmt: skip
+    weight, added = rand(40, 33, seed=1, dtype=dtype), rand(40, seed=2, dtype=dtype)
+    made = PackedLinear(library, PackedWeight(weight), added, name)
+    x = rand(9, 33, seed=3, dtype=dtype)
+    x[4, 7] = torch.nan
+    expected = function(x.double() @ weight.double().T + added.double())
+    got = made(x).double()
+    torch.testing.assert_close(got, expected, rtol=4 * tolerance, atol=1e-4, equal_nan=True)
 
 
 def test_an_embedding_reads_its_rows_from_the_packed_matrix() -> None:

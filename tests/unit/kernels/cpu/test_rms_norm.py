@@ -27,3 +27,20 @@ def test_it_equals_its_definition(
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
     assert torch.equal(RowNorm(library, weight, 1e-5)(x[7:8])[0], got[7])
+
+
+@pytest.mark.parametrize(("residual", "dtype"), [kinds[:2] for kinds in KINDS])
+@pytest.mark.parametrize("width", [1, 63, 257])
+def test_what_is_added_goes_into_the_stream_rounded_and_then_through_the_norm(
+    library: Library, residual: torch.dtype, dtype: torch.dtype, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+    stream = torch.randn(70, width + 3, generator=generator).to(residual)
+    x, beside = stream[:, :width], stream[:, width:].clone()
+    added, weight = (torch.randn(*size, generator=generator).to(dtype) for size in ((70, width), (width,)))
+    expected = x + added
+    norm = RowNorm(library, weight, 1e-5)
+    got = norm(x, added)
+    assert torch.equal(x, expected)
+    assert torch.equal(got, norm(expected))
+    assert torch.equal(stream[:, width:], beside)

@@ -27,4 +27,4 @@ def test_no_kernel_reads_or_writes_beside_its_arrays() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["linear", "decode", "norm", "attend", "caught"]
+    assert done.stdout.split() == ["linear", "decode", "prefill", "norm", "attend", "extend", "caught"]

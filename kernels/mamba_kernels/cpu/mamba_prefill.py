@@ -1,0 +1,46 @@
+"""Pieces of prompts in a Mamba2 mixer between its projections, in one call: see README.md."""
+
+import ctypes
+
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.mixer import STATE_KINDS, PreparedMixer
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.structures import MambaPrefill
+from mamba_kernels.ssd_prefill import ChunkPlan
+
+
+class MambaPrefiller:
+    """The call for one mixer."""
+
+    def __init__(self, library: Library, mixer: PreparedMixer) -> None:
+        self._run = library.mamba_prefill
+        self._mixer = mixer
+        self._call = MambaPrefill(mixer=mixer.address)
+        self._address = ctypes.addressof(self._call)
+
+    def __call__(
+        self,
+        projected: torch.Tensor,
+        window: torch.Tensor,
+        state: torch.Tensor,
+        plan: ChunkPlan,
+        out: torch.Tensor,
+    ) -> None:
+        """out = norm(y * silu(gate)), where y comes from the convolution and the recurrence of `ScanInputs`.
+
+        projected: [T, gate H*P | x H*P | B G*N | C G*N | dt H], T = plan.tokens, rows may be strided; window:
+        [slabs, K-1, C] in the type of the rows; state: [slabs, H, P, N] float32 or float16; both dense but
+        for the slabs, read and written at the plan's slots; out: [T, H*P], dense, written.
+        """
+        call, routes = self._call, plan.slots.routes
+        call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
+        call.window, call.window_stride = window.data_ptr(), window.stride(0)
+        call.state, call.state_stride = state.data_ptr(), state.stride(0)
+        call.source, call.target = routes.data_ptr(), routes.data_ptr() + 8 * routes.stride(0)
+        call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()
+        call.chunk_track, call.out = plan.chunk_track.data_ptr(), out.data_ptr()
+        call.pieces = len(plan.piece_chunk) - 1
+        call.kind, call.state_kind = KINDS[projected.dtype], STATE_KINDS[state.dtype]
+        self._run(self._address)

@@ -1,0 +1,65 @@
+"""What the calls for a Mamba2 mixer share: its weights and shapes as the kernels read them."""
+
+import ctypes
+import dataclasses
+
+import torch
+
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.structures import FLOAT16, Mixer
+
+STATE_KINDS = {torch.float32: KINDS[torch.float32], torch.float16: FLOAT16}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MixerWeights:
+    """What a mixer has between its projections. Wide ones are float32."""
+
+    conv_weight: torch.Tensor
+    """[K, C]"""
+    conv_bias: torch.Tensor | None
+    """[C]"""
+    A: torch.Tensor
+    """[H] negative"""
+    D: torch.Tensor
+    """[H]"""
+    dt_bias: torch.Tensor
+    """[H]"""
+    norm: torch.Tensor | None
+    """[H * P] in the type of the rows; None = the gate alone."""
+
+
+class PreparedMixer:
+    """One mixer for its calls; `address` is valid as long as this object lives."""
+
+    def __init__(
+        self,
+        weights: MixerWeights,
+        *,
+        head_dim: int,
+        state_size: int,
+        groups: int,
+        dt_limit: tuple[float, float],
+        norm_eps: float,
+        norm_groups: int,
+    ) -> None:
+        # Addresses do not keep what lies there; the weights must live as long as the call.
+        self._weights = weights
+        self._mixer = Mixer(
+            conv_weight=weights.conv_weight.data_ptr(),
+            conv_bias=None if weights.conv_bias is None else weights.conv_bias.data_ptr(),
+            rate=weights.A.data_ptr(),
+            skip=weights.D.data_ptr(),
+            step_bias=weights.dt_bias.data_ptr(),
+            norm_weight=None if weights.norm is None else weights.norm.data_ptr(),
+            step_min=dt_limit[0],
+            step_max=dt_limit[1],
+            norm_eps=norm_eps,
+            heads=len(weights.A),
+            head_dim=head_dim,
+            groups=groups,
+            state_size=state_size,
+            taps=len(weights.conv_weight),
+            norm_groups=norm_groups,
+        )
+        self.address = ctypes.addressof(self._mixer)

@@ -1,0 +1,38 @@
+"""Attention of the new tokens of prompts over their pages, in one call."""
+
+import ctypes
+
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.structures import PagedExtend
+from mamba_kernels.paged_attention import AttentionPlan
+
+
+class PagedExtender:
+    """The call for one attention layer."""
+
+    def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
+        self._run = library.paged_extend
+        self._call = PagedExtend(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale)
+        self._address = ctypes.addressof(self._call)
+
+    def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
+        """softmax(scale q K^T) V, causal, over the contexts of the plan's prefill pieces.
+
+        query: [T, heads, head_dim], the rows of the pieces alone (they may be strided), in the type of kv
+        [pages, 2, page_size, kv_heads, head_dim], of which each page's keys and values are dense; out: like
+        query, dense, written.
+        """
+        call, first, table = self._call, plan.decodes, plan.page_table
+        call.query, call.query_stride = query.data_ptr(), query.stride(0)
+        call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
+        call.page_size = kv.shape[2]
+        call.page_table = table.data_ptr() + 4 * first * table.stride(0)
+        call.page_table_stride = table.stride(0)
+        call.context_len = plan.context_len.data_ptr() + 4 * first
+        call.piece_start = plan.query_start.data_ptr() + 4 * first
+        call.out, call.kind = out.data_ptr(), KINDS[kv.dtype]
+        call.pieces = len(plan.context_len) - first
+        self._run(self._address)

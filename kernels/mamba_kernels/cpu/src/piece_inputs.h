@@ -1,0 +1,80 @@
+// What the convolution of a prompt's piece reads: its rows, and the window before them. Included after Lanes.
+#pragma once
+#include <cstring>
+
+#include "elements.h"
+#include "functions.h"
+#include "interface.h"
+
+namespace {
+
+template <typename T>
+class PieceInputs {
+ public:
+  PieceInputs(const MambaPrefill& call, int piece)
+      : call_(call),
+        mixer_(*call.mixer),
+        inner_(int64_t{mixer_.heads} * mixer_.head_dim),
+        channels_(inner_ + 2 * int64_t{mixer_.groups} * mixer_.state_size),
+        past_(mixer_.taps - 1),
+        first_chunk_(call.piece_chunk[piece]),
+        end_chunk_(call.piece_chunk[piece + 1]),
+        begin_(call.chunk_start[first_chunk_]),
+        source_(call.source[piece]),
+        target_(call.target[piece]) {}
+
+  // out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels of rows [from, to), rounded to T.
+  void convolve(int64_t from, int64_t to, T* out) const {
+    for (int64_t c = 0; c < channels_; c += kLanes) {
+      const int count = static_cast<int>(channels_ - c);
+      const Lanes bias = mixer_.conv_bias == nullptr ? Lanes::zero() : load_some(mixer_.conv_bias + c, count);
+      for (int64_t t = from; t < to; ++t) {
+        Lanes sum = bias;
+        for (int k = 0; k <= past_; ++k) {
+          const T* input = at(t - past_ + k);
+          const Lanes x = input == nullptr ? Lanes::zero() : load_some(input + c, count);
+          sum = Lanes::fused(x, load_some(mixer_.conv_weight + k * channels_ + c, count), sum);
+        }
+        store_some(out + (t - from) * channels_ + c, count, silu(sum));
+      }
+    }
+  }
+
+  // The last inputs before each checkpoint and before the end of the piece, whose slot may be the one it came
+  // from: it is written last, and there each input is read before the one after it is written.
+  void keep_windows() const {
+    for (int chunk = first_chunk_; chunk < end_chunk_; ++chunk) {
+      if (call_.chunk_track[chunk] >= 0) keep_window(call_.chunk_start[chunk + 1], call_.chunk_track[chunk]);
+    }
+    keep_window(call_.chunk_start[end_chunk_], target_);
+  }
+
+ private:
+  // The inputs of row `t`, which may lie up to K - 1 before the piece; null = zeros.
+  const T* at(int64_t t) const {
+    if (t >= begin_) return static_cast<const T*>(call_.projected) + t * call_.projected_stride + inner_;
+    return source_ < 0 ? nullptr : window(source_) + (past_ + t - begin_) * channels_;
+  }
+  T* window(int64_t slot) const { return static_cast<T*>(call_.window) + slot * call_.window_stride; }
+
+  void keep_window(int64_t end, int64_t slot) const {
+    const size_t bytes = static_cast<size_t>(channels_) * sizeof(T);
+    for (int k = 0; k < past_; ++k) {
+      const T* input = at(end - past_ + k);
+      T* kept = window(slot) + k * channels_;
+      if (input == nullptr) {
+        std::memset(kept, 0, bytes);
+      } else if (input != kept) {
+        std::memcpy(kept, input, bytes);
+      }
+    }
+  }
+
+  const MambaPrefill& call_;
+  const Mixer& mixer_;
+  int64_t inner_, channels_;
+  int past_, first_chunk_, end_chunk_;
+  int64_t begin_, source_, target_;
+};
+
+}  // namespace

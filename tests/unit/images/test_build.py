@@ -1,0 +1,68 @@
+"""Images have the names that charts ask for and the tests' versions, and are made anew when they must be."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from images import build
+from images.build import TARGETS, Bases, digest
+from mamba_api import names
+
+ROOT = Path(build.__file__).parents[1]
+
+
+def pins(name: str) -> set[tuple[str, str]]:
+    """Packages and versions of one lock file; of some there is one for each version of Python."""
+    text = (ROOT / "requirements" / f"{name}.lock").read_text()
+    return set(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", text, re.MULTILINE))
+
+
+def test_images_have_the_names_that_objects_and_the_chart_ask_for() -> None:
+    chart = yaml.safe_load((ROOT / "charts/mambaserve/values.yaml").read_text())
+    release = yaml.safe_load((ROOT / "charts/mambaserve/Chart.yaml").read_text())["appVersion"]
+
+    assert f"{TARGETS['control'].repository}:{build.version()}" == names.CONTROL_PLANE_IMAGE
+    assert f"{TARGETS['server'].repository}:{build.version()}" == names.IMAGE
+    assert f"{chart['image']['repository']}:{release}" == names.CONTROL_PLANE_IMAGE
+
+
+@pytest.mark.parametrize("name", ["control", "server", "build"])
+def test_an_image_has_the_versions_that_the_tests_ran_with(name: str) -> None:
+    assert pins(name) - pins("dev") == set()
+
+
+def test_the_control_image_has_no_torch_and_both_have_what_their_processes_need() -> None:
+    control, server = ({package for package, _ in pins(name)} for name in ("control", "server"))
+
+    assert "torch" not in control
+    assert {"kopf", "kubernetes", "fastapi", "redis", "opentelemetry-sdk", "grpcio"} <= control
+    assert {"torch", "triton", "fastapi", "redis", "opentelemetry-sdk"} <= server
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small tree that an image is made of."""
+    for name in (*build.FILES, *(f"{folder}/one.py" for folder in build.SOURCES), "tests/one.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_an_image_is_made_anew_for_other_sources_modes_and_bases_only(sources: Path) -> None:
+    control = TARGETS["control"]
+    first = digest(control, None)
+    (sources / "tests/one.py").write_text("changed")
+    (sources / "requirements/dev.lock").write_text("changed")
+
+    assert digest(control, None) == first
+    assert digest(TARGETS["server"], None) != first
+    assert digest(control, Bases("python", "python:slim")) != first
+    (sources / "server/one.py").chmod(0o755)
+    changed = digest(control, None)
+    assert changed != first
+    (sources / "server/one.py").write_text("changed")
+    assert digest(control, None) not in {first, changed}
