@@ -135,4 +135,18 @@ MUTANTS = (
         "",
         FOLLOWING,
     ),
+    Mutant(
+        "an old answer is believed over what the engine published since",
+        PREFIX + "prefix_index.py",
+        "np.setdiff1d(hashes, gained)",
+        "np.unique(hashes)",
+        ("tests/unit/prefix/test_withdrawn.py",),
+    ),
+    Mutant(
+        "an answer that tells of less is not believed",
+        "server/mamba_gateway/router.py",
+        "elif resumed < promised:",
+        "elif resumed < 0:",
+        ("tests/unit/gateway/test_router.py",),
+    ),
 )
