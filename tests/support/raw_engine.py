@@ -38,7 +38,9 @@ class RawEngine:
             await asyncio.sleep(0)
         self._server.close()
         for writer in self._writers:
-            writer.transport.abort()
+            # A transport that has closed in this very turn has no loop any more to abort it in.
+            with contextlib.suppress(AttributeError):
+                writer.transport.abort()
         await asyncio.sleep(0)
         await self._server.wait_closed()
 

@@ -188,6 +188,12 @@ class Listener:
     def lost(self, node: Node) -> None:
         self.known.remove((node.salt, self.tree.key_of(node).tobytes()))
 
+    def pages_gained(self, node: Node) -> None:
+        """Of checkpoints alone is asked here."""
+
+    def pages_lost(self, node: Node) -> None:
+        """The same."""
+
 
 def test_who_listens_knows_the_checkpoints_that_there_are() -> None:
     tree = make()
