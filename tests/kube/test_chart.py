@@ -46,6 +46,11 @@ VARIANTS = {
         "--set-json", 'imagePullSecrets=[{"name":"pull"}]', "--set", "serviceAccount.annotations.a=b",
         "--set", "image.digest=sha256:" + "0" * 64, "--set", "commonLabels.owner=us",
     ),
+    "with a Redis": (
+        "--set", "redis.enabled=true,watchNamespaces={NS},commonLabels.owner=us,redis.nodeSelector.a=b",
+        "--set-json", 'imagePullSecrets=[{"name":"pull"}]',
+        "--set-json", 'redis.tolerations=[{"operator":"Exists"}]',
+    ),
 }  # fmt: skip
 
 

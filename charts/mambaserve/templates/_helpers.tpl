@@ -20,6 +20,11 @@ app.kubernetes.io/component: operator
 
 {{- define "mambaserve.labels" -}}
 {{ include "mambaserve.selector" . }}
+{{ include "mambaserve.commonLabels" . }}
+{{- end -}}
+
+{{/* Of objects of every component. */}}
+{{- define "mambaserve.commonLabels" -}}
 app.kubernetes.io/part-of: mambaserve
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -27,6 +32,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{- define "mambaserve.redisSelector" -}}
+app.kubernetes.io/name: mambaserve
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: redis
+{{- end -}}
+
+{{- define "mambaserve.redisLabels" -}}
+{{ include "mambaserve.redisSelector" . }}
+{{ include "mambaserve.commonLabels" . }}
 {{- end -}}
 
 {{- define "mambaserve.serviceAccount" -}}

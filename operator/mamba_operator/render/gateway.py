@@ -22,6 +22,9 @@ from mamba_operator.strategic_merge import merge
 
 START_SECONDS = 60
 GRACE_MARGIN = 15
+MEMORY = "512Mi"
+"""Requested. Enough for a tokenizer of 17 MiB, a million checkpoints and as many pages, and 1,024 requests
+under way; docs/reference/gateway-memory.md has the sum."""
 API_KEYS_MOUNT = "/run/mambaserve/api-keys"
 
 
@@ -106,7 +109,7 @@ def _container(context: Context) -> dict[str, Any]:
         "args": arguments,
         "env": _environment(context),
         "ports": _container_ports(deployment),
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": MEMORY}},
         "securityContext": container_security(),
         "volumeMounts": mounts,
         "lifecycle": {"preStop": {"sleep": {"seconds": ROUTER_PAUSE}}},

@@ -51,6 +51,10 @@ def test_the_defaults_are_valid() -> None:
         ({"image": {"digest": "latest"}}, "image/digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "image/pullPolicy"),
         ({"test": {"python": []}}, "test/python"),
+        ({"redis": {"bogus": 1}}, "redis"),
+        ({"redis": {"maxMemory": 8}}, "redis/maxMemory"),
+        ({"redis": {"maxMemory": "256mb"}}, "redis/maxMemory"),
+        ({"redisImage": {"tag": ""}}, "redisImage/tag"),
         ({"monitoring": {"runbooks": ""}}, "monitoring/runbooks"),
         ({"monitoring": {"dashboardLabels": {"a": 1}}}, "monitoring/dashboardLabels/a"),
     ],
@@ -79,7 +83,10 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
     assert given(VALUES) - keys(SCHEMA) == set()
 
 
-SECTIONS = {"crds", "image", "engineImage", "serviceAccount", "rbac", "operator", "monitoring", "test"}
+SECTIONS = {
+    "crds", "image", "engineImage", "redisImage", "serviceAccount", "rbac", "operator", "redis", "monitoring",
+    "test",
+}  # fmt: skip
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
@@ -108,11 +115,12 @@ def test_the_defaults_agree_with_the_names_that_all_processes_share() -> None:
     assert VALUES["operator"]["livenessPort"] == names.OPERATOR_LIVENESS_PORT
 
 
-def test_the_operator_is_confined_by_default() -> None:
-    operator = VALUES["operator"]
-    assert operator["podSecurityContext"]["runAsNonRoot"] is True
-    assert operator["podSecurityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert operator["securityContext"] == {
+@pytest.mark.parametrize("component", ["operator", "redis"])
+def test_pods_are_confined_by_default(component: str) -> None:
+    values = VALUES[component]
+    assert values["podSecurityContext"]["runAsNonRoot"] is True
+    assert values["podSecurityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert values["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},

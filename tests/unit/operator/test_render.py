@@ -178,6 +178,18 @@ def test_gpus_are_asked_for_only_when_there_are_some(gpus: int, expected: str | 
     assert document(made)["device"] == ("cuda" if gpus else "cpu")
 
 
+def test_a_gateway_requests_the_memory_it_is_told_to() -> None:
+    def requested(**spec: Any) -> dict[str, str]:
+        made = children(owner(**spec))["Deployment", "nano"]["spec"]["template"]["spec"]["containers"][0]
+        assert "limits" not in made["resources"]
+        found: dict[str, str] = made["resources"]["requests"]
+        return found
+
+    more = {"name": "gateway", "resources": {"requests": {"memory": "1Gi"}}}
+    told = requested(gateway={"podTemplate": {"spec": {"containers": [more]}}})
+    assert told == {**requested(), "memory": "1Gi"}
+
+
 def test_a_claim_is_mounted_where_the_engine_looks_for_it() -> None:
     pod = engine_pod(model={"uri": "pvc://weights/nano/v2"})["spec"]
 
