@@ -22,6 +22,13 @@ def copied(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
+METHODS = {
+    "get": "GET", "list": "GET", "apply": "PATCH", "create": "POST", "replace": "PUT", "merge": "PATCH",
+    "delete": "DELETE",
+}  # fmt: skip
+"""Of HTTP, by verb."""
+
+
 class FakeCluster(KubeClient):
     """Objects by (kind, namespace, name); `calls` records every write as "verb Kind/name"."""
 
@@ -49,6 +56,7 @@ class FakeCluster(KubeClient):
         return self.objects.get((kind, namespace, name))
 
     def _enter(self, verb: str, kind: str, name: str) -> None:
+        self.counted(METHODS[verb.partition("/")[0]], f"{kind.lower()}s")
         if verb not in ("get", "list"):
             self.calls.append(f"{verb} {kind}/{name}")
         if (error := self.fault(verb, kind, name)) is not None:
