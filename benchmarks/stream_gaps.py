@@ -1,0 +1,125 @@
+"""What a stream feels while a long prompt is computed beside it: gaps between tokens, and the prompt's wait.
+
+Run as `python -m benchmarks.stream_gaps`. One stream decodes all the time; meanwhile prompts that have
+nothing in common come one after the other, through HTTP. With the engine's defaults and with large pieces of
+a prompt. Without --model on the random 263M hybrid of the serving benchmark, written beside the caches.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import aiohttp
+from benchmarks.cache.record import write
+from benchmarks.checkpoint import random_350m
+from benchmarks.engine import running_engine
+
+LARGE = "--chunked-prefill-tokens", "2048"
+VARIANTS = {"default": (), "pieces of 2,048": LARGE}
+CHECKPOINT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mambaserve/benchmarks/263m")
+VOCABULARY = 200
+"""Token ids of the prompts: every model has so many."""
+
+
+class Stream:
+    """One answer without end and the times at which its tokens came."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    async def run(self, session: aiohttp.ClientSession, url: str, tokens: int) -> None:
+        """Until it is cancelled. Raises RuntimeError when it ends by itself."""
+        body = {"model": await _model(session, url), "prompt": [5] * 8, "max_tokens": tokens}
+        body |= {"stream": True, "ignore_eos": True, "temperature": 0}
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    self.times.append(time.monotonic())
+        raise RuntimeError("the stream ended before the prompts did: raise --stream-tokens")
+
+    def gaps(self, begin: float, end: float) -> list[float]:
+        """Seconds between tokens of which the later one came within the time."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return [later - earlier for earlier, later in pairs if begin <= later <= end]
+
+
+async def first_token(session: aiohttp.ClientSession, url: str, length: int, seed: int) -> float:
+    """Seconds until the one token of an answer to a prompt of its own."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(3, VOCABULARY) for _ in range(length)]
+    body = {"model": await _model(session, url), "prompt": prompt, "max_tokens": 1, "ignore_eos": True}
+    begin = time.monotonic()
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        await response.read()
+    return time.monotonic() - begin
+
+
+async def _model(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> dict[str, Any]:
+    """The stream alone, a prompt alone, and both."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        await first_token(session, url, 300, seed=0)  # warms up
+        alone = await first_token(session, url, length, seed=1)
+        stream = Stream()
+        running = asyncio.create_task(stream.run(session, url, stream_tokens))
+        await asyncio.sleep(5)
+        quiet = stream.gaps(0, time.monotonic())[1:]
+        begin = time.monotonic()
+        waits = [await first_token(session, url, length, seed=2 + number) for number in range(prompts)]
+        gaps = stream.gaps(begin, time.monotonic())
+        if running.done():
+            running.result()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return {
+        "gap_alone_median_ms": round(1000 * median(quiet), 1),
+        "gap_median_ms": round(1000 * median(gaps), 1),
+        "gap_p99_ms": round(1000 * quantiles(gaps, n=100, method="inclusive")[98], 1),
+        "gap_worst_ms": round(1000 * max(gaps), 1),
+        "gaps": len(gaps),
+        "prompt_alone_s": round(alone, 2),
+        "prompt_beside_s": round(median(waits), 2),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stream_gaps", description=__doc__)
+    parser.add_argument("--model", type=Path, help="checkpoint; none = random, 263M")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--prompt-tokens", type=int, default=4000)
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--stream-tokens", type=int, default=8000)
+    asked = parser.parse_args(arguments)
+    model = asked.model or random_350m(CHECKPOINT)
+    found = {}
+    for name, options in VARIANTS.items():
+        fixed = ("--device", "cpu", "--dtype", asked.dtype, "--max-model-len", "16384")
+        with running_engine(model, *fixed, *options, threads=None) as url:
+            found[name] = asyncio.run(measure(url, asked.prompt_tokens, asked.prompts, asked.stream_tokens))
+        print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+    rows = [
+        f"| {what} | {' | '.join(f'{each[what]:g}' for each in found.values())} |"
+        for what in found["default"]
+    ]
+    lines = ["", f"| {asked.dtype}, a prompt of {asked.prompt_tokens} tokens | {' | '.join(found)} |"]
+    lines += [f"| --- |{' --- |' * len(found)}", *rows]
+    write("stream-gaps", {"model": model.name, "found": found}, lines)
+
+
+if __name__ == "__main__":
+    main()
