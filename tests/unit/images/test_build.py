@@ -38,7 +38,7 @@ def test_the_control_image_has_no_torch_and_both_have_what_their_processes_need(
 
     assert "torch" not in control
     assert {"kopf", "kubernetes", "fastapi", "redis", "opentelemetry-sdk", "grpcio"} <= control
-    assert {"torch", "triton", "fastapi", "redis", "opentelemetry-sdk"} <= server
+    assert {"torch", "triton", "aiohttp", "fastapi", "redis", "opentelemetry-sdk"} <= server
 
 
 @pytest.fixture
