@@ -85,8 +85,12 @@ def cache_folder() -> Path:
 
 def cached(target: Target, bases: Bases | None = None) -> Path | None:
     """The archive of this state of the sources, if it has been made before."""
-    path = cache_folder() / f"{target.name}-{digest(target, bases)}.tar"
+    path = _archive(target, bases)
     return path if path.is_file() else None
+
+
+def _archive(target: Target, bases: Bases | None) -> Path:
+    return cache_folder() / f"{target.name}-{digest(target, bases)}.tar"
 
 
 def ensure_built(target: Target, bases: Bases | None = None) -> Path:
@@ -94,11 +98,11 @@ def ensure_built(target: Target, bases: Bases | None = None) -> Path:
 
     Archives of other states of the sources are removed. Raises CannotBuild.
     """
-    if found := cached(target, bases):
-        return found
-    folder = cache_folder()
+    path = _archive(target, bases)
+    if path.is_file():
+        return path
+    folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{target.name}-{digest(target, bases)}.tar"
     with Storage(folder / "layers") as storage:
         bases = bases or _debian_bases(storage, target)
         _say(f"building {target.name}")

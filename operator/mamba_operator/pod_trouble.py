@@ -49,7 +49,10 @@ def is_loading(pod: Manifest) -> bool:
     """Whether an engine runs and is not ready yet."""
     status = pod.get("status") or {}
     return (
-        is_engine(pod) and not is_terminating(pod) and status.get("phase") == "Running" and not _ready(status)
+        is_engine(pod)
+        and not is_terminating(pod)
+        and status.get("phase") == "Running"
+        and not says_ready(status)
     )
 
 
@@ -77,7 +80,8 @@ def _name(pod: Manifest) -> str:
     return str(metadata(pod).get("name", ""))
 
 
-def _ready(status: Manifest) -> bool:
+def says_ready(status: Manifest) -> bool:
+    """Whether a pod of that status answers, by its condition."""
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 

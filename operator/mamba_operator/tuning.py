@@ -13,7 +13,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.conditions import timestamp
 from mamba_operator.manifest import Manifest, annotation, digest, is_terminating, metadata
-from mamba_operator.pod_trouble import is_engine
+from mamba_operator.pod_trouble import is_engine, says_ready
 from mamba_operator.scale import moment
 
 LIVE = ("strategy", "track_interval")
@@ -103,9 +103,7 @@ def to_tell(
             is_engine(pod)
             and not is_terminating(pod)
             and status.get("podIP")
-            and any(
-                c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()
-            )
+            and says_ready(status)
             and (meta.get("labels") or {}).get(names.LABEL_REVISION) == revision
             and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
             and told.get(run) != tuned.digest

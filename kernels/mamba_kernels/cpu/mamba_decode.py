@@ -5,8 +5,7 @@ import ctypes
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import STATE_KINDS, PreparedMixer
-from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.mixer import PreparedMixer, read_and_write
 from mamba_kernels.cpu.structures import MambaDecode
 from mamba_kernels.slot_plan import SlotPlan
 
@@ -35,12 +34,9 @@ class MambaDecoder:
         written as the plan says; out: [n, H*P], dense, written.
         """
         call = self._call
-        call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
-        call.window, call.window_stride = window.data_ptr(), window.stride(0)
-        call.state, call.state_stride = state.data_ptr(), state.stride(0)
+        read_and_write(call, projected, window, state)
         routes = plan.routes.data_ptr()
         stride = 8 * plan.routes.stride(0)
         call.source, call.target, call.track = routes, routes + stride, routes + 2 * stride
         call.out, call.rows = out.data_ptr(), len(projected)
-        call.kind, call.state_kind = KINDS[projected.dtype], STATE_KINDS[state.dtype]
         self._run(self._address)

@@ -5,8 +5,7 @@ import ctypes
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import STATE_KINDS, PreparedMixer
-from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.mixer import PreparedMixer, read_and_write
 from mamba_kernels.cpu.structures import MambaPrefill
 from mamba_kernels.ssd_prefill import ChunkPlan
 
@@ -35,12 +34,9 @@ class MambaPrefiller:
         for the slabs, read and written at the plan's slots; out: [T, H*P], dense, written.
         """
         call, routes = self._call, plan.slots.routes
-        call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
-        call.window, call.window_stride = window.data_ptr(), window.stride(0)
-        call.state, call.state_stride = state.data_ptr(), state.stride(0)
+        read_and_write(call, projected, window, state)
         call.source, call.target = routes.data_ptr(), routes.data_ptr() + 8 * routes.stride(0)
         call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()
         call.chunk_track, call.out = plan.chunk_track.data_ptr(), out.data_ptr()
         call.pieces = len(plan.piece_chunk) - 1
-        call.kind, call.state_kind = KINDS[projected.dtype], STATE_KINDS[state.dtype]
         self._run(self._address)

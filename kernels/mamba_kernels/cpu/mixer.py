@@ -6,7 +6,7 @@ import dataclasses
 import torch
 
 from mamba_kernels.cpu.packed_linear import KINDS
-from mamba_kernels.cpu.structures import FLOAT16, Mixer
+from mamba_kernels.cpu.structures import FLOAT16, MambaDecode, MambaPrefill, Mixer
 
 STATE_KINDS = {torch.float32: KINDS[torch.float32], torch.float16: FLOAT16}
 
@@ -63,3 +63,13 @@ class PreparedMixer:
             norm_groups=norm_groups,
         )
         self.address = ctypes.addressof(self._mixer)
+
+
+def read_and_write(
+    call: MambaDecode | MambaPrefill, projected: torch.Tensor, window: torch.Tensor, state: torch.Tensor
+) -> None:
+    """Name to `call` the rows that it reads, and the windows and states that it reads and writes."""
+    call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
+    call.window, call.window_stride = window.data_ptr(), window.stride(0)
+    call.state, call.state_stride = state.data_ptr(), state.stride(0)
+    call.kind, call.state_kind = KINDS[projected.dtype], STATE_KINDS[state.dtype]

@@ -41,19 +41,25 @@ class Mixer(Structure):
     )
 
 
+_OF_A_MIXER = (
+    ("mixer", c_void_p),
+    ("projected", c_void_p),
+    ("projected_stride", c_int64),
+    ("window", c_void_p),
+    ("window_stride", c_int64),
+    ("state", c_void_p),
+    ("state_stride", c_int64),
+    ("source", c_void_p),
+    ("target", c_void_p),
+)
+"""What its calls begin with."""
+
+
 class MambaDecode(Structure):
     """One token of a mixer for each of some sequences."""
 
     _fields_ = (
-        ("mixer", c_void_p),
-        ("projected", c_void_p),
-        ("projected_stride", c_int64),
-        ("window", c_void_p),
-        ("window_stride", c_int64),
-        ("state", c_void_p),
-        ("state_stride", c_int64),
-        ("source", c_void_p),
-        ("target", c_void_p),
+        *_OF_A_MIXER,
         ("track", c_void_p),
         ("out", c_void_p),
         ("rows", c_int32),
@@ -66,15 +72,7 @@ class MambaPrefill(Structure):
     """Pieces of prompts in a mixer."""
 
     _fields_ = (
-        ("mixer", c_void_p),
-        ("projected", c_void_p),
-        ("projected_stride", c_int64),
-        ("window", c_void_p),
-        ("window_stride", c_int64),
-        ("state", c_void_p),
-        ("state_stride", c_int64),
-        ("source", c_void_p),
-        ("target", c_void_p),
+        *_OF_A_MIXER,
         ("piece_chunk", c_void_p),
         ("chunk_start", c_void_p),
         ("chunk_track", c_void_p),
