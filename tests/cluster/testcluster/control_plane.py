@@ -110,9 +110,8 @@ class ControlPlane(Cluster):
     def start(self) -> None:
         """Starts everything. Raises NotReady with the end of the failing component's log."""
         try:
-            self.etcd.start()
             # Not left to the API server: it would hide why etcd died behind its own patience.
-            self.etcd.wait_until(self._etcd_listens, timeout=READY_SECONDS, what="listening")
+            self.start_etcd()
             self.start_api_server()
             self.controller_manager.start()
             self.controller_manager.wait_until(
@@ -123,6 +122,11 @@ class ControlPlane(Cluster):
         except BaseException:
             self.stop()
             raise
+
+    def start_etcd(self) -> None:
+        """Starts etcd, with its old data if it ran before, and waits for it."""
+        self.etcd.start()
+        self.etcd.wait_until(self._etcd_listens, timeout=READY_SECONDS, what="listening")
 
     def start_api_server(self) -> None:
         """Starts the API server, on its old port with its old data if it ran before, and waits for it."""

@@ -19,6 +19,8 @@ TREE = "/opt/mambaserve"
 """Where a container finds the source tree."""
 ENVIRONMENT = "/opt/venv"
 """Where a container finds the virtual environment that runs the tests."""
+CACHES = "/opt/caches"
+KERNELS = "mambaserve/kernels"
 SOURCE_ROOTS = ("operator", "server", "kernels")
 TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 OPTIONAL = ("etc/ssl", "etc/ld.so.cache", "etc/ld.so.conf", "etc/ld.so.conf.d", "etc/alternatives")
@@ -44,6 +46,8 @@ class Host:
     optional: frozenset[str]
     """Those of OPTIONAL that exist."""
     machine: str
+    caches: str
+    """The user's folder of caches; of it the compiled CPU kernels are seen."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ def look(tree: Path) -> Host:
         top_level=top_level,
         optional=frozenset(name for name in OPTIONAL if Path("/", name).exists()),
         machine=os.uname().machine,
+        caches=os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
     )
 
 
@@ -85,6 +90,8 @@ def mounts(host: Host) -> list[Mount]:
         *(Mount(path, path) for path in same),
         Mount(host.tree, TREE),
         Mount(host.environment, ENVIRONMENT),
+        # Else each engine would compile them for itself, for a minute or more.
+        Mount(f"{host.caches}/{KERNELS}", f"{CACHES}/{KERNELS}"),
     ]
 
 
@@ -108,6 +115,7 @@ def image(host: Host) -> Image:
             # The environment's own link to the checkout names a path that exists outside only.
             "PYTHONPATH": ":".join(f"{TREE}/{root}" for root in SOURCE_ROOTS),
             "PYTHONUNBUFFERED": "1",
+            "XDG_CACHE_HOME": CACHES,
             **dict([HOST_VIEW.split("=")]),
         },
         machine=host.machine,

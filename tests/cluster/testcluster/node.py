@@ -84,6 +84,7 @@ class Node(ControlPlane):
             raise
 
     def _start_node(self) -> None:
+        Path(self.host.caches, host_view.KERNELS).mkdir(parents=True, exist_ok=True)
         container_runtime.write_configuration(self._runtime, host_view.mounts(self.host))
         config = kubelet.kubelet_config(
             self.folder,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mamba_kernels.cpu.build import cache_root
 from testcluster import container_runtime, host_view, kubelet, runc
 from testcluster.cluster_dns import corefile, objects
 from testcluster.container_runtime import Layout
@@ -22,6 +23,7 @@ MERGED = Host(
     top_level={"bin": "usr/bin", "lib": "usr/lib"},
     optional=frozenset({"etc/ssl"}),
     machine="x86_64",
+    caches="/home/user/.cache",
 )
 DEFAULT_SPEC: dict[str, Any] = {
     "process": {"cwd": "/", "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024}]},
@@ -49,6 +51,14 @@ def test_the_interpreter_of_the_distribution_needs_no_mount_of_its_own() -> None
 
     assert list(by_destination(host)).count("/usr") == 1
     assert "/usr" in by_destination(host)
+
+
+def test_compiled_kernels_are_found_where_they_were_put() -> None:
+    folder = host_view.image(MERGED).environment["XDG_CACHE_HOME"]
+
+    there = cache_root({"XDG_CACHE_HOME": folder})
+
+    assert by_destination(MERGED)[str(there)] == str(cache_root({"XDG_CACHE_HOME": "/home/user/.cache"}))
 
 
 def test_linked_folders_are_links_in_the_image_and_others_are_mounted() -> None:

@@ -1,0 +1,224 @@
+"""What befalls a deployment that serves, one thing after the other, and how the requests of that time fared.
+
+Used by `tests/e2e` with few of them and by `tests/zero_drop` with all.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from mamba_api import names
+from product import SYSTEM, Deployed
+from testcluster.errors import CommandFailed
+from testcluster.host_view import HOST_IMAGE, TREE
+
+TRAFFIC = "traffic"
+STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
+ENDED = 240.0
+"""Seconds that pods may take to end: their drain included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One disruption, from the first command to the last pod that is where it should be. Seconds of the epoch."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One streamed request. Seconds of the epoch."""
+
+    begin: float
+    first: float | None
+    """When the first piece of its answer came; None: none did."""
+    end: float
+    error: str | None
+    """Why it failed; None: its answer was right."""
+
+
+@dataclass
+class Course:
+    """What happened: the phases as they end, the requests when the traffic has ended."""
+
+    deployed: Deployed
+    phases: list[Phase] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[str]:
+        """When, in which phase and why a request failed."""
+        return [
+            f"{self.during(one)}: {one.end - one.begin:.1f} s: {one.error}"
+            for one in self.requests
+            if one.error is not None
+        ]
+
+    def during(self, request: Request) -> str:
+        """The phases that it saw."""
+        seen = [one.name for one in self.phases if one.begin <= request.end and request.begin <= one.end]
+        return ", ".join(seen) or "between"
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What is in the block is one disruption."""
+        begin = time.time()
+        yield
+        self.phases.append(Phase(name, begin, time.time()))
+        print(f"{time.time() - begin:6.1f} s  {name}", flush=True)
+
+    @contextmanager
+    def traffic(self, streams: int, rate: float) -> Iterator[None]:
+        """Requests are asked all the time, `streams` at once and `rate` in a second at most."""
+        deployed = self.deployed
+        url = f"http://{deployed.name}.{deployed.namespace}.svc/v1"
+        script = f"{TREE}/tests/support/stream_traffic.py"
+        container = {
+            "name": "main", "image": HOST_IMAGE,
+            "command": ["python", script, url, "tiny-recall", str(streams), str(rate)],
+        }  # fmt: skip
+        spec = {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [container]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": TRAFFIC}, "spec": spec}
+        deployed.node.apply(pod, deployed.namespace)
+        deployed.node.wait_for(lambda: self.answered(1), "the first answers", timeout=90)
+        try:
+            yield
+        finally:
+            self._kubectl("exec", TRAFFIC, "--", "python", "-c", "import os; os.kill(1, 15)")
+            self._kubectl(
+                "wait", "pod", TRAFFIC, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=200s",
+                timeout=210,
+            )  # fmt: skip
+            lines = self._kubectl("logs", TRAFFIC).splitlines()
+            self.requests = [Request(**json.loads(line)) for line in lines]
+            self._kubectl("delete", "pod", TRAFFIC)
+
+    def answered(self, count: int) -> bool:
+        """Whether so many requests have ended."""
+        return self._count() >= count
+
+    def _count(self) -> int:
+        try:
+            return len(self._kubectl("logs", TRAFFIC).splitlines())
+        except CommandFailed:  # its container is not there yet
+            return 0
+
+    def wait_answered(self, more: int, timeout: float = 600.0) -> None:
+        """Until so many more requests than now have ended."""
+        wanted = self._count() + more
+        self.deployed.node.wait_for(lambda: self.answered(wanted), f"{wanted} answers", timeout=timeout)
+
+    def _kubectl(self, *arguments: str, timeout: float = 120.0) -> str:
+        return self.deployed.node.kubectl(*arguments, "-n", self.deployed.namespace, timeout=timeout)
+
+
+def pods(deployed: Deployed, component: str) -> list[dict[str, Any]]:
+    """Pods of a component, those that are about to end included."""
+    selector = f"{names.LABEL_INSTANCE}={deployed.name},{names.LABEL_COMPONENT}={component}"
+    return deployed.node.list("pods", deployed.namespace, selector)
+
+
+def settle(deployed: Deployed, component: str, count: int, gone: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Until exactly so many pods are there and ready, none of those by name."""
+
+    def settled() -> bool:
+        found = pods(deployed, component)
+        ready = [one for one in found if _ready(one) and "deletionTimestamp" not in one["metadata"]]
+        return len(found) == len(ready) == count and not gone & _names(found)
+
+    deployed.node.wait_for(settled, f"{count} {component} pods", timeout=ENDED)
+
+
+def _ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _names(found: list[dict[str, Any]]) -> set[str]:
+    return {one["metadata"]["name"] for one in found}
+
+
+def scale(deployed: Deployed, count: int) -> None:
+    """`kubectl scale`."""
+    where = ["-n", deployed.namespace, f"--replicas={count}"]
+    deployed.node.kubectl("scale", f"mdep/{deployed.name}", *where)
+    settle(deployed, "engine", count)
+
+
+def replace_engines(deployed: Deployed, change: dict[str, Any]) -> None:
+    """A change of `spec.engine` that new pods are needed for."""
+    before = _names(pods(deployed, "engine"))
+    deployed.patch({"engine": change})
+    settle(deployed, "engine", len(before), before)
+
+
+def switch_strategies(deployed: Deployed) -> None:
+    """Each strategy once."""
+    for strategy in STRATEGIES:
+        deployed.patch({"stateCache": {"strategy": strategy}})
+        generation = deployed.node.get("mdep", deployed.name, deployed.namespace)["metadata"]["generation"]  # type: ignore[index]
+        deployed.node.wait_for(
+            lambda wanted=generation: deployed.status().get("observedGeneration") == wanted,  # type: ignore[misc]
+            "the operator to see the strategy",
+        )
+        deployed.wait_settled()
+
+
+def evict(deployed: Deployed, component: str, count: int) -> None:
+    """Each of `count` pods, one after the other, by the API that drains of nodes use."""
+    for pod in pods(deployed, component)[:count]:
+        name, wanted = pod["metadata"]["name"], len(pods(deployed, component))
+        eviction = {
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": name, "namespace": deployed.namespace},
+        }  # fmt: skip
+        path = f"/api/v1/namespaces/{deployed.namespace}/pods/{name}/eviction"
+        status, answer = deployed.node.api.request("POST", path, eviction)
+        assert status == 201, answer
+        settle(deployed, component, wanted, {name})
+
+
+def roll_gateways(deployed: Deployed, value: str) -> None:
+    """Another pod template of the gateway."""
+    before = _names(pods(deployed, "gateway"))
+    template = {"metadata": {"annotations": {"example.com/rolled": value}}}
+    deployed.patch({"gateway": {"podTemplate": template}})
+    settle(deployed, "gateway", len(before), before)
+
+
+def drain_node(deployed: Deployed, away: float) -> None:
+    """Evicts all engines of the only node; new ones wait until it takes pods again, `away` seconds later."""
+    (node,) = _names(deployed.node.list("nodes"))
+    before = _names(pods(deployed, "engine"))
+    selector = f"--pod-selector={names.LABEL_INSTANCE}={deployed.name},{names.LABEL_COMPONENT}=engine"
+    where = ["--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s"]
+    deployed.node.kubectl("drain", node, selector, *where, timeout=130)
+    time.sleep(away)
+    deployed.node.kubectl("uncordon", node)
+    settle(deployed, "engine", len(before), before)
+
+
+def kill_operator(deployed: Deployed, rng: Random, longest: float) -> None:
+    """At once, without a word; the next one starts within `longest` seconds after that."""
+    selector = f"{names.LABEL_COMPONENT}=operator"
+    with contextlib.suppress(CommandFailed):  # it is between two lives
+        deployed.node.kubectl(
+            "delete", "pod", "-n", SYSTEM, "-l", selector, "--grace-period=0", "--force", timeout=60
+        )
+    time.sleep(rng.uniform(0, longest))
+
+
+def restart_api(deployed: Deployed, away: float) -> None:
+    """API server and etcd crash and are back `away` seconds later, with what they had written."""
+    node = deployed.node
+    with node.api_server_down():
+        node.etcd.stop(grace=0)
+        time.sleep(away)
+        node.start_etcd()

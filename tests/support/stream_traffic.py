@@ -1,0 +1,95 @@
+"""Asks streamed questions with the official `openai` client until SIGTERM, and prints what became of each.
+
+Runs in a pod of its own, started as `python stream_traffic.py URL MODEL STREAMS RATE`; changes nothing about
+the client except that it never asks twice. One line of JSON for each request, times in seconds of the epoch:
+`begin`, `first` (piece of the answer), `end`, and `error`, null for a right answer.
+"""
+
+import asyncio
+import itertools
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+SAMPLES = Path(__file__).parents[2] / "server/mamba_server/builtin/tiny-recall/samples.json"
+TIMEOUT = 180.0
+LONG_EVERY = 8
+"""One request in so many goes on for LONG_TOKENS, and so is under way for longer than the others."""
+LONG_TOKENS = 200
+WORDS = 200
+
+
+def questions() -> list[tuple[list[dict[str, str]], str]]:
+    """Conversations with their answers: some share a long document, some are short."""
+    samples = json.loads(SAMPLES.read_text())
+    about = [
+        ([{"role": "user", "content": f"{samples['document']}\n{one['question']}"}], str(one["answer"]))
+        for one in samples["questions"]
+    ]
+    return about + [(one["messages"], str(one["answer"])) for one in samples["chats"]]
+
+
+async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, long: bool) -> float | None:
+    """When the first piece came. Raises what the client raises, AssertionError for a wrong answer."""
+    more: dict[str, Any] = {"max_tokens": 32}
+    if long:  # beyond its answer the model says what it likes, to the last token that it was asked for
+        more = {"max_tokens": LONG_TOKENS, "extra_body": {"ignore_eos": True}}
+    stream = await client.chat.completions.create(
+        model=model, messages=messages, temperature=0, stream=True,
+        stream_options={"include_usage": True}, **more,
+    )  # fmt: skip
+    first, said, why, tokens = None, "", None, 0
+    async for chunk in stream:
+        for choice in chunk.choices:
+            if choice.delta.content:
+                first = first or time.time()
+                said += choice.delta.content
+            why = choice.finish_reason or why
+        if chunk.usage is not None:
+            tokens = chunk.usage.completion_tokens
+    if long:
+        assert said.startswith(right), f"said {said[:WORDS]!r} in place of {right!r}"
+        assert (why, tokens) == ("length", LONG_TOKENS), f"ended by {why!r} after {tokens} tokens"
+    else:
+        assert (said, why) == (right, "stop"), f"said {said[:WORDS]!r} in place of {right!r}, {why!r}"
+    return first
+
+
+async def work(
+    client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event
+) -> None:
+    """One stream after the other, each begun `period` after the one before where that one has ended by then."""
+    asked = questions()
+    while not over.is_set():
+        number = next(numbers)
+        messages, right = asked[number % len(asked)]
+        begin, first, error = time.time(), None, None
+        long = number % LONG_EVERY == 0
+        try:
+            first = await answer(client, model, messages, right, long=long)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure} {failure.__cause__ or ''}".strip()[: 2 * WORDS]
+        end = time.time()
+        print(json.dumps({"begin": begin, "first": first, "end": end, "error": error}), flush=True)
+        await asyncio.sleep(max(0.0, begin + period - end))
+
+
+async def main(url: str, model: str, streams: int, rate: float) -> None:
+    """`rate`: requests in a second, all streams together, at most."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    numbers = itertools.count()
+    async with AsyncOpenAI(base_url=url, api_key="unused", timeout=TIMEOUT, max_retries=0) as client:
+        await asyncio.gather(
+            *(work(client, model, numbers, streams / rate, over) for _ in range(streams))
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
