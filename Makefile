@@ -10,10 +10,10 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates mutants kube e2e images bench docs dashboards crds lock format
+.PHONY: help setup demo test lint types props gates mutants kube e2e zero-drop images bench docs dashboards crds lock format
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv from the lock file
 	@scripts/setup
@@ -67,6 +67,10 @@ format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 LOCK := uv pip compile --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11
+zero-drop: setup ## thousands of requests while everything is changed, moved and broken; needs root on Linux
+	@$(PY) tests/cluster/packages.py
+	@$(PY) tests/zero_drop/run.py
+
 images: setup ## build the two container images from Debian and Python packages; needs root on Linux
 	@$(PY) tests/cluster/packages.py
 	@$(PY) -m images.build control

@@ -29,6 +29,7 @@ from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
 """Most bytes of a request line with its headers."""
+_CLOSE = (b"connection", b"close")
 _NO_CONTEXT = contextvars.Context()
 
 
@@ -280,6 +281,17 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=last_bytes_seconds,
             )
         )
+
+    def leave(self) -> None:
+        """From now on each answer closes its connection, so that who sends again connects to somebody else.
+        Idle connections stay: closing one could meet a request on its way."""
+        # The state's own list is made anew each second, of the configured headers.
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        for connection in self.server_state.connections:
+            cycle = getattr(connection, "cycle", None)
+            if cycle is not None and not cycle.response_complete:
+                cycle.keep_alive = False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

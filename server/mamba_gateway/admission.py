@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mamba_edge.arrivals import Arrivals
 from mamba_edge.errors import TooManyRequests
 from mamba_gateway.errors import Draining
 from mamba_gateway.fair_queue import FairQueue, Waiting
@@ -93,6 +94,7 @@ class Admission:
     ) -> None:
         self.max_in_flight, self.max_queue, self.queue_timeout = max_in_flight, max_queue, queue_timeout
         self.draining = False
+        self.arrivals = Arrivals()
         self.admitted = 0
         """Requests admitted and not finished: in flight, waiting, or still sending their body."""
         self.in_flight = 0
@@ -117,6 +119,7 @@ class Admission:
     @contextmanager
     def admit(self, key: str = "") -> Iterator[None]:
         """Count as admitted for the block. Raises `TooManyRequests` at the limit, `Draining` in a drain."""
+        self.arrivals.came()
         if self.draining:
             raise Draining(DRAINING)
         if self.admitted >= self.max_in_flight + self.max_queue:

@@ -29,6 +29,8 @@ class Hold:
         """
         found = decide()
         if isinstance(found, DecisionRecord):
+            if found.decision.endpoint.draining:
+                self._wake()  # nothing else is left, and nobody else may ask for more
             return found
         with self._metrics.held.track_inprogress():
             while not isinstance(found, DecisionRecord):

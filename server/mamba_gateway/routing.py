@@ -44,8 +44,9 @@ def no_such_model(name: str | None) -> str:
 
 
 def available(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """Filter: those that are ready and stay."""
-    return tuple(endpoint for endpoint in endpoints if endpoint.ready and not endpoint.draining)
+    """Filter: those that are ready and stay; where none does, those that go and still take requests."""
+    ready = tuple(endpoint for endpoint in endpoints if endpoint.ready)
+    return tuple(endpoint for endpoint in ready if not endpoint.draining) or ready
 
 
 def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint, ...]:
@@ -108,13 +109,13 @@ def choose(
 def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
     """Why each endpoint that was not weighed was not: by name."""
     reasons: dict[str, str] = {}
-    for endpoint in snapshot:
+    known = tuple(snapshot)
+    usable = {endpoint.url for endpoint in available(serving(known, request.model))}
+    for endpoint in known:
         if not serving((endpoint,), request.model):
             reasons[endpoint.name] = "serves another model"
-        elif endpoint.draining:
-            reasons[endpoint.name] = "draining"
-        elif not endpoint.ready:
-            reasons[endpoint.name] = "not ready"
+        elif endpoint.url not in usable:
+            reasons[endpoint.name] = "draining" if endpoint.draining else "not ready"
         elif not asked_for((endpoint,), request.among):
             reasons[endpoint.name] = "the proxy does not ask for it"
         elif endpoint.url in request.tried:

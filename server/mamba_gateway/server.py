@@ -16,6 +16,7 @@ import structlog
 from starlette.types import ASGIApp
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.arrivals import LEAVE_SHARE
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.cors import with_cors
 from mamba_edge.http_server import HttpServer
@@ -248,12 +249,19 @@ async def _serve_until_drained(
                     await _first_done(serving, stop.wait(), pool.changed())
         ready(url_of(bound))
         await _first_done(serving, stop.wait())
+        deadline = loop.time() + limits.drain_timeout
+        if limits.drain_quiet:
+            log.info("leaving", quiet=limits.drain_quiet, timeout=limits.drain_timeout)
+            server.leave()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.drain_timeout * LEAVE_SHARE):
+                    await _first_done(serving, forced.wait(), admission.arrivals.none_for(limits.drain_quiet))
         admission.draining = True
         if picker is not None:
             await picker.drain()
         log.info("draining", requests=admission.admitted, timeout=limits.drain_timeout)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limits.drain_timeout):
+            async with asyncio.timeout_at(deadline):
                 await _first_done(serving, forced.wait(), admission.idle())
         if cancelled := admission.admitted:  # streams of the picker end with it
             proxy.cancel_running()

@@ -6,10 +6,12 @@ One deployment serves all tests of the module, because each start loads an engin
 import json
 import threading
 from collections.abc import Iterator
+from random import Random
 from typing import Self
 
 import pytest
 
+from disruptions import Course, evict, kill_operator, replace_engines, scale
 from product import RELEASE, SYSTEM, Deployed, Question, chart, chat, questions
 from testcluster.errors import CommandFailed
 from testcluster.node import Node
@@ -196,6 +198,28 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
     assert everything(served)["Pod"] == pods, "engines take a strategy over while they serve"
     question = questions()[1]
     assert served.ask(question)["streamed"] == question.answer
+
+
+def test_no_request_fails_while_pods_are_replaced_added_evicted_and_the_operator_dies(
+    served: Deployed,
+) -> None:
+    course = Course(served)
+
+    with course.traffic(streams=12, rate=20):
+        with course.phase("an engine is replaced"):
+            replace_engines(served, {"env": [{"name": "REPLACED", "value": "1"}]})
+        with course.phase("the only gateway is evicted, and the operator killed"):
+            kill_operator(served, Random(0), longest=0)
+            evict(served, "gateway", 1)
+        with course.phase("a second engine, and the first one evicted"):
+            scale(served, 2)
+            evict(served, "engine", 1)
+        with course.phase("back to one"):
+            scale(served, 1)
+        course.wait_answered_in_all(500)
+
+    assert course.failures == []
+    assert sum(one.streamed for one in course.requests) >= 400
 
 
 def everything(deployed: Deployed) -> dict[str, set[str]]:

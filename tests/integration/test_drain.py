@@ -100,6 +100,16 @@ def test_sigterm_lets_streams_finish_sends_new_requests_away_and_exits_0(
     assert api.wait_exit() == 0
 
 
+def test_a_server_that_goes_takes_requests_until_none_has_come(model: Path) -> None:
+    with serving(model, drain_quiet=0.5) as api:
+        api.process.send_signal(signal.SIGTERM)
+        api.wait_log("leaving")
+        late = api.call("POST", TEXT, {"prompt": "one two", "max_tokens": 2})
+        assert late.status == 200
+        assert api.is_ready()
+        assert api.wait_exit() == 0
+
+
 def test_an_idle_server_ends_at_once(api: ApiProcess) -> None:
     api.process.send_signal(signal.SIGTERM)
     assert api.wait_exit() == 0

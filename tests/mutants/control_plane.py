@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "the drain timeout is cut off by the pod's grace period", OPERATOR + "render/engine_pod.py",
-        "grace = math.ceil(spec.rollout.drain_timeout.seconds) + ROUTER_PAUSE + GRACE_MARGIN", "grace = 30",
+        "grace = math.ceil(spec.rollout.drain_timeout.seconds) + GRACE_MARGIN", "grace = 30",
         (RENDER,),
     ),
     Mutant(

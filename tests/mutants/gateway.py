@@ -16,7 +16,7 @@ MUTANTS = (
     ),
     Mutant(
         "a draining endpoint may still be chosen", GATEWAY + "routing.py",
-        "if endpoint.ready and not endpoint.draining)", "if endpoint.ready)",
+        "for endpoint in ready if not endpoint.draining) or ready", "for endpoint in ready)",
         (UNIT + "test_routing.py",),
     ),
     Mutant(

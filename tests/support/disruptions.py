@@ -25,7 +25,7 @@ ENDED = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One disruption, from the first command to the last pod that is where it should be. Seconds of the epoch."""
+    """One disruption, from the first command until all pods are in their place. Seconds of the epoch."""
 
     name: str
     begin: float
@@ -34,12 +34,13 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One streamed request. Seconds of the epoch."""
+    """One request. Seconds of the epoch."""
 
     begin: float
     first: float | None
     """When the first piece of its answer came; None: none did."""
     end: float
+    streamed: bool
     error: str | None
     """Why it failed; None: its answer was right."""
 
@@ -51,6 +52,8 @@ class Course:
     deployed: Deployed
     phases: list[Phase] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    broken: str | None = None
+    """Why it ended before its end."""
 
     @property
     def failures(self) -> list[str]:
@@ -91,11 +94,10 @@ class Course:
         try:
             yield
         finally:
-            self._kubectl("exec", TRAFFIC, "--", "python", "-c", "import os; os.kill(1, 15)")
-            self._kubectl(
-                "wait", "pod", TRAFFIC, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=200s",
-                timeout=210,
-            )  # fmt: skip
+            ending = ["python", "-c", "import os; os.kill(1, 15)"]
+            self._kubectl("exec", TRAFFIC, "--", *ending)
+            ended = "--for=jsonpath={.status.phase}=Succeeded"
+            self._kubectl("wait", "pod", TRAFFIC, ended, "--timeout=200s", timeout=210)
             lines = self._kubectl("logs", TRAFFIC).splitlines()
             self.requests = [Request(**json.loads(line)) for line in lines]
             self._kubectl("delete", "pod", TRAFFIC)
@@ -112,7 +114,10 @@ class Course:
 
     def wait_answered(self, more: int, timeout: float = 600.0) -> None:
         """Until so many more requests than now have ended."""
-        wanted = self._count() + more
+        self.wait_answered_in_all(self._count() + more, timeout)
+
+    def wait_answered_in_all(self, wanted: int, timeout: float = 600.0) -> None:
+        """Until so many requests have ended."""
         self.deployed.node.wait_for(lambda: self.answered(wanted), f"{wanted} answers", timeout=timeout)
 
     def _kubectl(self, *arguments: str, timeout: float = 120.0) -> str:

@@ -1,7 +1,7 @@
 """What a course of disruptions came to: JSON, Markdown, and a picture of its time.
 
-The picture is made here: bands for the phases, a bar for the requests that ended in each second, red where one failed,
-and a dot for the longest wait for a first piece among them.
+The picture is made here: bands for the phases, a bar for the requests that ended in each second, red where
+one failed, and a dot for the longest wait for a first piece among them.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.cache.record import write as write_record
+
 from disruptions import Course, Request
 
 WIDTH, LEFT, TOP, HEIGHT, ROW = 1100, 50, 20, 180, 16
@@ -45,6 +46,7 @@ def summary(course: Course, **load: float) -> dict[str, Any]:
         **_counts(course.requests),
         "phases": phases,
         "failures": course.failures,
+        "broken": course.broken,
     }
 
 
@@ -53,6 +55,7 @@ def _counts(requests: Iterable[Request]) -> dict[str, Any]:
     waits = sorted(one.first - one.begin for one in found if one.first is not None)
     return {
         "requests": len(found),
+        "streamed": sum(one.streamed for one in found),
         "failed": sum(one.error is not None for one in found),
         "first_piece_p50": round(median(waits), 3) if waits else None,
         "first_piece_p99": round(quantiles(waits, n=100)[-1], 3) if len(waits) > 1 else None,
@@ -62,9 +65,11 @@ def _counts(requests: Iterable[Request]) -> dict[str, Any]:
 
 def markdown(found: dict[str, Any]) -> list[str]:
     """The lines below the header. A request counts in every phase that it saw."""
+    load, seconds = found["load"], found["seconds"]
     lines = [
-        f"- **{found['failed']} of {found['requests']} streamed requests failed**, in {found['seconds']:.0f} s",
-        f"- {found['load']['streams']:g} streams at once, {found['load']['rate']:g} requests in a second at most;",
+        f"- **{found['failed']} of {found['requests']} requests failed**, in {seconds:.0f} s",
+        f"- {found['streamed']} of them were streamed",
+        f"- {load['streams']:g} at once, {load['rate']:g} requests in a second at most;",
         "  the official `openai` client, which never asks twice; each answer compared with the right one",
         "",
         "| phase | begin | seconds | requests | failed | first piece p50 | p99 | longest |",
@@ -72,7 +77,9 @@ def markdown(found: dict[str, Any]) -> list[str]:
     ]
     whole = {"phase": "the whole run", "begin": 0.0, **{k: found[k] for k in found if k != "phases"}}
     lines += [_row(row) for row in [*found["phases"], whole]]
-    return lines + (["", "Failures:", "", *(f"- {one}" for one in found["failures"])] if found["failed"] else [])
+    return lines + (
+        ["", "Failures:", "", *(f"- {one}" for one in found["failures"])] if found["failed"] else []
+    )
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -112,7 +119,7 @@ def svg(course: Course) -> str:
     rows = bottom + ROW * (len(course.phases) + 2)
     failed = len(course.failures)
     legend = (
-        f"{len(course.requests)} streamed requests in {seconds:.0f} s, {failed} failed; blue: ended in each second; "
+        f"{len(course.requests)} requests in {seconds:.0f} s, {failed} failed; blue: ended in each second; "
         f"orange: longest wait for a first piece, up to {longest:.1f} s; red: failed"
     )
     out.append(_text(LEFT, rows, legend, "start"))

@@ -1,8 +1,8 @@
-"""Asks streamed questions with the official `openai` client until SIGTERM, and prints what became of each.
+"""Asks questions with the official `openai` client until SIGTERM, and prints what became of each.
 
 Runs in a pod of its own, started as `python stream_traffic.py URL MODEL STREAMS RATE`; changes nothing about
 the client except that it never asks twice. One line of JSON for each request, times in seconds of the epoch:
-`begin`, `first` (piece of the answer), `end`, and `error`, null for a right answer.
+`begin`, `first` (piece of the answer), `end`, whether `streamed`, and `error`, null for a right answer.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ TIMEOUT = 180.0
 LONG_EVERY = 8
 """One request in so many goes on for LONG_TOKENS, and so is under way for longer than the others."""
 LONG_TOKENS = 200
+WHOLE_EVERY = 10
+"""One in so many is not streamed: its connection is used again, where the client leaves that of a stream."""
 WORDS = 200
 
 
@@ -61,22 +63,34 @@ async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, 
     return first
 
 
+async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str) -> float:
+    """When it came. Raises as `answer` does."""
+    found = await client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=32)
+    said = found.choices[0].message.content
+    assert said == right, f"said {said!r} in place of {right!r}"
+    return time.time()
+
+
 async def work(
     client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event
 ) -> None:
-    """One stream after the other, each begun `period` after the one before where that one has ended by then."""
+    """One request after the other, each `period` after the one before or later, when that one has ended."""
     asked = questions()
     while not over.is_set():
         number = next(numbers)
         messages, right = asked[number % len(asked)]
         begin, first, error = time.time(), None, None
-        long = number % LONG_EVERY == 0
+        streamed = number % WHOLE_EVERY != 1
         try:
-            first = await answer(client, model, messages, right, long=long)
+            if streamed:
+                first = await answer(client, model, messages, right, long=number % LONG_EVERY == 0)
+            else:
+                first = await whole_answer(client, model, messages, right)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure} {failure.__cause__ or ''}".strip()[: 2 * WORDS]
         end = time.time()
-        print(json.dumps({"begin": begin, "first": first, "end": end, "error": error}), flush=True)
+        found = {"begin": begin, "first": first, "end": end, "streamed": streamed, "error": error}
+        print(json.dumps(found), flush=True)
         await asyncio.sleep(max(0.0, begin + period - end))
 
 
@@ -86,9 +100,7 @@ async def main(url: str, model: str, streams: int, rate: float) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     numbers = itertools.count()
     async with AsyncOpenAI(base_url=url, api_key="unused", timeout=TIMEOUT, max_retries=0) as client:
-        await asyncio.gather(
-            *(work(client, model, numbers, streams / rate, over) for _ in range(streams))
-        )
+        await asyncio.gather(*(work(client, model, numbers, streams / rate, over) for _ in range(streams)))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from mamba_api import names
 from mamba_operator.manifest import Manifest, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.pod import (
+    DRAIN_QUIET,
     EVERY_ADDRESS,
-    ROUTER_PAUSE,
     container_security,
     from_pod,
     pod_security,
@@ -48,6 +48,7 @@ def engine_document(context: Context) -> dict[str, Any]:
             "host": EVERY_ADDRESS,  # the pod's own network; the NetworkPolicy says who may come
             "port": names.HTTP_PORT,
             "admin_port": names.ADMIN_PORT,
+            "drain_quiet": DRAIN_QUIET,
             "admin_token_file": f"{ADMIN_TOKEN_MOUNT}/{names.ADMIN_TOKEN_KEY}",
         }
     )
@@ -88,7 +89,7 @@ def _restart(context: Context) -> dict[str, str]:
 def _pod_spec(context: Context) -> dict[str, Any]:
     deployment = context.deployment
     spec, scheduling = deployment.spec, deployment.spec.scheduling
-    grace = math.ceil(spec.rollout.drain_timeout.seconds) + ROUTER_PAUSE + GRACE_MARGIN
+    grace = math.ceil(spec.rollout.drain_timeout.seconds) + GRACE_MARGIN
     pod: dict[str, Any] = {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
@@ -130,7 +131,6 @@ def _container(context: Context) -> dict[str, Any]:
         "resources": _resources(context),
         "securityContext": container_security(),
         "volumeMounts": _mounts(context),
-        "lifecycle": {"preStop": {"sleep": {"seconds": ROUTER_PAUSE}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **probes(spec.rollout.progress_deadline.seconds),
     }

@@ -10,8 +10,8 @@ from mamba_operator.kinds import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
+    DRAIN_QUIET,
     EVERY_ADDRESS,
-    ROUTER_PAUSE,
     container_security,
     pod_security,
     prefix_sharing,
@@ -58,7 +58,6 @@ def _template(context: Context) -> Manifest:
             "automountServiceAccountToken": True,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(deployment.spec.rollout.drain_timeout.seconds)
-            + ROUTER_PAUSE
             + GRACE_MARGIN,
             "securityContext": pod_security(),
             "containers": [_container(context)],
@@ -112,7 +111,6 @@ def _container(context: Context) -> dict[str, Any]:
         "resources": {"requests": {"cpu": "100m", "memory": MEMORY}},
         "securityContext": container_security(),
         "volumeMounts": mounts,
-        "lifecycle": {"preStop": {"sleep": {"seconds": ROUTER_PAUSE}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_probes(),
     }
@@ -143,6 +141,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
         "REQUEST_TIMEOUT": number(limits.request_timeout.seconds),
         "MAX_BODY_BYTES": str(limits.max_body_size.bytes),
         "DRAIN_TIMEOUT": number(spec.rollout.drain_timeout.seconds),
+        "DRAIN_QUIET": number(DRAIN_QUIET),
         "PREFIX_WEIGHT": number(routing.prefix_weight),
         "LOAD_WEIGHT": number(routing.load_weight),
     }

@@ -9,8 +9,9 @@ from mamba_planner.trace_choices import trace_variables
 
 EVERY_ADDRESS = "::"
 """Of both families, so that pods are reached in clusters of either."""
-ROUTER_PAUSE = 5
-"""Seconds between the end of readiness and the signal, so that routers have stopped choosing the pod."""
+DRAIN_QUIET = 5.0
+"""Seconds without a request after which a pod that is to end takes none any more: those who choose between
+pods have heard of it then."""
 START_PERIOD = 2
 READY_PERIOD = 2
 LIVE_PERIOD = 10

@@ -104,6 +104,6 @@ PANELS = {
         "request_timeout",
         "comment_interval",
     ),
-    "Process": ("drain_timeout", "log_level"),
+    "Process": ("drain_timeout", "drain_quiet", "log_level"),
 }
 CLASS = settings_command("mamba_gateway.settings:GatewaySettings", run, panels=PANELS)

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mamba_edge.arrivals import Arrivals
 from mamba_edge.errors import Draining
 
 
@@ -16,6 +17,7 @@ class Drain:
 
     def __init__(self) -> None:
         self.draining = False
+        self.arrivals = Arrivals()
         self.under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -23,6 +25,7 @@ class Drain:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Around one HTTP request. Raises Draining while it drains."""
+        self.arrivals.came()
         if self.draining:
             raise Draining("the server is draining: it finishes what runs and takes nothing new; try another")
         self.under_way += 1

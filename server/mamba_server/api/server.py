@@ -18,6 +18,7 @@ import uvloop
 
 from mamba_edge import process_memory
 from mamba_edge.api_keys import KeyFile, KeyFileError
+from mamba_edge.arrivals import LEAVE_SHARE
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
 from mamba_planner.engine_settings import EngineSettings
@@ -140,6 +141,7 @@ class Server:
         self._signalled = asyncio.Event()
         self._urls = ("", "")
         self._announced = False
+        self._leave: Callable[[], None] = lambda: None
 
     async def run(self) -> int:
         """Serve until a signal; the exit code. Raises ServeError."""
@@ -172,6 +174,7 @@ class Server:
                 (make_admin(self._serving, self._token), private),
             )
         ]
+        self._leave = servers[0][0].leave
         tasks = [asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers]
         life = asyncio.create_task(self._engine_life())
         stopping = asyncio.create_task(self._until_drained())
@@ -258,10 +261,22 @@ class Server:
         """Wait for a signal, then for running requests, a second signal or the deadline; the exit code."""
         await self._signalled.wait()
         self._signalled.clear()
-        drain, deadline = self._serving.drain, self._settings.drain_timeout
+        drain, settings = self._serving.drain, self._settings
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + settings.drain_timeout
+        if settings.drain_quiet and self._serving.engine.state.phase == "ready":
+            log.info("leaving", under_way=drain.under_way, quiet=settings.drain_quiet)
+            self._leave()
+            quiet = asyncio.create_task(drain.arrivals.none_for(settings.drain_quiet))
+            hurried = asyncio.create_task(self._signalled.wait())
+            longest = settings.drain_timeout * LEAVE_SHARE
+            await asyncio.wait({quiet, hurried}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+            quiet.cancel()
+            hurried.cancel()
+        left = max(0.0, deadline - loop.time())
         drain.draining = True
-        log.info("draining", under_way=drain.under_way, deadline=deadline)
-        finished = asyncio.create_task(drain.finished(deadline))
+        log.info("draining", under_way=drain.under_way, deadline=left)
+        finished = asyncio.create_task(drain.finished(left))
         again = asyncio.create_task(self._signalled.wait())
         await asyncio.wait({finished, again}, return_when=asyncio.FIRST_COMPLETED)
         clean = finished.done() and finished.result()

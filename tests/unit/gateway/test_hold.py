@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import ModelNotFound
+from mamba_gateway.endpoints import Target
 from mamba_gateway.errors import NoEndpoint, RequestTimedOut
 from raw_engine import OK, RawEngine, says
 
@@ -30,6 +31,18 @@ async def test_reasons_of_at_most_three_engines_are_told(harness: Harnesses) -> 
     with pytest.raises(NoEndpoint) as caught:
         await made.run()
     assert caught.value.message.count("loading") == 3
+
+
+async def test_the_last_engine_answers_while_it_goes_and_another_one_is_asked_for(
+    harness: Harnesses,
+) -> None:
+    async with RawEngine(says(OK)) as engine:
+        made = harness(hold_timeout=0)
+        made.engines(engine.url)
+        made.pool.set_targets([Target(engine.url, draining=True)])
+        await made.run()
+        assert made.status == 200
+        assert made.wakes == 1
 
 
 async def test_a_hold_time_of_nothing_refuses_at_once(harness: Harnesses) -> None:

@@ -20,6 +20,13 @@ def test_only_ready_endpoints_that_stay_are_available(endpoint) -> None:
     assert available([*others, well]) == (well,)
 
 
+def test_an_engine_that_goes_is_chosen_while_nothing_else_is_ready(endpoint) -> None:
+    going, loading = endpoint("going", draining=True), endpoint("loading", ready=False)
+    other = endpoint("other", models=frozenset({"z"}))
+    assert choose([going, loading, other], ASK, Random(0)).endpoint is going
+    assert dropped([going, loading, other], ASK) == {"loading": "not ready", "other": "serves another model"}
+
+
 def test_an_endpoint_serves_its_models_and_one_of_unknown_models_serves_any(endpoint) -> None:
     one, two, unknown = endpoint("1"), endpoint("2", models=frozenset({"z"})), endpoint("3", models=None)
     assert serving([one, two, unknown], "z") == (two, unknown)
@@ -89,7 +96,7 @@ def test_who_was_left_out_is_told_with_the_reason(endpoint) -> None:
     [
         (None, NoCandidate.NONE_KNOWN),
         ({"ready": False}, NoCandidate.NONE_READY),
-        ({"draining": True}, NoCandidate.NONE_READY),
+        ({"draining": True, "ready": False}, NoCandidate.NONE_READY),
         ({"models": frozenset({"z"})}, NoCandidate.MODEL_UNKNOWN),
         ({"models": None, "ready": False}, NoCandidate.NONE_READY),
     ],

@@ -131,6 +131,70 @@ async def test_a_held_request_that_finds_its_engine_while_draining_is_answered(g
             each.close()
 
 
+async def test_a_gateway_that_goes_takes_requests_until_none_has_come_and_lets_their_connections_go(
+    gateway: Start,
+) -> None:
+    async with RawEngine(says(OK)) as engine:
+        one = await gateway(backend=(engine.url,), drain_timeout=20, drain_quiet=0.2)
+        kept_reader, kept = await one.connect(HEAD, BODY)
+        async with asyncio.timeout(5):
+            assert b"connection: close" not in await kept_reader.readuntil(b"\r\n\r\n")
+        one.stop.set()
+        await asyncio.sleep(0.05)
+        kept.writelines((HEAD, BODY))
+        async with asyncio.timeout(5):
+            said = await kept_reader.read()  # to the end: the connection is closed
+        assert b"HTTP/1.1 200 " in said
+        assert b"connection: close" in said
+        late, other = await one.connect(HEAD, BODY)
+        assert await status_of(late) == 200
+        assert await one.ended() == 0
+        for each in (kept, other):
+            each.close()
+
+
+async def test_an_answer_under_way_when_the_gateway_goes_is_the_last_of_its_connection(
+    gateway: Start,
+) -> None:
+    loaded = asyncio.Event()
+
+    async def speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await says(OK if loaded.is_set() else LOADING)(reader, writer)
+
+    async with RawEngine(speech) as engine:
+        one = await gateway(backend=(engine.url,), drain_timeout=20, drain_quiet=0.2)
+        reader, writer = await one.connect(HEAD, BODY)
+        await asyncio.sleep(0.05)
+        one.stop.set()
+        await asyncio.sleep(0.05)
+        loaded.set()
+        async with asyncio.timeout(5):
+            said = await reader.read()
+        assert said.startswith(b"HTTP/1.1 200 ")
+        assert await one.ended() == 0
+        writer.close()
+
+
+async def test_a_gateway_that_goes_leaves_what_it_took_last_time_to_finish(gateway: Start) -> None:
+    loaded = asyncio.Event()
+
+    async def speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await says(OK if loaded.is_set() else LOADING)(reader, writer)
+
+    async with RawEngine(speech) as engine:
+        one = await gateway(backend=(engine.url,), drain_timeout=1.0, drain_quiet=60)
+        reader, writer = await one.connect(HEAD, BODY)
+        one.stop.set()
+        await asyncio.sleep(0.6)
+        refused, other = await one.connect(HEAD, BODY)
+        assert await status_of(refused) == 503
+        loaded.set()
+        assert await status_of(reader) == 200
+        assert await one.ended() == 0
+        for each in (writer, other):
+            each.close()
+
+
 async def test_pages_of_the_origins_it_was_given_may_call(gateway: Start, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("key-1\n")
     one = await gateway(cors_origin=("https://chat.example.org",), api_key_file=str(tmp_path / "keys"))

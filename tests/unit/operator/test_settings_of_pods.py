@@ -85,6 +85,7 @@ def test_the_gateway_is_told_the_limits_of_the_spec(data: st.DataObject) -> None
     assert made.max_body_bytes == Quantity(limits["maxBodySize"]).bytes
     assert engine.max_body_bytes >= made.max_body_bytes
     assert made.drain_timeout == Duration(drain).seconds
+    assert made.drain_quiet == engine.drain_quiet > 0
     assert (made.max_in_flight, made.max_queue) == (
         limits.get("maxInFlight", 1024), limits.get("maxQueued", 256),
     )  # fmt: skip
