@@ -24,8 +24,8 @@ class HttpLimits(BaseModel):
     max_connections: int = Field(4096, ge=1)
     """Most open connections; one more gets 503 and is closed."""
     drain_quiet: float = Field(0.0, ge=0)
-    """After SIGTERM, requests are taken until none has come for so many seconds, and each answer closes its
-    connection: for balancers that learn elsewhere that this process goes, as those of Kubernetes do. 0 = none
-    is taken. For half of the drain timeout at most."""
+    """After SIGTERM, requests are taken until none has come and none was under way for so many seconds, and
+    each answer closes its connection: for balancers that learn elsewhere that this process goes, as those of
+    Kubernetes do. 0 = none is taken. For half of the drain timeout at most."""
     max_held_body_bytes: Bytes = Field(ByteSize(256 * 2**20), ge=1)
     """Most bytes of request bodies held at once, such as 256Mi, but at least one body; beyond it: 503."""

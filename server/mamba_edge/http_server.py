@@ -290,7 +290,8 @@ class HttpServer(uvicorn.Server):
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         for connection in self.server_state.connections:
             cycle = getattr(connection, "cycle", None)
-            if cycle is not None and not cycle.response_complete:
+            # One whose headers are out has promised to stay open: the request that follows is told.
+            if cycle is not None and not cycle.response_started:
                 cycle.keep_alive = False
 
     @contextlib.contextmanager

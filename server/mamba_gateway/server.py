@@ -255,7 +255,8 @@ async def _serve_until_drained(
             server.leave()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.drain_timeout * LEAVE_SHARE):
-                    await _first_done(serving, forced.wait(), admission.arrivals.none_for(limits.drain_quiet))
+                    quiet = admission.arrivals.none_for(limits.drain_quiet, lambda: admission.admitted > 0)
+                    await _first_done(serving, forced.wait(), quiet)
         admission.draining = True
         if picker is not None:
             await picker.drain()

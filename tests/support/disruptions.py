@@ -86,6 +86,7 @@ class Course:
         container = {
             "name": "main", "image": HOST_IMAGE,
             "command": ["python", script, url, "tiny-recall", str(streams), str(rate)],
+            "resources": {"requests": {"cpu": "200m"}},
         }  # fmt: skip
         spec = {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [container]}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": TRAFFIC}, "spec": spec}

@@ -77,9 +77,11 @@ def markdown(found: dict[str, Any]) -> list[str]:
     ]
     whole = {"phase": "the whole run", "begin": 0.0, **{k: found[k] for k in found if k != "phases"}}
     lines += [_row(row) for row in [*found["phases"], whole]]
-    return lines + (
-        ["", "Failures:", "", *(f"- {one}" for one in found["failures"])] if found["failed"] else []
-    )
+    if found["broken"]:
+        lines += ["", f"The course ended early: {found['broken']}"]
+    if found["failed"]:
+        lines += ["", "Failures:", "", *(f"- {one}" for one in found["failures"])]
+    return lines
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -99,12 +101,20 @@ def svg(course: Course) -> str:
     longest = max([one.first - one.begin for one in course.requests if one.first] or [1.0])
     bottom = TOP + HEIGHT
     out = [_text(LEFT - 6, TOP + 8, f"{most}/s", "end"), _text(LEFT - 6, bottom, "0", "end")]
-    for number, phase in enumerate(course.phases):
+    rows = {name: number for number, name in enumerate(dict.fromkeys(one.name for one in course.phases))}
+    labels = []
+    for phase in course.phases:
+        row = rows[phase.name]
         x, width = LEFT + (phase.begin - start) * scale, max(1.0, (phase.end - phase.begin) * scale)
-        out.append(_rect(x, TOP, width, HEIGHT + ROW * (number + 1), COLORS[number % 2]))
-        at_left = x < WIDTH / 2
-        anchor = "start" if at_left else "end"
-        out.append(_text(x if at_left else x + width, bottom + ROW * (number + 2) - 4, phase.name, anchor))
+        below = bottom + ROW * (row + 1)
+        out.append(_rect(x, TOP, width, HEIGHT, COLORS[row % 2]))
+        out.append(_rect(x, below - 10, width, 10, "#9a9a9a"))
+        first = next(one for one in course.phases if one.name == phase.name) is phase
+        if first and x < WIDTH / 2:
+            labels.append(_text(x + width + 4, below - 1, phase.name, "start"))
+        elif first:
+            labels.append(_text(x - 4, below - 1, phase.name, "end"))
+    out += labels
     for second, ended in sorted(bars.items()):
         x, width = LEFT + second * scale, max(0.8, scale)
         failed = sum(one.error is not None for one in ended)
@@ -116,16 +126,16 @@ def svg(course: Course) -> str:
         if waits:
             y = bottom - HEIGHT * max(waits) / longest
             out.append(f'<circle cx="{x + width / 2:.1f}" cy="{y:.1f}" r="1.5" fill="#b06000"/>')
-    rows = bottom + ROW * (len(course.phases) + 2)
+    end = bottom + ROW * (len(rows) + 2)
     failed = len(course.failures)
     legend = (
         f"{len(course.requests)} requests in {seconds:.0f} s, {failed} failed; blue: ended in each second; "
         f"orange: longest wait for a first piece, up to {longest:.1f} s; red: failed"
     )
-    out.append(_text(LEFT, rows, legend, "start"))
-    size = f'width="{WIDTH}" height="{rows + 10}" viewBox="0 0 {WIDTH} {rows + 10}"'
+    out.append(_text(LEFT, end, legend, "start"))
+    size = f'width="{WIDTH}" height="{end + 10}" viewBox="0 0 {WIDTH} {end + 10}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{rows + 10}" fill="white"/>', *out, "</svg>\n"])
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{end + 10}" fill="white"/>', *out, "</svg>\n"])
 
 
 def _rect(x: float, y: float, width: float, height: float, color: str) -> str:

@@ -267,7 +267,9 @@ class Server:
         if settings.drain_quiet and self._serving.engine.state.phase == "ready":
             log.info("leaving", under_way=drain.under_way, quiet=settings.drain_quiet)
             self._leave()
-            quiet = asyncio.create_task(drain.arrivals.none_for(settings.drain_quiet))
+            quiet = asyncio.create_task(
+                drain.arrivals.none_for(settings.drain_quiet, lambda: drain.under_way > 0)
+            )
             hurried = asyncio.create_task(self._signalled.wait())
             longest = settings.drain_timeout * LEAVE_SHARE
             await asyncio.wait({quiet, hurried}, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
