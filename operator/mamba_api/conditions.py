@@ -44,6 +44,7 @@ class Reason(StrEnum):
     PLAN_MODE = "PlanMode"
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"
+    ROLLOUT_PAUSED = "RolloutPaused"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
     DRAINING = "Draining"
@@ -102,6 +103,9 @@ REASONS: dict[Reason, str] = {
     Reason.SCALED_TO_ZERO: "No engine runs, as asked; the first request wakes one.",
     Reason.PLAN_MODE: "spec.mode is Plan: the plan is shown and nothing is created. Set Active to serve.",
     Reason.UP_TO_DATE: "Every pod runs the wanted revision and count.",
+    Reason.ROLLOUT_PAUSED: (
+        "spec.rollout.pause keeps engines on an older revision; set it to false to replace them."
+    ),
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced, each drained first.",
     Reason.SCALING_UP: "Engines are being added.",
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
@@ -213,6 +217,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
         {
             Reason.UP_TO_DATE,
             Reason.ROLLING_OUT,
+            Reason.ROLLOUT_PAUSED,
             Reason.SCALING_UP,
             Reason.SCALING_DOWN,
             Reason.DRAINING,

@@ -208,7 +208,15 @@ def _progressing(view: _View) -> Finding:
     if any(is_draining(pod) for pod in view.snapshot.pods):
         return Finding("True", Reason.DRAINING, "an engine finishes its requests before it ends")
     # Pods of the old revision beside enough new ones are the end of a roll-out, not a smaller scale.
-    if (old := engine.replicas - engine.updated) > 0 or engine.replicas > wanted > engine.ready:
+    old = engine.replicas - engine.updated
+    if old > 0 and view.plan.deployment is not None and view.plan.deployment.spec.rollout.pause:
+        return Finding(
+            "False",
+            Reason.ROLLOUT_PAUSED,
+            f"{engine.updated} of {wanted} engines have the new revision: the rest waits until "
+            "spec.rollout.pause is false",
+        )
+    if old > 0 or engine.replicas > wanted > engine.ready:
         return Finding(
             "True",
             Reason.ROLLING_OUT,

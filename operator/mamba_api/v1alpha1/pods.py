@@ -119,6 +119,9 @@ class Rollout(ApiModel):
     """Engine pods above the wanted count while rolling out."""
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
     """Engine pods below the wanted count while rolling out."""
+    pause: bool = False
+    """Leaves engines on the revision that they have: what would replace pods waits until this is false again.
+    Scaling goes on, and a pod that is lost is made anew of the older revision. Gateways do not wait."""
     drain_timeout: Duration = Duration("300s")
     """Longest wait for the requests of a draining engine or gateway before it ends anyway."""
     progress_deadline: Duration = Duration("30m")

@@ -48,6 +48,7 @@ def engine_deployment(context: Context) -> Manifest:
             },
             "progressDeadlineSeconds": max(int(rollout.progress_deadline.seconds), 1),
             "revisionHistoryLimit": 3,
+            **({"paused": True} if rollout.pause else {}),
             "template": engine_pod_template(context),
         },
     }

@@ -97,6 +97,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Children], Any], Any]] = [
      lambda made: gateway(made)["template"]["spec"]["hostNetwork"], True),
     ("telemetry.otlpEndpoint", {"telemetry": {"otlpEndpoint": "http://c:4318"}},
      lambda made: variable(made, "OTEL_EXPORTER_OTLP_ENDPOINT"), "http://c:4318"),
+    ("rollout.pause", {"rollout": {"pause": True}}, lambda made: engine(made)["paused"], True),
     ("rollout.maxSurge", {"rollout": {"maxSurge": 3}}, lambda made: ROLLING(made)["maxSurge"], 3),
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 2}},
      lambda made: ROLLING(made)["maxUnavailable"], 2),

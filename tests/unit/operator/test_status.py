@@ -76,6 +76,7 @@ BIG, SMALL = ({"nvidia.com/gpu.memory": "81559"},), ({"nvidia.com/gpu.memory": "
 POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
 BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
 UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}
+HELD = fitting_owner(rollout={"pause": True})
 IDLE = fitting_owner(scaling={"minReplicas": 0})
 THREE = fitting_owner(replicas=3)
 MANY = fitting_owner(replicas=5, scaling={"minReplicas": 3})
@@ -117,6 +118,12 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("engines without a gateway", status_of(OF, running(applied(OF), gateways=0)), {
         "Available": ("False", "GatewayNotReady"), "Progressing": ("True", "RollingOut"),
         "Ready": ("False", "RollingOut")}),
+    ("a roll-out that waits for a person", status_of(HELD, deployment_status(
+        running(applied(HELD)), "nano-engine", replicas=1, updatedReplicas=0)), {
+        "Progressing": ("False", "RolloutPaused"), "Degraded": ("False", "AsExpected"),
+        "UpToDate": ("False", "RolloutPaused"), "Ready": ("True", "Serving")}),
+    ("a paused roll-out without anything to do", status_of(HELD, running(applied(HELD))), {
+        "Progressing": ("False", "UpToDate"), "UpToDate": ("True", "UpToDate")}),
     ("one of three engines", status_of(THREE, running(applied(THREE), engines=1)), {
         "Available": ("True", "ReplicasAvailable"), "Progressing": ("True", "ScalingUp"),
         "Ready": ("True", "Serving")}),
