@@ -121,8 +121,9 @@ class Course:
         """Until so many requests have ended."""
         self.deployed.node.wait_for(lambda: self.answered(wanted), f"{wanted} answers", timeout=timeout)
 
-    def _kubectl(self, *arguments: str, timeout: float = 120.0) -> str:
-        return self.deployed.node.kubectl(*arguments, "-n", self.deployed.namespace, timeout=timeout)
+    def _kubectl(self, verb: str, *arguments: str, timeout: float = 120.0) -> str:
+        where = ["-n", self.deployed.namespace]
+        return self.deployed.node.kubectl(verb, *where, *arguments, timeout=timeout)
 
 
 def pods(deployed: Deployed, component: str) -> list[dict[str, Any]]:
