@@ -12,7 +12,7 @@ import pytest
 from eventually import until
 from mamba_gateway.server import listen, serve, url_of
 from mamba_gateway.settings import GatewaySettings
-from raw_engine import OK, RawEngine, says
+from raw_engine import OK, SSE, RawEngine, says
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n"
 BODY = b'{"model":"m"}'
@@ -171,6 +171,38 @@ async def test_an_answer_under_way_when_the_gateway_goes_is_the_last_of_its_conn
         async with asyncio.timeout(5):
             said = await reader.read()
         assert said.startswith(b"HTTP/1.1 200 ")
+        assert await one.ended() == 0
+        writer.close()
+
+
+async def test_an_answer_that_has_promised_to_stay_open_when_the_gateway_goes_keeps_its_word(
+    gateway: Start,
+) -> None:
+    rest = asyncio.Event()
+
+    async def speech(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if engine.requests[-1][0].startswith(b"GET"):
+            await says(OK)(reader, writer)
+            return
+        writer.write(SSE + b"Connection: close\r\n\r\ndata: 1\n\n")
+        await rest.wait()
+        writer.write(b"data: [DONE]\n\n")
+
+    async with RawEngine(speech) as engine:
+        one = await gateway(backend=(engine.url,), drain_timeout=20, drain_quiet=0.2, probe_interval=60)
+        reader, writer = await one.connect(HEAD, BODY)
+        async with asyncio.timeout(5):
+            first = await reader.readuntil(b"data: 1\n\n")
+        one.stop.set()
+        await asyncio.sleep(0.4)  # longer than it has to be quiet: it waits for what is under way
+        rest.set()
+        async with asyncio.timeout(5):
+            await reader.readuntil(b"0\r\n\r\n")
+            writer.writelines((HEAD, BODY))
+            second = await reader.readuntil(b"data: 1\n\n")
+        assert b"connection: close" not in first
+        assert second.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in second
         assert await one.ended() == 0
         writer.close()
 
