@@ -134,6 +134,31 @@ def test_the_examples_are_accepted_and_read_back(plane: ControlPlane, namespace:
         assert MambaDeployment.model_validate(stored(plane, namespace, wanted.name)).spec == wanted.spec
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"accessMode": "ReadWriteOnce"}, "accessMode cannot change"),
+        ({"storageClassName": "slow"}, "accessMode cannot change"),
+        ({"storageClassName": None}, "accessMode cannot change"),
+        ({"size": "39Gi"}, "model.cache.size cannot shrink"),
+        ({"size": 1000}, "model.cache.size cannot shrink"),
+    ],
+    ids=str,
+)
+def test_what_a_volume_cannot_become_is_refused_in_words(
+    plane: ControlPlane, namespace: str, change: dict[str, Any], says: str
+) -> None:
+    cache = {"size": "40Gi", "storageClassName": "fast", "accessMode": "ReadWriteMany"}
+    plane.apply(deployment(model={"uri": "hf://a/b", "cache": cache}), namespace)
+    other = {key: value for key, value in {**cache, **change}.items() if value is not None}
+
+    with pytest.raises(CommandFailed, match=says):
+        plane.apply(deployment(model={"uri": "hf://a/b", "cache": other}), namespace)
+    # A volume grows, and a mind changes.
+    plane.apply(deployment(model={"uri": "hf://a/b", "cache": {**cache, "size": "41Gi"}}), namespace)
+    plane.apply(deployment(model={"uri": "hf://a/b"}), namespace)
+
+
 def test_another_model_is_a_legal_change(plane: ControlPlane, namespace: str) -> None:
     plane.apply(deployment(), namespace)
     plane.apply(deployment(model={"uri": "hf://a/b"}), namespace)

@@ -12,7 +12,7 @@ from pydantic.config import JsonDict
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.strategy import StrategyChoice
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, SecretKeyRef
+from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef
 
 URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
 
@@ -33,11 +33,34 @@ class ModelCache(ApiModel):
     """A volume that keeps downloaded weights, so that later pods start without a download."""
 
     size: Quantity
-    """Size of the volume, at least that of the weights."""
+    """Size of the volume, at least that of the weights; it may grow where the storage class allows it."""
     storage_class_name: ObjectName | None = None
     """Storage class of the volume; absent = the cluster's default."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany lets every node share the volume; ReadWriteOnce is enough on one node."""
+    """ReadWriteMany lets every node share the volume, and needs a storage class that can do so, which the
+    default classes of most clouds cannot; ReadWriteOnce is enough on one node."""
+
+    change_rules = (
+        ChangeRule(
+            cel=(
+                "self.accessMode == oldSelf.accessMode && has(self.storageClassName) == "
+                "has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == "
+                "oldSelf.storageClassName)"
+            ),
+            message=(
+                "model.cache.storageClassName and accessMode cannot change, because those of a volume "
+                "cannot: remove model.cache, delete the PersistentVolumeClaim NAME-model, then set the cache "
+                "anew"
+            ),
+        ),
+        ChangeRule(
+            cel="quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            message=(
+                "model.cache.size cannot shrink, because a volume cannot: remove model.cache, delete the "
+                "PersistentVolumeClaim NAME-model, then set the cache anew"
+            ),
+        ),
+    )
 
 
 class Model(ApiModel):
