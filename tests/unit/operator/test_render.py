@@ -335,7 +335,7 @@ def test_the_gateway_may_read_endpoints_and_ask_for_an_engine_and_nothing_more()
 
     verbs = {(rule["resources"][0], *rule.get("resourceNames", [])): rule["verbs"] for rule in rules}
     assert verbs == {
-        ("endpointslices",): ["get", "list", "watch"],
+        ("endpointslices",): ["list", "watch"],
         ("configmaps", "nano-wake"): ["patch"],
     }
 
