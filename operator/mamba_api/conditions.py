@@ -110,11 +110,11 @@ REASONS: dict[Reason, str] = {
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.LOADING_MODEL: "Pods run and load the weights.",
     Reason.SWITCHING_STRATEGY: (
-        "Engines are being told another strategy or track interval, which they take over while they serve; "
-        "the message says who has not answered yet."
+        "Engines are being told another strategy or other checkpoints, which they take over while they "
+        "serve; the message says who has not answered yet."
     ),
     Reason.STRATEGY_REFUSED: (
-        "An engine does not take over the strategy or track interval while what runs needs the memory; the "
+        "An engine does not take over the strategy while what runs needs the memory; the "
         "message has its numbers. It serves as before and is asked again; a restart starts with the new one."
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (

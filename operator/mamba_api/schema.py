@@ -36,10 +36,11 @@ CHART_METADATA = """\
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0),
-    ("Strategy", "string", ".status.plan.strategy", 0),
-    ("Replicas", "integer", ".status.readyReplicas", 0),
+    ("Strategy", "string", ".status.strategy", 0),
+    ("Replicas", "string", ".status.engines", 0),
     ("Model", "string", ".spec.model.uri", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', 0),
     ("URL", "string", ".status.url", 1),
     ("Slots", "integer", ".status.plan.slots", 1),
     ("Max running", "integer", ".status.plan.maxRunningRequests", 1),

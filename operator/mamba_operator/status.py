@@ -122,12 +122,26 @@ def summarize(
             "observed_generation": generation,
             "replicas": engine.replicas,
             "ready_replicas": engine.ready,
+            "engines": _engines(view),
+            "strategy": _strategy(view),
             "selector": _selector(snapshot.key.name),
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
             "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
         }
     )
+
+
+def _engines(view: _View) -> str:
+    wanted = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
+    return f"{view.engine.ready}/{wanted}"
+
+
+def _strategy(view: _View) -> str:
+    if isinstance(view.verdict, Fits):
+        return view.verdict.plan.strategy
+    deployment = view.plan.deployment
+    return deployment.spec.state_cache.strategy if deployment is not None else ""
 
 
 def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:

@@ -183,8 +183,8 @@ StateDtype = Literal["float32", "float16"]
 
 
 class StateCache(ApiModel):
-    """The state cache of every engine. A change of strategy and trackInterval reaches running engines; every
-    other change replaces the engine pods."""
+    """The state cache of every engine. A change of strategy, trackInterval and maxCheckpointsPerPath
+    reaches running engines; every other change replaces the engine pods."""
 
     strategy: StrategyChoice = "Auto"
     """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
@@ -198,7 +198,7 @@ class StateCache(ApiModel):
     of spec.engine.pageSize. A change is taken over by running engines."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
     """Most checkpoints that a prompt adds to its path of the radix tree, and most kept there once slots are
-    short."""
+    short. A change is taken over by running engines."""
     min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
     """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
     take a whole slot; 0 = keep all."""
