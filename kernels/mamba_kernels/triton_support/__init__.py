@@ -1,0 +1,22 @@
+"""What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
+
+from mamba_kernels.triton_support.arguments import UnsupportedArgument, check
+from mamba_kernels.triton_support.arithmetic import LOG2_E, LOG2_E_CONSTANT, block_of, ceil_div, softplus
+from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
+from mamba_kernels.triton_support.kernel_call import KernelCall
+from mamba_kernels.triton_support.launch_table import Launch, launch_for
+
+__all__ = [
+    "LOG2_E",
+    "LOG2_E_CONSTANT",
+    "KernelCall",
+    "Launch",
+    "UnsupportedArgument",
+    "block_of",
+    "ceil_div",
+    "check",
+    "dot_dtype",
+    "interpreted",
+    "launch_for",
+    "softplus",
+]
