@@ -5,6 +5,7 @@ from mamba_kernels.triton_support.arithmetic import LOG2_E, LOG2_E_CONSTANT, blo
 from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
 from mamba_kernels.triton_support.kernel_call import KernelCall
 from mamba_kernels.triton_support.launch_table import Launch, launch_for
+from mamba_kernels.triton_support.stride_unit import stride_unit
 
 __all__ = [
     "LOG2_E",
@@ -19,4 +20,5 @@ __all__ = [
     "interpreted",
     "launch_for",
     "softplus",
+    "stride_unit",
 ]
