@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mamba_kernels.cpu.backend import shown
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.device_arena import DTYPES
@@ -37,8 +36,8 @@ class Steps:
         torch.set_num_threads(threads)
         config = load_model_config(directory)
         self.model = HybridModel.load(config, directory, device=CPU, dtype=DTYPES[dtype])
-        if self.model.library is not None:
-            self.model.library.set_threads(threads)
+        if self.model.backend.library is not None:
+            self.model.backend.library.set_threads(threads)
         kinds, mamba, attention = config.layers, config.mamba, config.attention
         assert mamba is not None
         assert attention is not None
@@ -150,7 +149,7 @@ def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:
 def main() -> None:
     directory, dtype, threads = sys.argv[1:]
     steps = Steps(Path(directory), dtype, int(threads))
-    print(shown(steps.model.library), flush=True)
+    print(steps.model.backend.name, flush=True)
     for line in sys.stdin:
         print(_answer(steps.measure, line), flush=True)
 

@@ -9,7 +9,7 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.invariant import sound_row_tile
-from mamba_kernels.rms_norm import rms_norm
+from mamba_kernels.operators import REFERENCE, Operators
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.weights import Weights
 
@@ -29,8 +29,9 @@ class Loader:
     prefix: str = ""
     batch_invariant: bool = False
     """Layers take the kernels whose rows do not depend on each other."""
+    operators: Operators = REFERENCE
     library: Library | None = None
-    """The C++ kernels where they compute; None = torch does."""
+    """The C++ kernels where they compute, in place of operators; None = they do not."""
 
     def at(self, *parts: str | int) -> "Loader":
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
@@ -49,7 +50,8 @@ class Loader:
         weight = self.tensor(name, width)
         if self.library is not None:
             return RowNorm(self.library, weight, eps)
-        return lambda x, added: rms_norm(x if added is None else x.add_(added), weight, eps)
+        norm = self.operators.rms_norm
+        return lambda x, added: norm(x, weight, eps, added)
 
     def activates(self, activation: str) -> bool:
         """Whether `linear` applies it to its product."""
