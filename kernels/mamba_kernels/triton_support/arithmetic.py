@@ -20,6 +20,15 @@ def block_of(extent: int, *, least: int = 1, most: int | None = None) -> int:
 
 
 @triton.jit
+def extent_at(slot, extent):
+    """`extent` of a slot that is named, 0 of slot -1: the bound of a mask that lets nothing of it be touched.
+
+    A bound, since the interpreter cannot join a mask with a scalar condition.
+    """
+    return tl.where(slot >= 0, extent, 0)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)) of float32 without overflow: max(x, 0) + log(1 + exp(-|x|)).
 

@@ -7,14 +7,9 @@ from mamba_kernels.gated_norm.reference import gated_norm as gated_reference
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.rms_norm.reference import rms_norm as rms_reference
 from mamba_kernels.rms_norm.triton import rms_norm
+from triton_close import close
 
 KINDS = [torch.float32, torch.bfloat16]
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Up to the rounding of the type of `actual`; the interpreter narrows by truncation."""
-    step = torch.finfo(actual.dtype).eps
-    torch.testing.assert_close(actual.double(), expected, rtol=8 * step, atol=8 * step)
 
 
 def rows(width: int, seed: int, kind: torch.dtype) -> torch.Tensor:
@@ -23,8 +18,9 @@ def rows(width: int, seed: int, kind: torch.dtype) -> torch.Tensor:
     return torch.randn(3, width + 9, generator=g).to(kind)[:, 4 : 4 + width]
 
 
-@pytest.mark.parametrize("width", [1, 63, 100, 257])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("width", "kind"), [(1, torch.float32), (63, torch.bfloat16), (100, torch.float32), (257, torch.bfloat16)]
+)
 def test_rms_norm_equals_the_reference(width: int, kind: torch.dtype) -> None:
     weight = rows(width, 3, kind)[0]
     for x in (rows(width, 1, torch.float32), rows(width, 2, kind)):
@@ -42,8 +38,10 @@ def test_rms_norm_adds_to_the_stream_first_and_norms_what_it_stored(stream: torc
     close(y, rms_reference(x.double(), weight.double(), 1e-5))
 
 
-@pytest.mark.parametrize(("width", "groups"), [(1, 1), (63, 7), (100, 1), (514, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("width", "groups", "kind"),
+    [(1, 1, torch.bfloat16), (63, 7, torch.float32), (100, 1, torch.bfloat16), (514, 2, torch.float32)],
+)
 @pytest.mark.parametrize("weighted", [True, False])
 def test_gated_norm_equals_the_reference(width: int, groups: int, kind: torch.dtype, weighted: bool) -> None:
     y, gate = rows(width, 1, torch.float32), rows(width, 2, kind)
