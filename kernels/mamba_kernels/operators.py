@@ -18,6 +18,7 @@ from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.rms_norm import rms_norm
+from mamba_kernels.sample import sample
 from mamba_kernels.ssd_prefill import ssd_prefill
 from mamba_kernels.state_update import state_update
 
@@ -37,6 +38,8 @@ class Operators:
     rms_norm: Operator
     ssd_prefill: Operator
     state_update: Operator
+    sample: Operator | None
+    """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
     gathers: bool
     """Whether `paged_attention` needs a plan of gathered keys."""
     why_not_attend: Callable[[int, int, int], str]
@@ -53,6 +56,7 @@ REFERENCE = Operators(
     rms_norm=rms_norm,
     ssd_prefill=ssd_prefill,
     state_update=state_update,
+    sample=None,
     gathers=True,
     why_not_attend=lambda heads, kv_heads, head_dim: "",
 )
@@ -66,6 +70,7 @@ def triton_operators() -> Operators:
     from mamba_kernels.kv_write import triton as kv_write_kernel
     from mamba_kernels.paged_attention import triton as paged_attention_kernel
     from mamba_kernels.rms_norm import triton as rms_norm_kernel
+    from mamba_kernels.sample import triton as sample_kernel
     from mamba_kernels.state_update import triton as state_update_kernel
 
     return Operators(
@@ -77,6 +82,7 @@ def triton_operators() -> Operators:
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
         ssd_prefill=ssd_prefill,
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
+        sample=KernelOrReference("sample", sample_kernel.sample, sample),
         gathers=False,
         why_not_attend=paged_attention_kernel.why_not,
     )

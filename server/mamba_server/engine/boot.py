@@ -116,6 +116,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         device=device,
+        sample=model.backend.operators.sample,
     )
     core = EngineCore(
         Scheduler(cache, limits, StartBudget(time.monotonic)),

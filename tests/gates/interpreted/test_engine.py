@@ -11,7 +11,7 @@ from gate_cases import Case
 from mamba_kernels.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model import hybrid
-from mamba_server.wire import AddRequest
+from mamba_server.wire import AddRequest, SamplingParams
 
 CLOSE = 2e-5
 """Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
@@ -22,7 +22,11 @@ def requests(prefix: str) -> list[AddRequest]:
     rng = random.Random(3)
     stem = [rng.randrange(6, 200) for _ in range(70)]
     prompts = [stem[:5], stem, [*stem[:66], 9, 8, 7]]
-    return [greedy(f"{prefix}{index}", prompt, 3) for index, prompt in enumerate(prompts)]
+    drawn = SamplingParams(
+        max_tokens=3, temperature=1.0, seed=7, top_k=40, top_p=0.9, presence_penalty=0.5, logprobs=2
+    )
+    last = AddRequest(f"{prefix}2", prompts[2], drawn)
+    return [*(greedy(f"{prefix}{index}", prompts[index], 3) for index in range(2)), last]
 
 
 def same(got: Answer, expected: Answer) -> None:
