@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines import Answer, greedy, make_engine, run
-from gate_cases import Case
+from gate_cases import LARGE, Case
 from mamba_kernels.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_server.model import hybrid
@@ -15,6 +15,8 @@ from mamba_server.wire import AddRequest, SamplingParams
 
 CLOSE = 2e-5
 """Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
+
+CASES = [Case("ExtraBuffer", True, 16, 64), *([Case("NoBuffer", False, 1, 128)] if LARGE else [])]
 
 
 def requests(prefix: str) -> list[AddRequest]:
@@ -53,9 +55,7 @@ def truth(tiny_recall: Path) -> list[Answer]:
         return [run(engine, [each])[each.request_id, 0] for each in requests("t")]
 
 
-@pytest.mark.parametrize(
-    "case", [Case("ExtraBuffer", True, 16, 64), Case("NoBuffer", False, 1, 128)], ids=str
-)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
     tiny_recall: Path, truth: list[Answer], case: Case
 ) -> None:
