@@ -39,13 +39,15 @@ def call(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Te
     _, H, P, G, N = check_scan(state, inputs, out)
     check_rows("x", inputs.x, plan.tokens)
     width = block_of(N, least=LEAST)
-    # More rows of so wide a state do not fit into the registers beside the products.
+    # The largest tiles that leave the state and the products in registers on every GPU that is compiled for.
     rows = block_of(P, least=LEAST, most=max(LEAST, min(64, 8192 // width)))
     launch = launch_for(
         "ssd_prefill",
         state.device,
         f"P{P} N{N} {inputs.x.dtype}",
-        Launch(num_warps=8 if rows * width > 4096 else 4, blocks={"P": rows, "T": 32}),
+        Launch(
+            num_warps=8 if rows * width > 4096 else 4, blocks={"P": rows, "T": 32 if width <= 128 else LEAST}
+        ),
     )
     chunks, routes = plan.on_device, plan.slots.device_routes
     return KernelCall(
