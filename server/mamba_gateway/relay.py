@@ -20,7 +20,7 @@ from mamba_gateway.events import EventAligner
 from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.hold import Hold
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.metrics import GatewayMetrics, RetryReason
 from mamba_gateway.retry_budget import RetryBudget
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
@@ -105,6 +105,7 @@ class Relay:
             if request.permit is not None:
                 request.permit.sent()
             begun = False
+            reason: RetryReason
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
             span.set(names.ENDPOINT, endpoint.name)
             span.set(names.HTTP_RESEND_COUNT, number - 1 or None)

@@ -86,6 +86,13 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
+            cel="self.engine.quantization == 'none' || self.resources.gpus == 0",
+            message=(
+                "engine.quantization int8 is for engines without GPUs: remove it, or set resources.gpus to 0"
+            ),
+            holds=lambda self: self.engine.quantization == "none" or not self.resources.gpus,
+        ),
+        Rule(
             cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas",
             message=(
                 "spec.replicas is below scaling.minReplicas: this version has no autoscaler that would raise "
