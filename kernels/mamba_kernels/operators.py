@@ -65,22 +65,26 @@ REFERENCE = Operators(
 @cache
 def triton_operators() -> Operators:
     """The kernels. Raises ImportError where there is no Triton."""
+    from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
     from mamba_kernels.gated_norm import triton as gated_norm_kernel
     from mamba_kernels.kv_write import triton as kv_write_kernel
     from mamba_kernels.paged_attention import triton as paged_attention_kernel
     from mamba_kernels.rms_norm import triton as rms_norm_kernel
     from mamba_kernels.sample import triton as sample_kernel
+    from mamba_kernels.ssd_prefill import triton as ssd_prefill_kernel
     from mamba_kernels.state_update import triton as state_update_kernel
 
     return Operators(
-        conv1d_prefill=conv1d_prefill,
+        conv1d_prefill=KernelOrReference(
+            "conv1d_prefill", conv1d_prefill_kernel.conv1d_prefill, conv1d_prefill
+        ),
         conv1d_update=KernelOrReference("conv1d_update", conv1d_update_kernel.conv1d_update, conv1d_update),
         gated_norm=KernelOrReference("gated_norm", gated_norm_kernel.gated_norm, gated_norm),
         kv_write=KernelOrReference("kv_write", kv_write_kernel.kv_write, kv_write),
         paged_attention=paged_attention_kernel.paged_attention,
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
-        ssd_prefill=ssd_prefill,
+        ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
         state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
         sample=KernelOrReference("sample", sample_kernel.sample, sample),
         gathers=False,

@@ -1,6 +1,6 @@
 """What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
 
-from mamba_kernels.triton_support.arguments import UnsupportedArgument, check
+from mamba_kernels.triton_support.arguments import UnsupportedArgument, check, check_rows
 from mamba_kernels.triton_support.arithmetic import (
     LOG2_E,
     LOG2_E_CONSTANT,
@@ -24,6 +24,7 @@ __all__ = [
     "block_of",
     "ceil_div",
     "check",
+    "check_rows",
     "check_scan",
     "dot_dtype",
     "extent_at",

@@ -44,5 +44,11 @@ def check(
         inner *= tensor.shape[dimension]
 
 
+def check_rows(name: str, tensor: torch.Tensor, rows: int) -> None:
+    """Raises UnsupportedArgument unless `tensor` has the rows that its plan was made for."""
+    if len(tensor) != rows:
+        raise UnsupportedArgument(f"{name} has {len(tensor)} rows; its plan was made for {rows}")
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

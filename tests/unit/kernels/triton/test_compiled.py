@@ -1,15 +1,20 @@
-"""Each kernel compiles for every GPU we name, at shapes of real models: nothing spilled, 128 bits a load."""
+"""Each kernel compiles for every GPU we name, at shapes of real models: no spill, 128 bits a load."""
 
 import pytest
 import torch
 
 from compiled_kernel import compiled
+from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
 from mamba_kernels.conv1d_update.triton import call as conv1d_update
 from mamba_kernels.gated_norm.triton import call as gated_norm
 from mamba_kernels.rms_norm.triton import call as rms_norm
 from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.slot_copy.triton import call as slot_copy
+from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_kernels.ssd_prefill.triton import call as ssd_prefill
 from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
+from testmodels.chunks import PiecePlan, chunk_plan
 
 WIDE = torch.float32
 ROWS = 8
@@ -45,12 +50,21 @@ def routes() -> torch.Tensor:
     return meta(3, ROWS, dtype=torch.int64)
 
 
+def plan() -> ChunkPlan:
+    return chunk_plan([PiecePlan(0, ROWS, -1, 1, {2: 2})], 128)
+
+
 def norms() -> list[KernelCall]:
     y = meta(ROWS, 8192, dtype=WIDE)
     return [
         rms_norm(y[:, :4096], meta(4096), 1e-5, meta(ROWS, 4096), meta(ROWS, 4096)),
         gated_norm(y, meta(ROWS, 18560)[:, :8192], meta(8192), 1e-5, 8, meta(ROWS, 8192)),
     ]
+
+
+def copies() -> list[KernelCall]:
+    arena = meta(4, 1 << 20, dtype=torch.uint8)
+    return [slot_copy(arena, arena, routes()[:2])]
 
 
 def decode_steps() -> list[KernelCall]:
@@ -64,10 +78,23 @@ def decode_steps() -> list[KernelCall]:
     ]
 
 
+def scans() -> list[KernelCall]:
+    """A head size that is no power of two, and the widest state."""
+    out = meta(ROWS, 128, 128, dtype=WIDE)
+    shapes = [(128, 80, 8, 128), (24, 128, 1, 256)]
+    return [ssd_prefill(state(H, P, N), scan(H, P, G, N), plan(), out[:, :H, :P]) for H, P, G, N in shapes]
+
+
+def convolutions() -> list[KernelCall]:
+    x, weight = meta(ROWS, 18560)[:, 8192:18432], meta(4, 10240, dtype=WIDE)
+    return [conv1d_prefill(x, weight, meta(10240, dtype=WIDE), meta(4, 3, 10240), plan(), meta(ROWS, 10240))]
+
+
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("calls", [norms, decode_steps])
+@pytest.mark.parametrize("calls", [norms, copies, decode_steps, convolutions, scans])
 def test_nothing_spills_and_memory_is_read_in_whole_vectors(calls, capability: int) -> None:
     for call in calls():
         kernel = compiled(call, capability)
         assert kernel.stack == 0, call.kernel
         assert kernel.widest_load == kernel.widest_store == 128, call.kernel
+        assert kernel.tensor_cores == (calls is scans)
