@@ -57,7 +57,7 @@ def truth(tiny_recall: Path) -> list[Answer]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
-    tiny_recall: Path, truth: list[Answer], case: Case
+    tiny_recall: Path, truth: list[Answer], case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = case.boot(tiny_recall)
     assert engine.kernels.name == "triton"
@@ -67,3 +67,4 @@ def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
     for index, expected in enumerate(truth):
         same(first[f"a{index}", 0], expected)
         same(again[f"b{index}", 0], expected)
+    assert not [each for each in caplog.messages if "Triton" in each], "a reference computed"
