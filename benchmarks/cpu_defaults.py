@@ -50,7 +50,7 @@ def variants(cores: int) -> tuple[Variant, ...]:
     untouched = {"OMP_NUM_THREADS": str(cores), "GOMP_SPINCOUNT": "300000"}
     return (
         Variant("default"),
-        Variant("torch alone", (), {"MAMBASERVE_CPU_KERNELS": "torch"}),
+        Variant("torch alone", (), {"MAMBASERVE_KERNELS": "torch"}),
         Variant("overlap on", ("--overlap",)),
         Variant("overlap off", ("--no-overlap",)),
         Variant("overlap on, OpenMP by itself", ("--overlap",), untouched),

@@ -34,7 +34,7 @@ def steps_process(model: Path, dtype: str, threads: int, way: str) -> Iterator[C
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "MAMBASERVE_CPU_KERNELS": kernels, "OMP_WAIT_POLICY": "passive"},
+        env={**os.environ, "MAMBASERVE_KERNELS": kernels, "OMP_WAIT_POLICY": "passive"},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from mamba_api.quantization import Quantization
-from mamba_kernels.cpu.backend import shown
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.device_arena import DTYPES
@@ -40,8 +39,8 @@ class Steps:
         self.model = HybridModel.load(
             config, directory, device=CPU, dtype=DTYPES[dtype], quantization=quantization
         )
-        if self.model.library is not None:
-            self.model.library.set_threads(threads)
+        if self.model.backend.library is not None:
+            self.model.backend.library.set_threads(threads)
         kinds, mamba, attention = config.layers, config.mamba, config.attention
         assert mamba is not None
         assert attention is not None
@@ -153,7 +152,7 @@ def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:
 def main() -> None:
     directory, dtype, threads, quantization = sys.argv[1:]
     steps = Steps(Path(directory), dtype, int(threads), "int8" if quantization == "int8" else "none")
-    print(shown(steps.model.library), flush=True)
+    print(steps.model.backend.name, flush=True)
     for line in sys.stdin:
         print(_answer(steps.measure, line), flush=True)
 

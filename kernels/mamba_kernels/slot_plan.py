@@ -31,6 +31,8 @@ class SlotPlan:
     """[n]; -1 = not tracked."""
     routes: torch.Tensor
     """[3, n] int64 on the host: the three lists, rows in one piece each."""
+    device_routes: torch.Tensor
+    """The same on the device; the host's own tensor where that is the device."""
     source: torch.Tensor
     """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
     fresh: torch.Tensor | None
@@ -49,11 +51,13 @@ class SlotPlan:
         """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none)."""
         fresh = slot_in < 0
         rows = np.flatnonzero(track >= 0)
+        routes = np.array([slot_in, slot_out, track], np.int64)
         return cls(
             source_slots=slot_in.tolist(),
             target_slots=slot_out.tolist(),
             track_slots=track.tolist(),
-            routes=torch.from_numpy(np.array([slot_in, slot_out, track], np.int64)),
+            routes=torch.from_numpy(routes),
+            device_routes=index_tensor(routes, device),
             source=index_tensor(np.maximum(slot_in, 0), device),
             fresh=index_tensor(fresh, device).bool() if fresh.any() else None,
             target=index_tensor(slot_out, device),
@@ -80,6 +84,7 @@ class SlotPlan:
             target_slots=self.target_slots[some],
             track_slots=self.track_slots[some],
             routes=self.routes[:, some],
+            device_routes=self.device_routes[:, some],
             source=self.source[some],
             fresh=None if self.fresh is None else self.fresh[some],
             target=self.target[some],

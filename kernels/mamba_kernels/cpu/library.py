@@ -1,7 +1,7 @@
 """The one library of this process: built or found, loaded, and told which instructions to use.
 
-`MAMBASERVE_CPU_KERNELS` chooses: `auto` (the default: the widest instructions there are), `torch` (none of
-these kernels), or the name of an instruction set.
+`MAMBASERVE_KERNELS` chooses: `auto` (the default: the widest instructions there are), `torch` (none of these
+kernels), or the name of an instruction set. See `mamba_kernels.backend` for what else it may say.
 """
 
 import ctypes
@@ -14,13 +14,13 @@ from typing import Any
 
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
 
-VARIABLE = "MAMBASERVE_CPU_KERNELS"
+VARIABLE = "MAMBASERVE_KERNELS"
 INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16")
 log = logging.getLogger(__name__)
 
 
 class UnknownKernels(Exception):
-    """The variable names no instruction set, or one that this CPU does not have."""
+    """The variable names no kernels, or some that this machine cannot run."""
 
     exit_code = 2
 
@@ -68,7 +68,9 @@ def open_library(environment: Mapping[str, str]) -> Library | None:
     if wanted == "torch":
         return None
     if wanted not in ("auto", *INSTRUCTION_SETS):
-        raise UnknownKernels(f"{VARIABLE}={wanted}: choose auto, torch, {', '.join(INSTRUCTION_SETS)}")
+        raise UnknownKernels(
+            f"{VARIABLE}={wanted}: choose auto, torch, triton, {', '.join(INSTRUCTION_SETS)}"
+        )
     try:
         return Library(ensure_built(environment), "" if wanted == "auto" else wanted)
     except (CannotBuild, OSError) as why:

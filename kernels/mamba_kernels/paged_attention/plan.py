@@ -44,12 +44,14 @@ class AttentionPlan:
     """Both empty where torch does not attend."""
     decodes: int
     """D: sequences of one row, the first ones."""
+    longest_piece: int
+    """Rows of the longest piece; 0 = there is none."""
     page_table: torch.Tensor
-    """[S, W] int32 on the host: pages of each sequence; padding beyond the end."""
+    """[S, W] int32: pages of each sequence; padding beyond the end. All three tables: where kernels run."""
     context_len: torch.Tensor
-    """[S] int32 on the host."""
+    """[S] int32"""
     query_start: torch.Tensor
-    """[S + 1] int32 on the host: first row of each sequence."""
+    """[S + 1] int32: first row of each sequence."""
 
     @classmethod
     def build(
@@ -62,20 +64,27 @@ class AttentionPlan:
         page_size: int,
         device: torch.device,
         gathered: bool = True,
+        resident: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     ) -> "AttentionPlan":
         """Plan for S sequences, the first `decodes` of one row each: query_start [S+1], page_table [S, W].
 
         gathered: torch attends, over keys that it gathers; else kernels do, which read the pages' table.
+        resident: page_table, context_len and query_start where kernels run, if they are there already.
         """
+        lengths = np.diff(query_start)[decodes:]
+        table, contexts, starts = resident or (
+            _as_tensor(each, device) for each in (page_table, context_len, query_start)
+        )
         return cls(
             groups=_decode_groups(context_len[:decodes], page_table, page_size, device) if gathered else [],
             pieces=_pieces(decodes, query_start, context_len, page_table, page_size, device)
             if gathered
             else [],
             decodes=decodes,
-            page_table=_on_host(page_table),
-            context_len=_on_host(context_len),
-            query_start=_on_host(query_start),
+            longest_piece=int(lengths.max(initial=0)),
+            page_table=table,
+            context_len=contexts,
+            query_start=starts,
         )
 
 
@@ -133,8 +142,8 @@ def _pieces(
     return pieces
 
 
-def _on_host(values: IntArray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, np.int32))
+def _as_tensor(values: IntArray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)
 
 
 def padded_length(context: int) -> int:

@@ -47,6 +47,28 @@ class RankPart:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceChunks:
+    """The plan as a kernel reads it: int32 on the device, cut out of one copy."""
+
+    piece_chunk: torch.Tensor
+    """[m + 1] first chunk of each piece"""
+    chunk_start: torch.Tensor
+    """[n + 1] first row of each chunk"""
+    chunk_track: torch.Tensor
+    """[n] slot of the checkpoint at the chunk's end, or -1"""
+    chunk_piece: torch.Tensor
+    """[n] the piece it belongs to"""
+
+    @classmethod
+    def of(cls, *host: IntArray, device: torch.device) -> "DeviceChunks":
+        """From the four, in their order."""
+        packed = torch.from_numpy(np.concatenate(host).astype(np.int32))
+        if device.type != "cpu":
+            packed = packed.to(device, non_blocking=True)
+        return cls(*packed.split([len(each) for each in host]))
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """Chunks of the prefill pieces of one batch: n chunks, m pieces, rows counted from the first piece."""
 
@@ -82,6 +104,7 @@ class ChunkPlan:
     """[k] piece of each tracked chunk, on the host."""
     tracked_end: IntArray
     """[k] row just after each tracked chunk, on the host."""
+    on_device: DeviceChunks
 
     def checkpoints(self, piece: int) -> list[tuple[int, int]]:
         """(rows of the piece up to the checkpoint, slot) of each checkpoint inside `piece`."""
@@ -120,6 +143,8 @@ class ChunkPlan:
         last = np.flatnonzero(np.diff(chunk_sequence, append=-1) != 0)
         order = [np.flatnonzero(chunk_rank == rank).astype(np.int32) for rank in range(ranks)]
         tracked = np.flatnonzero(chunk_track >= 0)
+        piece_chunk = np.concatenate([[0], last + 1]).astype(np.int32)
+        boundaries = np.append(chunk_start, tokens).astype(np.int32)
         return cls(
             tokens=tokens,
             chunks=len(chunk_start),
@@ -136,11 +161,12 @@ class ChunkPlan:
             tracked_slots=index_tensor(chunk_track[tracked], device) if len(tracked) else None,
             tracked_slot_list=chunk_track[tracked].tolist(),
             piece_start=piece_start.tolist(),
-            piece_chunk=torch.from_numpy(np.concatenate([[0], last + 1]).astype(np.int32)),
-            chunk_start=torch.from_numpy(np.append(chunk_start, tokens).astype(np.int32)),
+            piece_chunk=torch.from_numpy(piece_chunk),
+            chunk_start=torch.from_numpy(boundaries),
             chunk_track=torch.from_numpy(chunk_track.astype(np.int32)),
             tracked_piece=chunk_sequence[tracked],
             tracked_end=(chunk_start + chunk_len)[tracked],
+            on_device=DeviceChunks.of(piece_chunk, boundaries, chunk_track, chunk_sequence, device=device),
         )
 
 

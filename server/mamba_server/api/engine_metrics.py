@@ -179,7 +179,7 @@ class EngineMetrics(Collector):
             yield info
         kernels = GaugeMetricFamily(
             PREFIX + "kernels_info",
-            "What computes: torch, or the C++ kernels for an instruction set of the CPU.",
+            "What computes: torch, triton, or the C++ kernels for an instruction set of the CPU.",
             labels=["model", "kernels"],
         )
         kernels.add_metric([self._model, str(self._plan.get("kernels", "unknown"))], 1.0)

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from mamba_kernels.cpu.backend import shown
-from mamba_kernels.cpu.library import Library
+from mamba_kernels.backend import Backend
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
@@ -71,8 +70,8 @@ class Engine:
     model: ModelConfig
     directory: Path
     stream: ForwardStream
-    kernels: Library | None
-    """The C++ kernels that compute; None = torch does."""
+    kernels: Backend
+    """What computes."""
 
 
 def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> Engine:
@@ -116,6 +115,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         device=device,
+        sample=model.backend.operators.sample,
     )
     core = EngineCore(
         Scheduler(cache, limits, StartBudget(time.monotonic)),
@@ -127,7 +127,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
     )
-    return Engine(core, made, config, directory, stream, model.library)
+    return Engine(core, made, config, directory, stream, model.backend)
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -142,8 +142,8 @@ def use_threads(engine: Engine, count: int | None) -> None:
     """Compute with `count` threads on a CPU from now on; None = as many as OpenMP was told."""
     if count is not None:
         torch.set_num_threads(count)
-    if engine.kernels is not None:
-        engine.kernels.set_threads(torch.get_num_threads())
+    if engine.kernels.library is not None:
+        engine.kernels.library.set_threads(torch.get_num_threads())
 
 
 def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
@@ -206,5 +206,5 @@ def _cache(
 
 
 def ready_plan(engine: Engine) -> dict[str, Any]:
-    """The plan as the admin call and the API show it, with the threads and kernels that compute on a CPU."""
-    return {**engine.plan.to_json(), "threads": torch.get_num_threads(), "kernels": shown(engine.kernels)}
+    """The plan as the admin call and the API show it, with the threads and the kernels that compute."""
+    return {**engine.plan.to_json(), "threads": torch.get_num_threads(), "kernels": engine.kernels.name}

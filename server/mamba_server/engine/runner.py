@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mamba_kernels.operators import Operator
+from mamba_kernels.sample.reference import is_finite
 from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
@@ -63,7 +65,9 @@ class ModelRunner:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
+        sample: Operator | None = None,
     ) -> None:
+        """`sample`: as of `Sampler`."""
         self._model = model
         self._cache = cache
         self._persistent = persistent
@@ -71,7 +75,7 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._last_token = torch.zeros(persistent.rows, dtype=torch.int32, device=device)
-        self._sampler = Sampler(vocab_size, device, eos_token_ids)
+        self._sampler = Sampler(vocab_size, device, eos_token_ids, sample)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
@@ -117,11 +121,11 @@ class ModelRunner:
             wanted = len(arrays.sampling)
             probes = hidden[wanted : len(arrays.checked)]
             if not wanted:
-                finite = _to_host(_finite(probes))
+                finite = _to_host(is_finite(probes))
                 return lambda: _land(None, spans, scores, [], _of_members(finite, arrays.checked))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
-            sampled, finite = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
-            finite = _to_host(torch.cat([finite, _finite(probes)]))
+            sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
+            finite = _to_host(torch.cat([sampled.finite, is_finite(probes)]))
             self._last_token[rows] = sampled.ids
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = _on_host(sampled)
@@ -129,18 +133,16 @@ class ModelRunner:
 
     def _sample(
         self, hidden: torch.Tensor, batches: list[SamplingBatch], positions: torch.Tensor
-    ) -> tuple[SampledTokens, torch.Tensor]:
-        """Tokens of the rows of `hidden`, and which of these are finite; at most `LOGIT_ROWS` at a time."""
-        parts, finite, first = [], [], 0
+    ) -> SampledTokens:
+        """Tokens of the rows of `hidden`; at most `LOGIT_ROWS` at a time."""
+        parts, first = [], 0
         together = max(1, LOGIT_ROWS // max(batch.size for batch in batches))
         for number in range(0, len(batches), together):
             some = batches[number : number + together]
             rows = slice(first, first + sum(batch.size for batch in some))
-            logits = self._model.logits(hidden[rows])
-            finite.append(_finite(logits))
-            parts.append(self._sampler.sample(logits, some, positions[rows]))
+            parts.append(self._sampler.sample(self._model.logits(hidden[rows]), some, positions[rows]))
             first = rows.stop
-        return joined(parts), torch.cat(finite)
+        return joined(parts)
 
     def _admit(self, newcomers: list[_Newcomer]) -> None:
         if newcomers:
@@ -193,15 +195,12 @@ def _on_host(sampled: SampledTokens) -> SampledTokens:
         return None if tensor is None else _to_host(tensor)
 
     return SampledTokens(
-        _to_host(sampled.ids), copy(sampled.logprob), copy(sampled.top_ids), copy(sampled.top_logprobs)
+        _to_host(sampled.ids),
+        _to_host(sampled.finite),
+        copy(sampled.logprob),
+        copy(sampled.top_ids),
+        copy(sampled.top_logprobs),
     )
-
-
-def _finite(rows: torch.Tensor) -> torch.Tensor:
-    """[r] bool: neither NaN nor positive infinity in the row. NaN wins every comparison of `amax`, and one in
-    a state reaches the hidden state of every later token.
-    """
-    return rows.amax(-1).isfinite()
 
 
 def _of_members(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:

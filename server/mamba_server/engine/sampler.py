@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mamba_kernels.operators import Operator
+from mamba_kernels.sample import Counts
+from mamba_kernels.sample.noise import gumbel, scatter_tokens
+from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS, Tokens
-from mamba_server.engine.noise import gumbel, scatter_tokens
 from mamba_server.engine.sampling_batch import (
     Filter,
     Penalties,
@@ -28,12 +31,6 @@ from mamba_server.wire import SamplingParams
 Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
 
-SORTED_VOCAB = 1 << 14
-"""Vocabularies up to this size are sorted for `top_p`; beyond it two histograms are quicker."""
-
-_ONE_BITS = 0x3F800000
-"""float32 1.0 as an integer: non-negative floats are ordered as their bits."""
-
 
 def block_rows(vocab_size: int) -> int:
     """Rows of logits that are sampled or scored together: bounds the copies that this takes."""
@@ -46,6 +43,8 @@ class SampledTokens:
 
     ids: torch.Tensor
     """[L] int32"""
+    finite: torch.Tensor
+    """[L] bool: the logits were neither NaN nor plus infinity; the token of another row means nothing."""
     logprob: torch.Tensor | None
     """[L] of the sampled token; NaN in rows that did not ask; None when no row asks."""
     top_ids: torch.Tensor | None
@@ -76,8 +75,17 @@ class Sampler:
     therefore tables are only touched by `sample`, which sets a row up when it first meets its new owner.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: Sequence[int] = (),
+        operator: Operator | None = None,
+    ) -> None:
+        """`operator`: chooses for all rows of a block, as `mamba_kernels.sample`; None = by the features that
+        rows ask for, with torch."""
         self.vocab_size, self.device = vocab_size, device
+        self._operator = operator
         self._eos = tuple(eos_token_ids)
         self._scattered = scatter_tokens(vocab_size, device)
         self._serial = itertools.count()
@@ -114,7 +122,12 @@ class Sampler:
         """Group the rows of a step, block by block; keep the result while the rows stay the same."""
         size = block_rows(self.vocab_size)
         return [
-            SamplingBatch.build(rows[first : first + size], self.vocab_size, self.device)
+            SamplingBatch.build(
+                rows[first : first + size],
+                self.vocab_size,
+                self.device,
+                together=self._operator is not None,
+            )
             for first in range(0, len(rows), size)
         ]
 
@@ -137,17 +150,31 @@ class Sampler:
                 logits.index_put_((batch.bias.rows, batch.bias.tokens), batch.bias.values, accumulate=True)
             if batch.minimum is not None:
                 _block(logits, batch.minimum, positions)
-            if batch.penalties is not None:
-                self._penalize(logits, batch.penalties)
-            ids = logits.argmax(-1)
-            if batch.random is not None:
-                ids[batch.random] = self._draw(logits[batch.random], batch, positions[batch.random])
-            if batch.penalties is not None:
-                where = (batch.penalties.counts_rows, ids[batch.penalties.rows])
-                self._output_counts[where] += 1
+            ids, finite = self._choose(logits, batch, positions)
             if raw is None or batch.logprobs is None:
-                return SampledTokens(ids.to(torch.int32), None, None, None)
-            return _with_logprobs(ids, raw, batch.logprobs, batch.logprobs_max)
+                return SampledTokens(ids.to(torch.int32), finite, None, None, None)
+            return _with_logprobs(ids, finite, raw, batch.logprobs, batch.logprobs_max)
+
+    def _choose(
+        self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and whether the logits are finite, both [L]; the ids are counted."""
+        if batch.penalties is not None:
+            self._meet(batch.penalties.owners)
+        if self._operator is not None:
+            counts = Counts(self._output_counts, self._in_prompt)
+            choice = self._operator(logits, batch.parameters, counts, positions)
+            return choice.ids, choice.finite
+        finite = is_finite(logits)
+        if batch.penalties is not None:
+            self._penalize(logits, batch.penalties)
+        ids = logits.argmax(-1)
+        if batch.random is not None:
+            ids[batch.random] = self._draw(logits[batch.random], batch, positions[batch.random])
+        if batch.penalties is not None:
+            where = (batch.penalties.counts_rows, ids[batch.penalties.rows])
+            self._output_counts[where] += 1
+        return ids, finite
 
     def _draw(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> torch.Tensor:
         """logits: [R, vocab] of the random rows, a copy. Returns ids [R]."""
@@ -156,24 +183,22 @@ class Sampler:
         # Shifted by the maximum first: a tiny temperature then sharpens instead of overflowing.
         logits.sub_(logits.amax(-1, keepdim=True)).div_(batch.temperature)
         if batch.min_p is not None:
-            _apply(logits, batch.min_p, _min_p)
+            _apply(logits, batch.min_p, min_p)
         if batch.top_k is not None:
-            _apply(logits, batch.top_k, lambda part, k: _top_k(part, k, batch.top_k_max))
+            _apply(logits, batch.top_k, lambda part, k: top_k(part, k, batch.top_k_max))
         if batch.top_p is not None:
-            _apply(logits, batch.top_p, _top_p)
+            _apply(logits, batch.top_p, top_p)
         return logits.add_(gumbel(batch.words, positions, self._scattered)).argmax(-1)
 
     def _penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
-        self._meet(penalties.owners)
-        part = logits[penalties.rows]
-        counts = self._output_counts[penalties.counts_rows]
-        seen = counts > 0
-        known = seen | self._in_prompt[penalties.counts_rows]
-        scaled = torch.where(part > 0, part / penalties.repetition, part * penalties.repetition)
-        part = torch.where(known, scaled, part)
-        part -= penalties.frequency * counts
-        part -= penalties.presence * seen
-        logits[penalties.rows] = part
+        logits[penalties.rows] = penalize(
+            logits[penalties.rows],
+            self._output_counts[penalties.counts_rows],
+            self._in_prompt[penalties.counts_rows],
+            penalties.repetition,
+            penalties.presence,
+            penalties.frequency,
+        )
 
     def _histogram(self, token_ids: Tokens) -> torch.Tensor:
         kept = token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
@@ -227,14 +252,14 @@ def joined(parts: list[SampledTokens]) -> SampledTokens:
     """The blocks of a step as one, each as wide as the widest."""
     if len(parts) == 1:
         return parts[0]
-    ids = torch.cat([part.ids for part in parts])
+    ids, finite = (torch.cat([getattr(part, name) for part in parts]) for name in ("ids", "finite"))
     if all(part.logprob is None for part in parts):
-        return SampledTokens(ids, None, None, None)
+        return SampledTokens(ids, finite, None, None, None)
     none = ids.new_zeros(0, dtype=torch.float32)
     logprobs = [none.new_full((len(p.ids),), torch.nan) if p.logprob is None else p.logprob for p in parts]
     width = max(0 if part.top_ids is None else part.top_ids.shape[1] for part in parts)
     if not width:
-        return SampledTokens(ids, torch.cat(logprobs), None, None)
+        return SampledTokens(ids, finite, torch.cat(logprobs), None, None)
     top_ids = ids.new_zeros(len(ids), width)
     top_logprobs = none.new_full((len(ids), width), torch.nan)
     first = 0
@@ -243,20 +268,22 @@ def joined(parts: list[SampledTokens]) -> SampledTokens:
             where = slice(first, first + len(part.ids)), slice(part.top_ids.shape[1])
             top_ids[where], top_logprobs[where] = part.top_ids, part.top_logprobs
         first += len(part.ids)
-    return SampledTokens(ids, torch.cat(logprobs), top_ids, top_logprobs)
+    return SampledTokens(ids, finite, torch.cat(logprobs), top_ids, top_logprobs)
 
 
-def _with_logprobs(ids: torch.Tensor, raw: torch.Tensor, rows: torch.Tensor, top: int) -> SampledTokens:
+def _with_logprobs(
+    ids: torch.Tensor, finite: torch.Tensor, raw: torch.Tensor, rows: torch.Tensor, top: int
+) -> SampledTokens:
     scores = score_tokens(raw, ids[rows], top)
     logprob = raw.new_full((len(ids),), torch.nan)
     logprob[rows] = scores.logprob
     if top == 0:
-        return SampledTokens(ids.to(torch.int32), logprob, None, None)
+        return SampledTokens(ids.to(torch.int32), finite, logprob, None, None)
     width = scores.top_ids.shape[1]
     top_ids = torch.zeros(len(ids), width, dtype=torch.int32, device=ids.device)
     top_logprobs = raw.new_full((len(ids), width), torch.nan)
     top_ids[rows], top_logprobs[rows] = scores.top_ids, scores.top_logprobs
-    return SampledTokens(ids.to(torch.int32), logprob, top_ids, top_logprobs)
+    return SampledTokens(ids.to(torch.int32), finite, logprob, top_ids, top_logprobs)
 
 
 def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor) -> None:
@@ -272,57 +299,3 @@ def _apply(logits: torch.Tensor, users: Filter, keep: Truncation) -> None:
         return
     part = logits[users.rows]
     logits[users.rows] = part.masked_fill_(~keep(part, users.values), -torch.inf)
-
-
-def _min_p(logits: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Tokens with at least `share` of the best one's probability. The best logit is 0 here."""
-    return logits >= share.log()
-
-
-def _top_k(logits: torch.Tensor, k: torch.Tensor, most: int) -> torch.Tensor:
-    """The k best; those equal to the k-th stay too."""
-    best = logits.topk(most).values
-    return logits >= best.gather(1, k.to(torch.int64) - 1)
-
-
-def _top_p(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """The most likely tokens whose probabilities first reach `mass`; equals of the last one stay too."""
-    if logits.shape[1] <= SORTED_VOCAB:
-        probabilities = logits.softmax(-1)
-        ranked = probabilities.sort(-1, descending=True).values
-        reached = ranked.cumsum(-1, dtype=torch.float64) < mass
-        last = reached.sum(-1, keepdim=True).clamp_(max=logits.shape[1] - 1)
-        return probabilities >= ranked.gather(1, last)
-    parts = zip(logits.split(1), mass.split(1), strict=True)  # one row's arrays stay in the cache
-    return torch.cat([_nucleus(row, share) for row, share in parts])
-
-
-def _nucleus(logits: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """As `_top_p`, without the sort that a large vocabulary makes dear.
-
-    Non-negative floats are ordered as their bits: two histograms of probability mass, one over the upper and
-    one over the lower half of the bits, find the threshold exactly.
-    """
-    probabilities = logits.softmax(-1)
-    wide = probabilities.double()
-    # What is no probability (NaN) stays within the buckets, so that the other rows are sampled all the same.
-    bits = probabilities.view(torch.int32).clamp(0, _ONE_BITS)
-    upper, lower = (bits >> 16).long(), (bits & 0xFFFF).long()
-    none = torch.zeros_like(mass, dtype=torch.float64)
-    bucket, beyond = _lowest_bucket(upper, wide, none, mass, (_ONE_BITS >> 16) + 1)
-    inside = wide.masked_fill_(upper != bucket, 0)
-    place, _ = _lowest_bucket(lower, inside, beyond, mass, 1 << 16)
-    return bits >= (bucket << 16) + place
-
-
-def _lowest_bucket(
-    index: torch.Tensor, weight: torch.Tensor, beyond: torch.Tensor, mass: torch.Tensor, buckets: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Highest bucket from which on upwards the weights, with those `beyond`, reach `mass`; weight above it.
-
-    index, weight: [r, vocab]; beyond, mass: [r, 1]. Both results are [r, 1].
-    """
-    totals = weight.new_zeros(len(index), buckets + 1).scatter_add_(1, index, weight)
-    tail = totals.flip(-1).cumsum(-1).flip(-1).add_(beyond)  # tail[b]: weight of buckets >= b
-    found = (tail[:, :-1] >= mass).sum(-1, keepdim=True).sub_(1).clamp_(min=0)
-    return found, tail.gather(1, found + 1)

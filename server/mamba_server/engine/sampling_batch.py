@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from mamba_kernels.sample import SampleParameters
+from mamba_kernels.sample.noise import seed_words
 from mamba_server.cache.node import Tokens
-from mamba_server.engine.noise import seed_words
 from mamba_server.wire import SamplingParams
 
 Rows = torch.Tensor
@@ -93,10 +94,19 @@ class SamplingBatch:
     logprobs: Rows | None
     logprobs_max: int
     """Most alternatives any row asks for."""
+    parameters: SampleParameters | None = None
+    """All rows' parameters where one operator chooses for all of them."""
 
     @classmethod
-    def build(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> "SamplingBatch":
-        """Group L rows, in the order of their logits."""
+    def build(
+        cls,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        device: torch.device,
+        *,
+        together: bool = False,
+    ) -> "SamplingBatch":
+        """Group L rows, in the order of their logits. `together`: for an operator that takes all rows."""
 
         def where(condition: Callable[[SamplingRow], bool]) -> list[int]:
             return [index for index, row in enumerate(rows) if condition(row)]
@@ -160,7 +170,26 @@ class SamplingBatch:
             top_p=filter_of(lambda params: params.top_p < 1, lambda params: params.top_p),
             logprobs=_indices(logprobs, device) if logprobs else None,
             logprobs_max=max((rows[i].params.logprobs for i in logprobs), default=0),
+            parameters=_parameters(rows, vocab_size, device) if together else None,
         )
+
+
+def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> SampleParameters:
+    def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return _move(torch.tensor(values, dtype=dtype), device)
+
+    asked = [row.params for row in rows]
+    return SampleParameters(
+        temperature=column([max(0.0, each.temperature) for each in asked]),
+        top_k=column([min(max(0, each.top_k), vocab_size) for each in asked], torch.int32),
+        top_p=column([each.top_p for each in asked]),
+        min_p=column([each.min_p for each in asked]),
+        words=_move(torch.tensor([seed_words(row.seed) for row in rows], dtype=torch.int32), device),
+        counts_row=column([row.counts_row for row in rows], torch.int32),
+        repetition=column([each.repetition_penalty for each in asked]),
+        presence=column([each.presence_penalty for each in asked]),
+        frequency=column([each.frequency_penalty for each in asked]),
+    )
 
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

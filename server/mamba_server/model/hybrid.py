@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mamba_api.quantization import Quantization
-from mamba_kernels.cpu.backend import library_for
+from mamba_kernels.backend import backend_for
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks
@@ -53,18 +53,23 @@ class HybridModel:
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
-        self.library = library_for(device, dtype)
-        """The C++ kernels that compute; None = torch does."""
-        if quantization != "none" and self.library is None:
+        self.backend = backend_for(device, dtype)
+        library = self.backend.library
+        if quantization != "none" and library is None:
             raise UnsupportedModel(
                 f"quantization {quantization} needs the C++ kernels of a CPU, which do not compute here "
                 f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none, or "
                 "on a CPU with AVX2 as bfloat16 or float32"
             )
         loader = Loader(
-            weights, device, dtype, batch_invariant=batch_invariant, library=self.library,
+            weights,
+            device,
+            dtype,
+            batch_invariant=batch_invariant,
+            operators=self.backend.operators,
+            library=library,
             quantization=quantization,
-        )  # fmt: skip
+        )
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self.embedding = TokenEmbedding(loader, "embeddings.weight", config.vocab_size, d)
@@ -77,10 +82,10 @@ class HybridModel:
             self.head = loader.linear("lm_head", d, config.vocab_size, bias=False)
         weights.finish()
         # The C++ kernels hold one state, in batch-invariant mode the scan one a sequence: both take all rows.
-        together = batch_invariant or self.library is not None or config.mamba is None
+        together = batch_invariant or library is not None or config.mamba is None
         self._most_chunks = None if together or config.mamba is None else scanned_chunks(config.mamba)
         attending = [block.mixer for block in self.blocks if isinstance(block.mixer, Attention)]
-        self._gathered = any(attention.kernels is None for attention in attending)
+        self._gathered = any(attention.gathers for attention in attending)
 
     @classmethod
     def load(

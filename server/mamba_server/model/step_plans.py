@@ -58,6 +58,7 @@ class StepPlans:
                 page_size=batch.page_size,
                 device=device,
                 gathered=gathered,
+                resident=(batch.page_table, batch.context_len, batch.query_start),
             )
             if attention
             else None,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import mamba_server
+from mamba_kernels.backend import TORCH
 from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized_weight import PANEL, QuantizedWeight
 from mamba_planner.engine_settings import EngineSettings
@@ -48,7 +49,7 @@ def test_states_computed_with_other_matrices_are_never_taken_for_each_other() ->
 
 
 def test_without_the_kernels_it_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hybrid, "library_for", lambda device, dtype: None)
+    monkeypatch.setattr(hybrid, "backend_for", lambda device, dtype: TORCH)
     with pytest.raises(UnsupportedModel, match=r"int8 needs the C\+\+ kernels.*--quantization none"):
         start(quantization="int8")
 

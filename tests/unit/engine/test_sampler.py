@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from mamba_kernels.no_sync import no_sync
+from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import sampler as sampler_module
-from mamba_server.engine.sampler import SampledTokens, Sampler, _top_p, score_tokens
+from mamba_server.engine.sampler import SampledTokens, Sampler, score_tokens
 from mamba_server.engine.sampling_batch import SamplingRow
 from mamba_server.wire import SamplingParams
 
@@ -19,9 +20,9 @@ VOCAB = 50
 EOS = 7
 
 
-@pytest.fixture
-def sampler() -> Sampler:
-    return Sampler(VOCAB, CPU, eos_token_ids=(EOS,))
+@pytest.fixture(params=[None, sample], ids=["by-features", "together"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    return Sampler(VOCAB, CPU, eos_token_ids=(EOS,), operator=request.param)
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_the_nucleus_is_the_smallest_set_of_that_mass_by_sort_and_by_histogram(
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     logits[1] = logits[1].round()  # many equals
     logits[2, 5] = 40.0  # one token has all the mass
-    kept = _top_p(logits.clone(), torch.full((3, 1), mass))
+    kept = top_p(logits.clone(), torch.full((3, 1), mass))
     probabilities = logits.softmax(-1).double()
     for row in range(3):
         inside = probabilities[row][kept[row]]

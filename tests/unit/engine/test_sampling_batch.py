@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_kernels.sample.noise import seed_words
 from mamba_server.cache.node import NO_TOKENS
-from mamba_server.engine.noise import seed_words
 from mamba_server.engine.sampling_batch import Filter, SamplingBatch, SamplingRow, TokenEntries
 from mamba_server.wire import SamplingParams
 

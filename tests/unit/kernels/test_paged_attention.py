@@ -1,84 +1,14 @@
 """Attention over scattered pages equals plain attention over each sequence's own keys and values."""
 
-import numpy as np
 import pytest
 import torch
 
 from mamba_kernels.kv_write import kv_write
 from mamba_kernels.no_sync import no_sync
-from mamba_kernels.paged_attention import AttentionPlan, paged_attention
 from mamba_kernels.paged_attention import reference as path
 from mamba_kernels.paged_attention.plan import padded_length
-from mamba_kernels.slot_plan import index_tensor
-from testmodels.chunks import CPU, ints, poisoned, strided_cache
-
-WIDTH = 6
-
-
-def textbook(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """query: [n, heads, d], the last n positions; key, value: [context, kv_heads, d]."""
-    n, heads, _ = query.shape
-    context = len(key)
-    key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    future = torch.arange(context) > torch.arange(context - n, context)[:, None]
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, -torch.inf).softmax(-1), value)
-
-
-class Batch:
-    """Sequences of `contexts` tokens of which the last `news` are this step's; decodes come first."""
-
-    def __init__(
-        self, news: list[int], contexts: list[int], *, heads: int = 4, kv_heads: int = 2, page_size: int = 4,
-        dtype: torch.dtype = torch.float64, seed: int = 0,
-    ) -> None:  # fmt: skip
-        g = torch.Generator().manual_seed(seed)
-        self.decodes = sum(n == 1 for n in news)
-        self.query_start = np.cumsum([0, *news]).astype(np.int32)
-        self.contexts = contexts
-        self.page_size = page_size
-        counts = [-(-context // page_size) for context in contexts]
-        shuffled = (torch.randperm(sum(counts), generator=g) + 1).tolist()
-        width = max(counts)
-        self.table = ints([[shuffled.pop() for _ in range(n)] + [-1] * (width - n) for n in counts])
-
-        def rand(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
-
-        self.kv = strided_cache(sum(counts) + 1, 2, page_size, kv_heads, WIDTH, dtype=dtype)
-        self.query = rand(int(self.query_start[-1]), heads, WIDTH)
-        self.keys = [rand(context, kv_heads, WIDTH) for context in contexts]
-        self.values = [rand(context, kv_heads, WIDTH) for context in contexts]
-        for sequence, context in enumerate(contexts):
-            positions = np.arange(context)
-            kv_write(
-                self.kv,
-                self.keys[sequence],
-                self.values[sequence],
-                index_tensor(self.table[sequence, positions // page_size], CPU),
-                index_tensor(positions % page_size, CPU),
-            )
-
-    def attend(self) -> torch.Tensor:
-        plan = AttentionPlan.build(
-            decodes=self.decodes,
-            query_start=self.query_start,
-            context_len=ints(self.contexts),
-            page_table=self.table,
-            page_size=self.page_size,
-            device=CPU,
-        )
-        out = poisoned(*self.query.shape, dtype=self.query.dtype)
-        with no_sync():
-            paged_attention(self.query, self.kv, 0.3, plan, out)
-        return out
-
-    def expected(self) -> torch.Tensor:
-        parts = []
-        for i, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
-            rows = self.query[self.query_start[i] : self.query_start[i + 1]]
-            parts.append(textbook(rows, key, value, 0.3))
-        return torch.cat(parts)
+from testmodels.chunks import strided_cache
+from testmodels.paged import PagedBatch
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
@@ -86,7 +16,7 @@ class Batch:
 def test_decodes_and_pieces_of_all_shapes_equal_plain_attention(
     heads: int, kv_heads: int, page_size: int
 ) -> None:
-    batch = Batch(
+    batch = PagedBatch(
         [1, 1, 1, 1, 1, 3, 2, 63, 300, 5],
         [1, 2, 17, 100, 18, 3, 50, 63, 520, 257],
         heads=heads,
@@ -97,25 +27,25 @@ def test_decodes_and_pieces_of_all_shapes_equal_plain_attention(
 
 
 def test_many_long_decodes_are_attended_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path, "GATHER_ELEMENTS", 3 * 20 * 2 * WIDTH)
-    batch = Batch([1] * 8, [18, 20, 19, 17, 20, 5, 6, 18])
+    monkeypatch.setattr(path, "GATHER_ELEMENTS", 3 * 20 * 2 * 6)  # three rows of width 6 padded to 20
+    batch = PagedBatch([1] * 8, [18, 20, 19, 17, 20, 5, 6, 18])
     torch.testing.assert_close(batch.attend(), batch.expected(), rtol=1e-10, atol=1e-10)
 
 
 def test_memory_that_was_never_written_is_never_read() -> None:
-    batch = Batch([1, 1, 4], [3, 21, 9])
+    batch = PagedBatch([1, 1, 4], [3, 21, 9])
     written = (~batch.kv.isnan()).sum()
-    assert written == 2 * 2 * WIDTH * (3 + 21 + 9), "the rest of the pages is poison"
+    assert written == 2 * 2 * 6 * (3 + 21 + 9), "the rest of the pages is poison"
     assert not batch.attend().isnan().any()
 
 
 @pytest.mark.parametrize("sequence", range(6))
 def test_a_sequence_has_the_same_bits_alone_and_among_others(sequence: int) -> None:
     news, contexts = [1, 1, 1, 1, 40, 7], [5, 130, 131, 900, 40, 77]
-    crowd = Batch(news, contexts, dtype=torch.float32)
+    crowd = PagedBatch(news, contexts, dtype=torch.float32)
     rows = slice(int(crowd.query_start[sequence]), int(crowd.query_start[sequence + 1]))
     together = crowd.attend()[rows]
-    alone = Batch([news[sequence]], [contexts[sequence]], dtype=torch.float32)
+    alone = PagedBatch([news[sequence]], [contexts[sequence]], dtype=torch.float32)
     alone.query, alone.kv = crowd.query[rows], crowd.kv
     alone.table = crowd.table[sequence : sequence + 1]
     assert torch.equal(alone.attend(), together)

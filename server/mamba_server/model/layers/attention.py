@@ -8,8 +8,7 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
 from mamba_kernels.invariant import attention_by_row
-from mamba_kernels.kv_write import kv_write
-from mamba_kernels.paged_attention import paged_attention
+from mamba_kernels.operators import REFERENCE, Operator
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans
@@ -22,14 +21,26 @@ class Attention:
 
     def __init__(self, config: AttentionConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
-        self.attend = attention_by_row if loader.batch_invariant else paged_attention
+        self.write = loader.operators.kv_write
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = loader.linear("q_proj", hidden_size, queries, bias=config.bias)
         self.k_proj = loader.linear("k_proj", hidden_size, keys, bias=config.bias)
         self.v_proj = loader.linear("v_proj", hidden_size, keys, bias=config.bias)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
+        self.attend, gathers = self._attend(loader)
+        self.gathers = gathers and self.kernels is None
+        """Whether the plan has to say which keys are gathered."""
         self.o_proj = loader.linear("o_proj", queries, hidden_size, bias=config.bias)
+
+    def _attend(self, loader: Loader) -> tuple[Operator, bool]:
+        config, operators = self.config, loader.operators
+        if loader.batch_invariant:
+            return attention_by_row, True
+        if why := operators.why_not_attend(config.heads, config.kv_heads, config.head_dim):
+            log.warning("the Triton kernels cannot attend, torch does: %s", why)
+            operators = REFERENCE
+        return operators.paged_attention, operators.gathers
 
     def _kernels(self, library: Library | None) -> tuple[PagedDecoder, PagedExtender] | None:
         config = self.config
@@ -51,7 +62,7 @@ class Attention:
         query, key, value = (
             projection(x).unflatten(1, (-1, width)) for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        kv_write(kv, key, value, plans.page, plans.offset)
+        self.write(kv, key, value, plans.page, plans.offset)
         attended = torch.empty_like(query)
         if self.kernels is None:
             self.attend(query, kv, self.config.scale, plans.attention, attended)

@@ -11,7 +11,7 @@ from mamba_kernels.cpu.packed_linear import ACTIVATIONS, Packed, PackedLinear, P
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.invariant import sound_row_tile
-from mamba_kernels.rms_norm import rms_norm
+from mamba_kernels.operators import REFERENCE, Operators
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.weights import Weights
 
@@ -31,8 +31,9 @@ class Loader:
     prefix: str = ""
     batch_invariant: bool = False
     """Layers take the kernels whose rows do not depend on each other."""
+    operators: Operators = REFERENCE
     library: Library | None = None
-    """The C++ kernels where they compute; None = torch does."""
+    """The C++ kernels where they compute, in place of operators; None = they do not."""
     quantization: Quantization = "none"
     """How the C++ kernels hold matrices."""
 
@@ -53,7 +54,8 @@ class Loader:
         weight = self.tensor(name, width)
         if self.library is not None:
             return RowNorm(self.library, weight, eps)
-        return lambda x, added: rms_norm(x if added is None else x.add_(added), weight, eps)
+        norm = self.operators.rms_norm
+        return lambda x, added: norm(x, weight, eps, added)
 
     def activates(self, activation: str) -> bool:
         """Whether `linear` applies it to its product."""

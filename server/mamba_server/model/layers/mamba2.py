@@ -6,18 +6,13 @@ kernels and share the projections.
 
 import torch
 
-from mamba_kernels.conv1d_prefill import conv1d_prefill
-from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.cpu.mamba_prefill import MambaPrefiller
 from mamba_kernels.cpu.mixer import MixerWeights, PreparedMixer
-from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.invariant import convolution_by_tap, gated_norm_by_row, recurrence_by_token
 from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
-from mamba_kernels.ssd_prefill import ssd_prefill
-from mamba_kernels.state_update import state_update
 from mamba_planner.model_config import MambaConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans
@@ -28,7 +23,7 @@ class Mamba2Mixer:
 
     def __init__(self, config: MambaConfig, hidden_size: int, loader: Loader) -> None:
         self.config = config
-        self.batch_invariant = loader.batch_invariant
+        self.batch_invariant, self.operators = loader.batch_invariant, loader.operators
         H, inner, conv_dim = config.heads, config.inner, config.conv_dim
         self.in_proj = loader.linear("in_proj", hidden_size, inner + conv_dim + H, bias=config.proj_bias)
         self.out_proj = loader.linear("out_proj", inner, hidden_size, bias=config.out_bias)
@@ -84,7 +79,7 @@ class Mamba2Mixer:
         normed: torch.Tensor,
     ) -> None:
         """Convolution, recurrence, gate and norm: `normed` [T, H*P] is written."""
-        config, cut = self.config, plans.decodes
+        config, cut, operators = self.config, plans.decodes, self.operators
         gate, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         y: torch.Tensor = inputs.new_empty(
             plans.tokens, config.heads, config.head_dim, dtype=accumulator(inputs.dtype)
@@ -95,12 +90,14 @@ class Mamba2Mixer:
             recurrence_by_token(ssm, self._scan_inputs(mixed, dt), plans.decode, pieces, y)
         else:
             if plans.decode is not None:
-                mixed = conv1d_update(inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode)
-                state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
+                mixed = operators.conv1d_update(
+                    inputs[:cut], self.conv_weight, self.conv_bias, conv, plans.decode
+                )
+                operators.state_update(ssm, self._scan_inputs(mixed, dt[:cut]), plans.decode, y[:cut])
             for rows, plan in plans.prefill:
-                mixed = conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
-                ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
-        norm = gated_norm_by_row if self.batch_invariant else gated_norm
+                mixed = operators.conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
+                operators.ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
+        norm = gated_norm_by_row if self.batch_invariant else operators.gated_norm
         normed.copy_(norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups))
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:

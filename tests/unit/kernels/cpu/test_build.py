@@ -128,7 +128,7 @@ def test_without_a_compiler_torch_computes_and_one_warning_says_so(
 
 def test_what_was_asked_for_by_name_is_never_replaced(environment: dict[str, str]) -> None:
     assert open_library({VARIABLE: "torch"}) is None
-    with pytest.raises(UnknownKernels, match="auto, torch, avx2"):
+    with pytest.raises(UnknownKernels, match="auto, torch, triton, avx2"):
         open_library({VARIABLE: "mmx"})
     with pytest.raises(UnknownKernels, match="no-such-compiler"):
         open_library({**environment, VARIABLE: "avx2", "CXX": "no-such-compiler"})

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_server.engine import noise
-from mamba_server.engine.noise import gumbel, scatter_tokens, seed_words
+from mamba_kernels.sample import noise
+from mamba_kernels.sample.noise import gumbel, scatter_tokens, seed_words
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,102 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Decode step of the causal convolution on a GPU, a program per row and block of channels: see README.md."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div, check, extent_at, launch_for
+
+
+def conv1d_update(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: torch.Tensor, plan: SlotPlan
+) -> torch.Tensor:
+    """As the reference: silu(sum_k weight[k] * input[t - K + 1 + k] + bias), windows move on by one.
+
+    x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. Returns
+    [n, C] in the type of x. Raises UnsupportedArgument.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    call(x, weight, bias, window, plan.device_routes, out).run()
+    return out
+
+
+def call(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    window: torch.Tensor,
+    routes: torch.Tensor,
+    out: torch.Tensor,
+) -> KernelCall:
+    """The launch that writes `out`; routes: [3, n] int64 as of `SlotPlan`."""
+    check("x", x, (None, None))
+    n, channels = x.shape
+    check("weight", weight, (None, channels), device=x.device, dense_from=0)
+    K = len(weight)
+    if bias is not None:
+        check("bias", bias, (channels,), device=x.device)
+    check("window", window, (None, K - 1, channels), device=x.device)
+    check("routes", routes, (3, n), dtypes=(torch.int64,), device=x.device)
+    launch = launch_for(
+        "conv1d_update",
+        x.device,
+        f"C{channels} K{K} {x.dtype} n{block_of(n)}",
+        Launch(num_warps=2, blocks={"C": block_of(channels, least=16, most=512)}),
+    )
+    block = launch.blocks["C"]
+    return KernelCall(
+        _conv1d_update,
+        (ceil_div(channels, block), n),
+        {
+            "x": x,
+            "x_row": x.stride(0),
+            "weight": weight,
+            "bias": bias,
+            "window": window,
+            "window_slab": window.stride(0),
+            "window_row": window.stride(1),
+            "routes": routes,
+            "route": routes.stride(0),
+            "out": out,
+            "out_row": out.stride(0),
+        },
+        {"CHANNELS": channels, "K": K, "BLOCK": block},
+        launch,
+    )
+
+
+@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+def _conv1d_update(
+    x, x_row, weight, bias, window, window_slab, window_row, routes, route, out, out_row,
+    CHANNELS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    source = tl.load(routes + row)
+    target = tl.load(routes + route + row)
+    track = tl.load(routes + 2 * route + row)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < CHANNELS
+    begun, tracked = at < extent_at(source, CHANNELS), at < extent_at(track, CHANNELS)
+    newest = tl.load(x + row * x_row + at, mask=inside, other=0.0)
+    factor = tl.load(weight + (K - 1) * CHANNELS + at, mask=inside, other=0.0)
+    sums = newest.to(tl.float32) * factor.to(tl.float32)
+    # The window moves while it is read: place k is written once k + 1 is in registers.
+    for k in tl.static_range(K - 1):
+        past = tl.load(window + source * window_slab + k * window_row + at, mask=begun, other=0.0)
+        factor = tl.load(weight + k * CHANNELS + at, mask=inside, other=0.0)
+        sums += past.to(tl.float32) * factor.to(tl.float32)
+        if k > 0:
+            moved = window + (k - 1) * window_row + at
+            tl.store(moved + target * window_slab, past, mask=inside)
+            tl.store(moved + track * window_slab, past, mask=tracked)
+    if K > 1:
+        moved = window + (K - 2) * window_row + at
+        newest = newest.to(window.dtype.element_ty)
+        tl.store(moved + target * window_slab, newest, mask=inside)
+        tl.store(moved + track * window_slab, newest, mask=tracked)
+    if bias is not None:
+        sums += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    y = sums * tl.sigmoid(sums)
+    tl.store(out + row * out_row + at, y.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,111 @@
+"""What computes each operator of a model: the references in torch, or Triton's kernels where they can.
+
+A Triton kernel that cannot take what it is given says so before its launch; its reference then computes, and
+one warning names what it was.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from mamba_kernels.conv1d_prefill import conv1d_prefill
+from mamba_kernels.conv1d_update import conv1d_update
+from mamba_kernels.gated_norm import gated_norm
+from mamba_kernels.kv_write import kv_write
+from mamba_kernels.paged_attention import paged_attention
+from mamba_kernels.rms_norm import rms_norm
+from mamba_kernels.sample import sample
+from mamba_kernels.ssd_prefill import ssd_prefill
+from mamba_kernels.state_update import state_update
+
+log = logging.getLogger(__name__)
+Operator = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Each has the arguments of its reference."""
+
+    conv1d_prefill: Operator
+    conv1d_update: Operator
+    gated_norm: Operator
+    kv_write: Operator
+    paged_attention: Operator
+    rms_norm: Operator
+    ssd_prefill: Operator
+    state_update: Operator
+    sample: Operator | None
+    """None = the engine's sampler calls the parts of the reference for the rows that ask for them."""
+    gathers: bool
+    """Whether `paged_attention` needs a plan of gathered keys."""
+    why_not_attend: Callable[[int, int, int], str]
+    """(heads, kv_heads, head_dim) -> why `paged_attention` cannot take them; empty if it can. Asked when a
+    model is loaded, since its plans depend on the answer."""
+
+
+REFERENCE = Operators(
+    conv1d_prefill=conv1d_prefill,
+    conv1d_update=conv1d_update,
+    gated_norm=gated_norm,
+    kv_write=kv_write,
+    paged_attention=paged_attention,
+    rms_norm=rms_norm,
+    ssd_prefill=ssd_prefill,
+    state_update=state_update,
+    sample=None,
+    gathers=True,
+    why_not_attend=lambda heads, kv_heads, head_dim: "",
+)
+
+
+@cache
+def triton_operators() -> Operators:
+    """The kernels. Raises ImportError where there is no Triton."""
+    from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
+    from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
+    from mamba_kernels.gated_norm import triton as gated_norm_kernel
+    from mamba_kernels.kv_write import triton as kv_write_kernel
+    from mamba_kernels.paged_attention import triton as paged_attention_kernel
+    from mamba_kernels.rms_norm import triton as rms_norm_kernel
+    from mamba_kernels.sample import triton as sample_kernel
+    from mamba_kernels.ssd_prefill import triton as ssd_prefill_kernel
+    from mamba_kernels.state_update import triton as state_update_kernel
+
+    return Operators(
+        conv1d_prefill=KernelOrReference(
+            "conv1d_prefill", conv1d_prefill_kernel.conv1d_prefill, conv1d_prefill
+        ),
+        conv1d_update=KernelOrReference("conv1d_update", conv1d_update_kernel.conv1d_update, conv1d_update),
+        gated_norm=KernelOrReference("gated_norm", gated_norm_kernel.gated_norm, gated_norm),
+        kv_write=KernelOrReference("kv_write", kv_write_kernel.kv_write, kv_write),
+        paged_attention=paged_attention_kernel.paged_attention,
+        rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
+        ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),
+        state_update=KernelOrReference("state_update", state_update_kernel.state_update, state_update),
+        sample=KernelOrReference("sample", sample_kernel.sample, sample),
+        gathers=False,
+        why_not_attend=paged_attention_kernel.why_not,
+    )
+
+
+class KernelOrReference:
+    """A Triton kernel, and the reference that computes what it cannot take."""
+
+    def __init__(self, name: str, kernel: Operator, reference: Operator) -> None:
+        self.name, self._kernel, self._reference = name, kernel, reference
+        self._warned = False
+
+    def __call__(self, *arguments: torch.Tensor | Any) -> Any:
+        from mamba_kernels.triton_support import UnsupportedArgument
+
+        try:
+            return self._kernel(*arguments)
+        except UnsupportedArgument as why:
+            if not self._warned:
+                self._warned = True
+                log.warning("the Triton kernel %s cannot take this, torch computes: %s", self.name, why)
+            return self._reference(*arguments)

@@ -1,0 +1,279 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Paged attention on a GPU: decodes split over their contexts and combined, pieces by blocks of queries.
+
+How a context is split follows from its own length alone, so a row's bits do not depend on its neighbours and
+the grid of a decode not on the contexts. Sums are kept in float32; scores are in units of log2.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.paged_attention.plan import AttentionPlan
+from mamba_kernels.triton_support import (
+    LOG2_E,
+    KernelCall,
+    Launch,
+    UnsupportedArgument,
+    block_of,
+    ceil_div,
+    check,
+    dot_dtype,
+    launch_for,
+    stride_unit,
+)
+
+BLOCK_N = 64
+"""Positions that are attended at once."""
+LEAST_SPLIT = 256
+"""Positions of a context that are not split further: what combining costs, reading them costs too."""
+PROGRAMS = 128
+"""Programs that one decode alone is split into, in all: about as many as a GPU runs."""
+MOST_HEAD_DIM = 256
+MOST_GROUP = 64
+"""Query heads of one KV head."""
+
+
+@triton.jit
+def _attend(
+    query, kv, table, first_row, first_position, queries, begin, end, kv_head, scale,
+    query_row, query_head, kv_page, kv_value, kv_token, kv_head_stride,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, PAGE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Query rows r = (query r // GROUP, head r % GROUP) over positions begin..end: sums, maxima, weights."""
+    r = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, PADDED)
+    inside = d < WIDTH
+    # Rows beyond the last query repeat it: their results are never stored, and they stay finite.
+    which = tl.minimum(r // GROUP, queries - 1)
+    rows = (first_row + which).to(tl.int64) * query_row + (kv_head * GROUP + r % GROUP) * query_head
+    q = tl.load(query + rows[:, None] + d[None, :], mask=inside[None, :], other=0).to(tl.float32)
+    position = first_position + which
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    for start in range(begin, end, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        there = n < end
+        page = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64)
+        at = page * kv_page + (n % PAGE) * kv_token + kv_head * kv_head_stride
+        mask = there[:, None] & inside[None, :]
+        k = tl.load(kv + at[:, None] + d[None, :], mask=mask, other=0).to(tl.float32)
+        scores = tl.dot(q.to(DOT), tl.trans(k.to(DOT)), input_precision="ieee") * scale
+        seen = there[None, :] & (n[None, :] <= position[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        shares = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        v = tl.load(kv + kv_value + at[:, None] + d[None, :], mask=mask, other=0).to(tl.float32)
+        total = total * shrink[:, None] + tl.dot(shares.to(DOT), v.to(DOT), input_precision="ieee")
+        weight = weight * shrink + tl.sum(shares, 1)
+        top = higher
+    return total, top, weight
+
+
+@triton.jit
+def _split_width(context, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr):
+    """Positions per split of a context."""
+    return tl.maximum((context + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK, LEAST)
+
+
+@triton.jit(do_not_specialize=["query_row", "query_head", "table_row", "out_row", "out_head",
+                               "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
+def decode_kernel(
+    query, kv, page_table, context_len, out, parts, logs, scale,
+    query_row: tl.int64, query_head: tl.int64, table_row: tl.int64, out_row: tl.int64, out_head: tl.int64,
+    kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (kv_heads, rows, SPLITS). Strides in units: what they divide by is known when compiling."""
+    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    context = tl.load(context_len + row)
+    width = _split_width(context, SPLITS, BLOCK, LEAST)
+    begin = split * width
+    end = tl.minimum(begin + width, context)
+    if begin < end:
+        total, top, weight = _attend(
+            query, kv, page_table + row * table_row, row, context - 1, 1, begin, end, kv_head, scale,
+            query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
+            kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
+            GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
+        )  # fmt: skip
+        r = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, PADDED)
+        head = kv_head * GROUP + r
+        mine = r < GROUP
+        mask = mine[:, None] & (d < WIDTH)[None, :]
+        total = total / weight[:, None]
+        if SPLITS == 1:
+            at = row.to(tl.int64) * out_row + head * out_head
+            tl.store(out + at[:, None] + d[None, :], total.to(out.dtype.element_ty), mask=mask)
+        else:
+            part = (row.to(tl.int64) * HEADS + head) * SPLITS + split
+            tl.store(parts + part[:, None] * WIDTH + d[None, :], total, mask=mask)
+            tl.store(logs + part, top + tl.log2(weight), mask=mine)
+
+
+@triton.jit(do_not_specialize=["out_row", "out_head"])
+def combine_kernel(
+    parts, logs, context_len, out, out_row: tl.int64, out_head: tl.int64,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    SPLITS: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """Grid (heads, rows): the splits of a row by their weights. A row without context becomes zero."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    context = tl.load(context_len + row)
+    width = _split_width(context, SPLITS, BLOCK, LEAST)
+    s = tl.arange(0, SPLITS)
+    d = tl.arange(0, PADDED)
+    there = s * width < context
+    part = (row.to(tl.int64) * HEADS + head) * SPLITS + s
+    log = tl.load(logs + part, mask=there, other=float("-inf"))
+    share = tl.where(there, tl.exp2(log - tl.maximum(tl.max(log, 0), -1.0e38)), 0.0)
+    mask = there[:, None] & (d < WIDTH)[None, :]
+    values = tl.load(parts + part[:, None] * WIDTH + d[None, :], mask=mask, other=0)
+    mixed = tl.sum(values * share[:, None], 0) / tl.maximum(tl.sum(share, 0), 1.0e-38)
+    at = row.to(tl.int64) * out_row + head * out_head
+    tl.store(out + at + d, mixed.to(out.dtype.element_ty), mask=d < WIDTH)
+
+
+@triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_row", "out_row", "out_head",
+                               "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
+def extend_kernel(
+    query, kv, page_table, context_len, query_start, out, first, scale,
+    query_row: tl.int64, query_head: tl.int64, table_row: tl.int64, out_row: tl.int64, out_head: tl.int64,
+    kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, PAGE: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
+    DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of queries of the longest piece, kv_heads, pieces); `first`: sequence of the first piece.
+
+    A block is BLOCK_M // GROUP queries with all heads of one KV head: they read the same keys.
+    """
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(1)
+    sequence = first + tl.program_id(2)
+    start = tl.load(query_start + sequence)
+    length = tl.load(query_start + sequence + 1) - start
+    # Longest first: the last queries of a piece attend to most.
+    block = tl.cdiv(length, QUERIES) - 1 - tl.program_id(0)
+    if block >= 0:
+        context = tl.load(context_len + sequence)
+        offset = block * QUERIES
+        queries = tl.minimum(length - offset, QUERIES)
+        position = context - length + offset
+        total, _, weight = _attend(
+            query, kv, page_table + sequence * table_row, start + offset, position, queries,
+            0, position + queries, kv_head, scale,
+            query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
+            kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
+            GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
+        )  # fmt: skip
+        r = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, PADDED)
+        at = (start + offset + r // GROUP).to(tl.int64) * out_row + (kv_head * GROUP + r % GROUP) * out_head
+        mask = (r < queries * GROUP)[:, None] & (d < WIDTH)[None, :]
+        total = total / weight[:, None]
+        tl.store(out + at[:, None] + d[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
+    """Why the kernels cannot attend with such heads; empty if they can."""
+    if heads % kv_heads:
+        return f"query has {heads} heads; it must be a multiple of the {kv_heads} of kv"
+    if head_dim > MOST_HEAD_DIM:
+        return f"kv has heads of {head_dim}; they must be at most {MOST_HEAD_DIM}"
+    if heads // kv_heads > MOST_GROUP:
+        return f"query has {heads // kv_heads} heads for each of kv; they must be at most {MOST_GROUP}"
+    return ""
+
+
+def splits(kv_heads: int) -> int:
+    """Parts that a decode's context is split into at most: enough to fill a GPU with one sequence."""
+    return block_of(max(1, PROGRAMS // kv_heads))
+
+
+def paged_attention(
+    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+) -> None:
+    """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
+
+    query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim]; out: like query, written; of
+    all three head_dim is dense. The plan's tables lie on the kernels' device. Raises UnsupportedArgument.
+    """
+    for call in calls(query, kv, scale, plan, out):
+        call.run()
+
+
+def calls(
+    query: torch.Tensor, kv: torch.Tensor, scale: float, plan: AttentionPlan, out: torch.Tensor
+) -> list[KernelCall]:
+    """The launches of `paged_attention`, its arguments checked."""
+    check("kv", kv, [None, 2, None, None, None])
+    _, _, page_size, kv_heads, width = kv.shape
+    device = kv.device
+    check("query", query, [None, None, width], device=device)
+    rows, heads, _ = query.shape
+    check("out", out, [rows, heads, width], device=device)
+    sequences = len(plan.context_len)
+    for name, tensor, shape in (
+        ("page_table", plan.page_table, [sequences, None]),
+        ("context_len", plan.context_len, [sequences]),
+        ("query_start", plan.query_start, [sequences + 1]),
+    ):
+        check(f"plan.{name}", tensor, shape, dtypes=(torch.int32,), device=device)
+    if why := why_not(heads, kv_heads, width):
+        raise UnsupportedArgument(why)
+    group = heads // kv_heads
+    query_unit, kv_unit = stride_unit(query.stride()[:2]), stride_unit(kv.stride()[:4])
+    page, half, token, head = (stride // kv_unit for stride in kv.stride()[:4])
+    arguments = {
+        "query": query, "kv": kv, "page_table": plan.page_table, "context_len": plan.context_len,
+        "out": out, "scale": scale * LOG2_E,
+        "query_row": query.stride(0) // query_unit, "query_head": query.stride(1) // query_unit,
+        "table_row": plan.page_table.stride(0), "out_row": out.stride(0), "out_head": out.stride(1),
+        "kv_page": page, "kv_value": half, "kv_token": token, "kv_head_stride": head,
+    }  # fmt: skip
+    constants = {
+        "GROUP": group, "WIDTH": width, "PADDED": block_of(width, least=16), "PAGE": page_size,
+        "QUERY_UNIT": query_unit, "KV_UNIT": kv_unit, "DOT": dot_dtype(kv.dtype),
+    }  # fmt: skip
+    made = []
+    if plan.decodes:
+        made += _decode(plan, kv_heads, arguments, constants)
+    if plan.longest_piece:
+        launch = launch_for("paged_extend", device, f"{group}x{width}", Launch(4, 3, {"M": 64, "N": BLOCK_N}))
+        block = block_of(group, least=launch.blocks["M"])
+        grid = (ceil_div(plan.longest_piece, block // group), kv_heads, sequences - plan.decodes)
+        more = {"query_start": plan.query_start, "first": plan.decodes}
+        sizes = {"BLOCK_M": block, "BLOCK": launch.blocks["N"]}
+        made.append(KernelCall(extend_kernel, grid, arguments | more, constants | sizes, launch))
+    return made
+
+
+def _decode(
+    plan: AttentionPlan, kv_heads: int, arguments: dict[str, Any], constants: dict[str, Any]
+) -> list[KernelCall]:
+    out: torch.Tensor = arguments["out"]
+    heads, count, width = out.shape[1], splits(kv_heads), constants["WIDTH"]
+    shape = f"{constants['GROUP']}x{width}"
+    launch = launch_for("paged_decode", out.device, shape, Launch(4, 3, {"N": BLOCK_N}))
+    cut = {"HEADS": heads, "SPLITS": count, "LEAST": LEAST_SPLIT, "BLOCK": launch.blocks["N"]}
+    alone = count == 1
+    parts = out.new_empty(1 if alone else plan.decodes * heads * count * width, dtype=torch.float32)
+    logs = out.new_empty(1 if alone else plan.decodes * heads * count, dtype=torch.float32)
+    scratch = {"parts": parts, "logs": logs}
+    block = {"BLOCK_M": block_of(constants["GROUP"], least=16)}
+    grid = (kv_heads, plan.decodes, count)
+    made = [KernelCall(decode_kernel, grid, arguments | scratch, constants | cut | block, launch)]
+    if not alone:
+        taken = {name: arguments[name] for name in ("context_len", "out", "out_row", "out_head")}
+        kept = {name: constants[name] for name in ("WIDTH", "PADDED")}
+        made.append(KernelCall(combine_kernel, (heads, plan.decodes), taken | scratch, kept | cut, Launch(2)))
+    return made

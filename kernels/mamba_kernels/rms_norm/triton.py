@@ -1,0 +1,76 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""RMSNorm of the residual stream on a GPU, what the last layer gave added in front: see README.md."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.triton_support import KernelCall, Launch, UnsupportedArgument, block_of, check, launch_for
+
+MOST_WIDTH = 1 << 15
+"""A row stays in the registers of one program."""
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, added: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight.
+
+    x: [T, d], rows may be strided, written if there is `added`: [T, d]; weight: [d]. Returns y, [T, d] in
+    the type of `weight`. Raises UnsupportedArgument.
+    """
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    call(x, weight, eps, added, out).run()
+    return out
+
+
+def call(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, added: torch.Tensor | None, out: torch.Tensor
+) -> KernelCall:
+    """The launch that writes `out` [T, d]."""
+    check("x", x, (None, None))
+    T, width = x.shape
+    if width > MOST_WIDTH:
+        raise UnsupportedArgument(f"x has rows of {width}; the kernel takes {MOST_WIDTH} at most")
+    check("weight", weight, (width,), device=x.device)
+    if added is not None:
+        check("added", added, (T, width), device=x.device)
+    block = block_of(width, least=128)
+    launch = launch_for(
+        "rms_norm", x.device, f"d{width} {x.dtype}", Launch(num_warps=max(1, min(16, block // 512)))
+    )
+    return KernelCall(
+        _rms_norm,
+        (T,),
+        {
+            "x": x,
+            "x_row": x.stride(0),
+            "added": added,
+            "added_row": 0 if added is None else added.stride(0),
+            "weight": weight,
+            "out": out,
+            "out_row": out.stride(0),
+            "eps": eps,
+        },
+        {"WIDTH": width, "BLOCK": block},
+        launch,
+    )
+
+
+@triton.jit
+def _rms_norm(
+    x, x_row, added, added_row, weight, out, out_row, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    value = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    if added is not None:
+        value += tl.load(added + row * added_row + at, mask=inside, other=0.0).to(tl.float32)
+        # What is stored is what is normed, as if the sum had been a pass of its own.
+        value = value.to(x.dtype.element_ty)
+        tl.store(x + row * x_row + at, value, mask=inside)
+        value = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)

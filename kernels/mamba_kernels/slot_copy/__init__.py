@@ -1,0 +1,5 @@
+"""Whole slots from one arena to another, or within one."""
+
+from mamba_kernels.slot_copy.reference import slot_copy
+
+__all__ = ["slot_copy"]

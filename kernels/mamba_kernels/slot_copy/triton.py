@@ -1,0 +1,64 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Copies of whole slots on a GPU in one launch: see README.md."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.triton_support import KernelCall, Launch, ceil_div, check, extent_at, launch_for
+
+WORDS = (torch.int64, torch.int32, torch.int16)
+"""What bytes are moved as, widest first, where extent and addresses allow."""
+
+
+def slot_copy(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> None:
+    """As the reference: target[routes[1]] = source[routes[0]]; -1 on either side: nothing.
+
+    source, target: [slabs, bytes] uint8, rows may be strided; routes: [2, k] int64. Raises
+    UnsupportedArgument.
+    """
+    call(source, target, routes).run()
+
+
+def call(source: torch.Tensor, target: torch.Tensor, routes: torch.Tensor) -> KernelCall:
+    """The launch."""
+    check("source", source, (None, None), dtypes=(torch.uint8,))
+    check("target", target, (None, source.shape[1]), dtypes=(torch.uint8,), device=source.device)
+    check("routes", routes, (2, None), dtypes=(torch.int64,), device=source.device)
+    for word in WORDS:
+        places = [source.shape[1]]
+        for arena in (source, target):
+            places += [arena.data_ptr(), arena.stride(0)]
+        if all(place % word.itemsize == 0 for place in places):
+            source, target = source.view(word), target.view(word)
+            break
+    words = source.shape[1]
+    launch = launch_for(
+        "slot_copy", source.device, str(source.dtype), Launch(num_warps=4, blocks={"WORDS": 2048})
+    )
+    return KernelCall(
+        _slot_copy,
+        (ceil_div(words, launch.blocks["WORDS"]), routes.shape[1]),
+        {
+            "source": source,
+            "source_slab": source.stride(0),
+            "target": target,
+            "target_slab": target.stride(0),
+            "routes": routes,
+            "route": routes.stride(0),
+            "words": words,
+        },
+        {"BLOCK": launch.blocks["WORDS"]},
+        launch,
+    )
+
+
+@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+def _slot_copy(source, source_slab, target, target_slab, routes, route, words, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.load(routes + row)
+    to = tl.load(routes + route + row)
+    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wanted = (word < extent_at(at, words)) & (word < extent_at(to, words))
+    values = tl.load(source + at * source_slab + word, mask=wanted, eviction_policy="evict_first")
+    tl.store(target + to * target_slab + word, values, mask=wanted, eviction_policy="evict_first")

@@ -1,0 +1,170 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The chunked scan on a GPU with the state on chip from a piece's start to its end: see README.md."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
+from mamba_kernels.triton_support import (
+    LOG2_E_CONSTANT,
+    KernelCall,
+    Launch,
+    block_of,
+    ceil_div,
+    check_rows,
+    check_scan,
+    dot_dtype,
+    extent_at,
+    launch_for,
+    softplus,
+)
+
+LEAST = 16
+"""The narrowest tile of a product."""
+
+
+def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
+    """As the reference: the recurrence of `ScanInputs` over the plan's chunks.
+
+    state: [slabs, H, P, N], N dense, read and written at the plan's slots; out: [T, H, P], P dense, written;
+    T = plan.tokens. Raises UnsupportedArgument.
+    """
+    call(state, inputs, plan, out).run()
+
+
+def call(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
+    """The launch: a program for each piece, head and block of the head's P rows of state."""
+    _, H, P, G, N = check_scan(state, inputs, out)
+    check_rows("x", inputs.x, plan.tokens)
+    width = block_of(N, least=LEAST)
+    # The largest tiles that leave the state and the products in registers on every GPU that is compiled for.
+    rows = block_of(P, least=LEAST, most=max(LEAST, min(64, 8192 // width)))
+    launch = launch_for(
+        "ssd_prefill",
+        state.device,
+        f"P{P} N{N} {inputs.x.dtype}",
+        Launch(
+            num_warps=8 if rows * width > 4096 else 4, blocks={"P": rows, "T": 32 if width <= 128 else LEAST}
+        ),
+    )
+    chunks, routes = plan.on_device, plan.slots.device_routes
+    return KernelCall(
+        _ssd_prefill,
+        (ceil_div(P, launch.blocks["P"]) * H, len(plan.slots.source_slots)),
+        {
+            "state": state,
+            "state_slab": state.stride(0),
+            "state_head": state.stride(1),
+            "state_row": state.stride(2),
+            "x": inputs.x,
+            "x_row": inputs.x.stride(0),
+            "x_head": inputs.x.stride(1),
+            "dt": inputs.dt,
+            "dt_row": inputs.dt.stride(0),
+            "A": inputs.A,
+            "B": inputs.B,
+            "B_row": inputs.B.stride(0),
+            "B_group": inputs.B.stride(1),
+            "C": inputs.C,
+            "C_row": inputs.C.stride(0),
+            "C_group": inputs.C.stride(1),
+            "D": inputs.D,
+            "dt_bias": inputs.dt_bias,
+            "dt_min": float(inputs.dt_limit[0]),
+            "dt_max": float(inputs.dt_limit[1]),
+            "routes": routes,
+            "route": routes.stride(0),
+            "piece_chunk": chunks.piece_chunk,
+            "chunk_start": chunks.chunk_start,
+            "chunk_track": chunks.chunk_track,
+            "out": out,
+            "out_row": out.stride(0),
+            "out_head": out.stride(1),
+        },
+        {
+            "P": P,
+            "N": N,
+            "HEADS_PER_GROUP": H // G,
+            "KIND": dot_dtype(inputs.x.dtype),
+            # Three products of 11 bits each: float32 rows are for exactness, not for speed.
+            "PRECISION": "tf32x3",
+            "BLOCK_P": launch.blocks["P"],
+            "BLOCK_N": width,
+            "BLOCK_T": launch.blocks["T"],
+        },
+        launch,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["route"],
+    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track"],
+)
+def _ssd_prefill(
+    state, state_slab, state_head, state_row, x, x_row, x_head, dt, dt_row, A, B, B_row, B_group,
+    C, C_row, C_group, D, dt_bias, dt_min, dt_max, routes, route, piece_chunk, chunk_start, chunk_track,
+    out, out_row, out_head,
+    P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    head = tl.program_id(0) // blocks
+    piece = tl.program_id(1)
+    group = head // HEADS_PER_GROUP
+    source, target = tl.load(routes + piece), tl.load(routes + route + piece)
+    p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    i = tl.arange(0, BLOCK_T)
+    rows, columns = p < P, n < N
+    at = head * state_head + p[:, None] * state_row + n[None, :]
+    begun = rows[:, None] & (n < extent_at(source, N))[None, :]
+    # Nothing is read for a fresh state: the padding slot may hold NaN.
+    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0).to(tl.float32)
+
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
+    skip = tl.load(D + head).to(tl.float32)
+    for chunk in range(tl.load(piece_chunk + piece), tl.load(piece_chunk + piece + 1)):
+        stop = tl.load(chunk_start + chunk + 1)
+        for first in range(tl.load(chunk_start + chunk), stop, BLOCK_T):
+            inside = first + i < stop
+            t = (first + i).to(tl.int64)
+            step = softplus(tl.load(dt + t * dt_row + head, mask=inside, other=0.0).to(tl.float32) + bias)
+            # dt = 0 beyond the end leaves the state as it is and adds nothing.
+            step = tl.where(inside, tl.minimum(tl.maximum(step, dt_min), dt_max), 0.0)
+            # Powers of two, from the tile's start, inclusive; never rising, so the last one is the least.
+            log = tl.cumsum(step * rate, 0)
+            total = tl.min(log, 0)
+
+            x_at = x + t[:, None] * x_row + head * x_head + p[None, :]
+            # In the interpreter KIND is float32. Nothing else widens what products take as it lies.
+            inputs = tl.load(x_at, mask=inside[:, None] & rows[None, :], other=0.0).to(KIND)
+            both = inside[:, None] & columns[None, :]
+            b = tl.load(B + t[:, None] * B_row + group * B_group + n[None, :], mask=both, other=0.0)
+            c = tl.load(C + t[:, None] * C_row + group * C_group + n[None, :], mask=both, other=0.0)
+            b, c = b.to(KIND), c.to(KIND)
+
+            pairs = tl.dot(c, tl.trans(b), input_precision=PRECISION)
+            # Differences before the exponential, masked before it: no factor ever overflows.
+            apart = tl.where(i[:, None] >= i[None, :], log[:, None] - log[None, :], float("-inf"))
+            pairs = pairs * tl.exp2(apart) * step[None, :]
+            y = tl.dot(c, tl.trans(s).to(KIND), input_precision=PRECISION) * tl.exp2(log)[:, None]
+            y += tl.dot(pairs.to(KIND), inputs, input_precision=PRECISION)
+            y += inputs.to(tl.float32) * skip
+            y_at = out + t[:, None] * out_row + head * out_head + p[None, :]
+            tl.store(y_at, y.to(out.dtype.element_ty), mask=inside[:, None] & rows[None, :])
+
+            left = (inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND)
+            s = s * tl.exp2(total) + tl.dot(tl.trans(left), b, input_precision=PRECISION)
+        track = tl.load(chunk_track + chunk).to(tl.int64)
+        if track >= 0:
+            tl.store(
+                state + track * state_slab + at,
+                s.to(state.dtype.element_ty),
+                mask=rows[:, None] & columns[None, :],
+            )
+    tl.store(
+        state + target * state_slab + at, s.to(state.dtype.element_ty), mask=rows[:, None] & columns[None, :]
+    )

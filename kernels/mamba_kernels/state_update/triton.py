@@ -1,0 +1,123 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Decode step of the Mamba2 recurrence on a GPU, in place: see README.md."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.triton_support import (
+    LOG2_E_CONSTANT,
+    KernelCall,
+    Launch,
+    block_of,
+    ceil_div,
+    check,
+    check_scan,
+    extent_at,
+    launch_for,
+    softplus,
+)
+
+ELEMENTS = 512
+"""Of a state, per program of one warp: four loads of 128 bits a thread are in flight."""
+
+
+def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
+    """As the reference: one step of the recurrence of `ScanInputs` for each row.
+
+    state: [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; out: [n, H, P], P
+    dense, written. Raises UnsupportedArgument.
+    """
+    call(state, inputs, plan.device_routes, out).run()
+
+
+def call(state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor) -> KernelCall:
+    """The launch; routes: [3, n] int64, source, target and tracking slot of each row (-1 = zero, none)."""
+    n, H, P, G, N = check_scan(state, inputs, out)
+    check("routes", routes, (3, n), dtypes=(torch.int64,), device=state.device)
+    width = block_of(N)
+    launch = launch_for(
+        "state_update",
+        state.device,
+        f"H{H} P{P} N{N} {state.dtype} n{block_of(n)}",
+        Launch(num_warps=1, blocks={"P": block_of(P, most=max(1, ELEMENTS // width))}),
+    )
+    rows = launch.blocks["P"]
+    return KernelCall(
+        _state_update,
+        (ceil_div(P, rows) * H, n),
+        {
+            "state": state,
+            "state_slab": state.stride(0),
+            "state_head": state.stride(1),
+            "state_row": state.stride(2),
+            "x": inputs.x,
+            "x_row": inputs.x.stride(0),
+            "x_head": inputs.x.stride(1),
+            "dt": inputs.dt,
+            "dt_row": inputs.dt.stride(0),
+            "A": inputs.A,
+            "B": inputs.B,
+            "B_row": inputs.B.stride(0),
+            "B_group": inputs.B.stride(1),
+            "C": inputs.C,
+            "C_row": inputs.C.stride(0),
+            "C_group": inputs.C.stride(1),
+            "D": inputs.D,
+            "dt_bias": inputs.dt_bias,
+            "dt_min": float(inputs.dt_limit[0]),
+            "dt_max": float(inputs.dt_limit[1]),
+            "routes": routes,
+            "route": routes.stride(0),
+            "out": out,
+            "out_row": out.stride(0),
+            "out_head": out.stride(1),
+        },
+        {"P": P, "N": N, "HEADS_PER_GROUP": H // G, "BLOCK_P": rows, "BLOCK_N": width},
+        launch,
+    )
+
+
+@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+def _state_update(
+    state, state_slab, state_head, state_row, x, x_row, x_head, dt, dt_row, A, B, B_row, B_group,
+    C, C_row, C_group, D, dt_bias, dt_min, dt_max, routes, route, out, out_row, out_head,
+    P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    # Blocks of one head, then heads of one group are neighbours: B and C are found in the caches.
+    head = tl.program_id(0) // blocks
+    group = head // HEADS_PER_GROUP
+    row = tl.program_id(1).to(tl.int64)
+    source = tl.load(routes + row)
+    target = tl.load(routes + route + row)
+    track = tl.load(routes + 2 * route + row)
+
+    p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    rows, columns = p < P, n < N
+    inside = rows[:, None] & columns[None, :]
+    at = head * state_head + p[:, None] * state_row + n[None, :]
+    # Nothing is read for a fresh state: the padding slot may hold NaN.
+    begun = rows[:, None] & (n < extent_at(source, N))[None, :]
+    tracked = rows[:, None] & (n < extent_at(track, N))[None, :]
+    h = tl.load(state + source * state_slab + at, mask=begun, other=0.0, eviction_policy="evict_first")
+    h = h.to(tl.float32)
+
+    step = softplus(tl.load(dt + row * dt_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
+    step = tl.minimum(tl.maximum(step, dt_min), dt_max)
+    decay = tl.exp2(step * tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT)
+    inputs = tl.load(x + row * x_row + head * x_head + p, mask=rows, other=0.0).to(tl.float32)
+    b = tl.load(B + row * B_row + group * B_group + n, mask=columns, other=0.0).to(tl.float32)
+    c = tl.load(C + row * C_row + group * C_group + n, mask=columns, other=0.0).to(tl.float32)
+    h = h * decay + (inputs * step)[:, None] * b[None, :]
+    y = tl.sum(h * c[None, :], 1) + inputs * tl.load(D + head).to(tl.float32)
+    tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
+
+    stored = h.to(state.dtype.element_ty)
+    tl.store(state + target * state_slab + at, stored, mask=inside, eviction_policy="evict_first")
+    # The same registers: state and checkpoint cannot disagree.
+    tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")

@@ -1,0 +1,35 @@
+"""What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
+
+from mamba_kernels.triton_support.arguments import UnsupportedArgument, check, check_rows
+from mamba_kernels.triton_support.arithmetic import (
+    LOG2_E,
+    LOG2_E_CONSTANT,
+    block_of,
+    ceil_div,
+    extent_at,
+    softplus,
+)
+from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
+from mamba_kernels.triton_support.kernel_call import KernelCall
+from mamba_kernels.triton_support.launch_table import Launch, launch_for
+from mamba_kernels.triton_support.scan_arguments import check_scan
+from mamba_kernels.triton_support.stride_unit import stride_unit
+
+__all__ = [
+    "LOG2_E",
+    "LOG2_E_CONSTANT",
+    "KernelCall",
+    "Launch",
+    "UnsupportedArgument",
+    "block_of",
+    "ceil_div",
+    "check",
+    "check_rows",
+    "check_scan",
+    "dot_dtype",
+    "extent_at",
+    "interpreted",
+    "launch_for",
+    "softplus",
+    "stride_unit",
+]

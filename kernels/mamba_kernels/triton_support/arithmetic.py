@@ -1,0 +1,39 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Small arithmetic of launches and of kernels."""
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+LOG2_E_CONSTANT = tl.constexpr(LOG2_E)
+"""The same inside a kernel: decays are kept in powers of two, whose exponential is one instruction."""
+
+
+def ceil_div(extent: int, block: int) -> int:
+    return -(-extent // block)
+
+
+def block_of(extent: int, *, least: int = 1, most: int | None = None) -> int:
+    """The smallest power of two that covers `extent`, within bounds that are powers of two themselves."""
+    block = max(least, 1 << max(0, extent - 1).bit_length())
+    return block if most is None else min(block, most)
+
+
+@triton.jit
+def extent_at(slot, extent):
+    """`extent` of a slot that is named, 0 of slot -1: the bound of a mask that lets nothing of it be touched.
+
+    A bound, since the interpreter cannot join a mask with a scalar condition.
+    """
+    return tl.where(slot >= 0, extent, 0)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)) of float32 without overflow: max(x, 0) + log(1 + exp(-|x|)).
+
+    A small exponential e would be rounded away in 1 + e: the series e - e^2/2 + e^3/3 takes its place.
+    """
+    e = tl.exp(-tl.abs(x))
+    small = e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
+    return tl.maximum(x, 0.0) + tl.where(e < 1e-2, small, tl.log(1.0 + e))

@@ -1,0 +1,52 @@
+"""Launch configurations: a closed-form default of the kernel, overruled by what was measured on a GPU.
+
+Nothing is tuned while serving. `launch_table.json` has
+`{kernel: {name of the GPU: {shape: {"num_warps": .., "num_stages": .., "blocks": {..}}}}}`; what an entry
+does not say stays as the default has it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TABLE = Path(__file__).with_name("launch_table.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is cut and how many threads a program has."""
+
+    num_warps: int
+    num_stages: int = 1
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    """Extents of a program's tile, by the kernel's names for them."""
+
+
+def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:
+    """The configuration of `kernel` for a bucket of shapes on that device."""
+    entry = _table().get(kernel, {}).get(_gpu(device), {}).get(shape)
+    if entry is None:
+        return default
+    return replace(
+        default,
+        num_warps=entry.get("num_warps", default.num_warps),
+        num_stages=entry.get("num_stages", default.num_stages),
+        blocks={**default.blocks, **entry.get("blocks", {})},
+    )
+
+
+@cache
+def _table() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    table: dict[str, dict[str, dict[str, dict[str, Any]]]] = json.loads(TABLE.read_text())
+    return table
+
+
+@cache
+def _gpu(device: torch.device) -> str:
+    """Its name; the type of a device that is none (the interpreter's)."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

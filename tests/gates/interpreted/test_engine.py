@@ -1,0 +1,70 @@
+"""The shipped model on Triton's kernels says what it says on torch's, through the cache and without it."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines import Answer, greedy, make_engine, run
+from gate_cases import LARGE, Case
+from mamba_kernels.backend import TORCH
+from mamba_kernels.paged_attention import triton as paged_attention
+from mamba_server.model import hybrid
+from mamba_server.wire import AddRequest, SamplingParams
+
+CLOSE = 2e-5
+"""Between log-probabilities of two orders of float32 sums; a wrong state moves them by more than 1e-2."""
+
+CASES = [Case("ExtraBuffer", True, 16, 64), *([Case("NoBuffer", False, 1, 128)] if LARGE else [])]
+
+
+def requests(prefix: str) -> list[AddRequest]:
+    """Ragged, two from one stem; the longer ones take several chunks."""
+    rng = random.Random(3)
+    stem = [rng.randrange(6, 200) for _ in range(70)]
+    prompts = [stem[:5], stem, [*stem[:66], 9, 8, 7]]
+    drawn = SamplingParams(
+        max_tokens=3, temperature=1.0, seed=7, top_k=40, top_p=0.9, presence_penalty=0.5, logprobs=2
+    )
+    last = AddRequest(f"{prefix}2", prompts[2], drawn)
+    return [*(greedy(f"{prefix}{index}", prompts[index], 3) for index in range(2)), last]
+
+
+def same(got: Answer, expected: Answer) -> None:
+    assert got.tokens == expected.tokens
+    for ours, theirs in zip(got.logprobs, expected.logprobs, strict=True):
+        assert abs(ours.logprob - theirs.logprob) < CLOSE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_splits() -> Iterator[None]:
+    """Programs that find nothing to do take the interpreter as long as others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_attention, "PROGRAMS", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def truth(tiny_recall: Path) -> list[Answer]:
+    """On torch, each alone, its whole prompt computed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hybrid, "backend_for", lambda *_: TORCH)
+        engine = make_engine(tiny_recall, prefix_caching=False)
+        assert engine.kernels.name == "torch"
+        return [run(engine, [each])[each.request_id, 0] for each in requests("t")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_and_log_probabilities_are_torchs_without_and_with_a_hit(
+    tiny_recall: Path, truth: list[Answer], case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = case.boot(tiny_recall)
+    assert engine.kernels.name == "triton"
+    first = run(engine, requests("a"))
+    again = run(engine, requests("b"))
+    assert sum(answer.cached_tokens > 0 for answer in again.values()) >= 2
+    for index, expected in enumerate(truth):
+        same(first[f"a{index}", 0], expected)
+        same(again[f"b{index}", 0], expected)
+    assert not [each for each in caplog.messages if "Triton" in each], "a reference computed"

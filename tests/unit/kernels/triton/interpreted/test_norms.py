@@ -1,0 +1,56 @@
+"""Norms over rows of awkward widths; the sum in front of a norm is stored as it is normed."""
+
+import pytest
+import torch
+
+from mamba_kernels.gated_norm.reference import gated_norm as gated_reference
+from mamba_kernels.gated_norm.triton import gated_norm
+from mamba_kernels.rms_norm.reference import rms_norm as rms_reference
+from mamba_kernels.rms_norm.triton import rms_norm
+from triton_close import close
+
+KINDS = [torch.float32, torch.bfloat16]
+
+
+def rows(width: int, seed: int, kind: torch.dtype) -> torch.Tensor:
+    """[3, width] out of wider rows."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(3, width + 9, generator=g).to(kind)[:, 4 : 4 + width]
+
+
+@pytest.mark.parametrize(
+    ("width", "kind"), [(1, torch.float32), (63, torch.bfloat16), (100, torch.float32), (257, torch.bfloat16)]
+)
+def test_rms_norm_equals_the_reference(width: int, kind: torch.dtype) -> None:
+    weight = rows(width, 3, kind)[0]
+    for x in (rows(width, 1, torch.float32), rows(width, 2, kind)):
+        y = rms_norm(x, weight, 1e-5)
+        assert y.dtype == kind
+        close(y, rms_reference(x.double(), weight.double(), 1e-5))
+
+
+@pytest.mark.parametrize("stream", KINDS)
+def test_rms_norm_adds_to_the_stream_first_and_norms_what_it_stored(stream: torch.dtype) -> None:
+    x, added, weight = rows(100, 1, stream), rows(100, 2, torch.bfloat16), rows(100, 3, torch.bfloat16)[0]
+    total = x.double() + added.double()
+    y = rms_norm(x, weight, 1e-5, added)
+    close(x, total)
+    close(y, rms_reference(x.double(), weight.double(), 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("width", "groups", "kind"),
+    [(1, 1, torch.bfloat16), (63, 7, torch.float32), (100, 1, torch.bfloat16), (514, 2, torch.float32)],
+)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_gated_norm_equals_the_reference(width: int, groups: int, kind: torch.dtype, weighted: bool) -> None:
+    y, gate = rows(width, 1, torch.float32), rows(width, 2, kind)
+    weight = rows(width, 3, kind)[0] if weighted else None
+    out = gated_norm(y, gate, weight, 1e-5, groups)
+    assert out.dtype == kind
+    wide = None if weight is None else weight.double()
+    close(out, gated_reference(y.double(), gate.double(), wide, 1e-5, groups))
+
+
+def test_no_rows_are_no_launch() -> None:
+    assert rms_norm(torch.empty(0, 8), torch.ones(8), 1e-5).shape == (0, 8)

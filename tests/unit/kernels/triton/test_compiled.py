@@ -1,0 +1,100 @@
+"""Each kernel compiles for every GPU we name, at shapes of real models: no spill, 128 bits a load."""
+
+import pytest
+import torch
+
+from compiled_kernel import compiled
+from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
+from mamba_kernels.conv1d_update.triton import call as conv1d_update
+from mamba_kernels.gated_norm.triton import call as gated_norm
+from mamba_kernels.rms_norm.triton import call as rms_norm
+from mamba_kernels.scan_inputs import ScanInputs
+from mamba_kernels.slot_copy.triton import call as slot_copy
+from mamba_kernels.ssd_prefill import ChunkPlan
+from mamba_kernels.ssd_prefill.triton import call as ssd_prefill
+from mamba_kernels.state_update.triton import call as state_update
+from mamba_kernels.triton_support import KernelCall
+from testmodels.chunks import PiecePlan, chunk_plan
+
+WIDE = torch.float32
+ROWS = 8
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def scan(H: int, P: int, G: int, N: int) -> ScanInputs:
+    """The rows of a mixer as its projection and its convolution leave them."""
+    inner, shared = H * P, G * N
+    x, B, C = meta(ROWS, inner + 2 * shared).split([inner, shared, shared], dim=-1)
+    dt = meta(ROWS, 2 * inner + 2 * shared + H)[:, -H:]
+    head = meta(H, dtype=WIDE)
+    return ScanInputs(
+        x.unflatten(1, (H, P)),
+        dt,
+        head,
+        B.unflatten(1, (G, N)),
+        C.unflatten(1, (G, N)),
+        head,
+        head,
+        (0.0, 1e9),
+    )
+
+
+def state(H: int, P: int, N: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
+    return meta(4, 3, H, P, N, dtype=dtype)[:, 1]
+
+
+def routes() -> torch.Tensor:
+    return meta(3, ROWS, dtype=torch.int64)
+
+
+def plan() -> ChunkPlan:
+    return chunk_plan([PiecePlan(0, ROWS, -1, 1, {2: 2})], 128)
+
+
+def norms() -> list[KernelCall]:
+    y = meta(ROWS, 8192, dtype=WIDE)
+    return [
+        rms_norm(y[:, :4096], meta(4096), 1e-5, meta(ROWS, 4096), meta(ROWS, 4096)),
+        gated_norm(y, meta(ROWS, 18560)[:, :8192], meta(8192), 1e-5, 8, meta(ROWS, 8192)),
+    ]
+
+
+def copies() -> list[KernelCall]:
+    arena = meta(4, 1 << 20, dtype=torch.uint8)
+    return [slot_copy(arena, arena, routes()[:2])]
+
+
+def decode_steps() -> list[KernelCall]:
+    out = meta(ROWS, 128, 80, dtype=WIDE)
+    window = meta(4, 3, 10240)
+    weight, bias = meta(4, 10240, dtype=WIDE), meta(10240, dtype=WIDE)
+    return [
+        state_update(state(128, 64, 128), scan(128, 64, 8, 128), routes(), out[..., :64]),
+        state_update(state(128, 80, 128, torch.float16), scan(128, 80, 8, 128), routes(), out),
+        conv1d_update(meta(ROWS, 18560)[:, 8192:18432], weight, bias, window, routes(), meta(ROWS, 10240)),
+    ]
+
+
+def scans() -> list[KernelCall]:
+    """A head size that is no power of two, and the widest state."""
+    out = meta(ROWS, 128, 128, dtype=WIDE)
+    shapes = [(128, 80, 8, 128), (24, 128, 1, 256)]
+    return [ssd_prefill(state(H, P, N), scan(H, P, G, N), plan(), out[:, :H, :P]) for H, P, G, N in shapes]
+
+
+def convolutions() -> list[KernelCall]:
+    x, weight = meta(ROWS, 18560)[:, 8192:18432], meta(4, 10240, dtype=WIDE)
+    return [conv1d_prefill(x, weight, meta(10240, dtype=WIDE), meta(4, 3, 10240), plan(), meta(ROWS, 10240))]
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("calls", [norms, copies, decode_steps, convolutions, scans])
+def test_nothing_spills_and_memory_is_read_in_whole_vectors(calls, capability: int) -> None:
+    for call in calls():
+        kernel = compiled(call, capability)
+        assert kernel.stack == 0, call.kernel
+        assert kernel.widest_load == kernel.widest_store == 128, call.kernel
+        assert kernel.tensor_cores == (calls is scans)

@@ -1,0 +1,59 @@
+"""Attention and its writes compile for every GPU we name: nothing spilled, 128 bits a load, tensor cores."""
+
+import numpy as np
+import pytest
+import torch
+
+from compiled_kernel import compiled
+from mamba_kernels.kv_write.triton import write_call
+from mamba_kernels.paged_attention import AttentionPlan
+from mamba_kernels.paged_attention.triton import calls
+
+META = torch.device("meta")
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device=META)
+
+
+def arena(kv_heads: int, width: int) -> torch.Tensor:
+    """One layer of four, out of pages of 16 positions."""
+    return meta(64, 4, 2, 16, kv_heads, width)[:, 1]
+
+
+def plan() -> AttentionPlan:
+    starts = np.array([0, 1, 2, 34, 98], np.int32)
+    return AttentionPlan(
+        groups=[],
+        pieces=[],
+        decodes=2,
+        longest_piece=64,
+        page_table=meta(4, 8, dtype=torch.int32),
+        context_len=meta(4, dtype=torch.int32),
+        query_start=meta(len(starts), dtype=torch.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "capability"),
+    [(32, 8, 128, 80), (32, 8, 128, 90), (12, 4, 64, 90), (32, 8, 128, 100)],
+)
+def test_attention(heads: int, kv_heads: int, width: int, capability: int) -> None:
+    query = meta(98, heads, width)
+    decode, combine, extend = calls(query, arena(kv_heads, width), 0.1, plan(), torch.empty_like(query))
+    for call in (decode, extend):
+        kernel = compiled(call, capability)
+        assert kernel.stack == 0
+        assert kernel.widest_load == 128
+        assert kernel.tensor_cores
+    kernel = compiled(combine, capability)
+    assert kernel.stack == 0
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_writes(capability: int) -> None:
+    rows = meta(98, 3, 8, 128)
+    pages = meta(98, dtype=torch.int64)
+    kernel = compiled(write_call(arena(8, 128), rows[:, 0], rows[:, 1], pages, pages), capability)
+    assert kernel.stack == 0
+    assert kernel.widest_load == kernel.widest_store == 128
