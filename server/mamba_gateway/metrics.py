@@ -167,8 +167,10 @@ class GatewayMetrics:
 
     def model_label(self, model: str | None) -> str:
         """`model` if an endpoint reports it; clients cannot make label values."""
-        known = any(model in (endpoint.models or ()) for endpoint in self._snapshot())
-        return str(model) if known else UNKNOWN_MODEL
+        for endpoint in self._snapshot():
+            if endpoint.models is not None and model in endpoint.models:
+                return str(model)
+        return UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:
