@@ -25,9 +25,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     wait_target: float = 2.0
     """Seconds a prompt may wait without a ttft_target."""
-    grow_goal: Share = 0.97
+    grow_goal: Share = 0.96
     """Share of requests within the targets below which a fleet is too small."""
-    keep_goal: Share = 0.985
+    keep_goal: Share = 0.98
     """Share with which an engine less must still do, before it is given up."""
     grow_use: Share = 0.85
     """Share of the sustained capacity that may be used before the fleet grows."""

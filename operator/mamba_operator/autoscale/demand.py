@@ -98,7 +98,7 @@ def _queue(
     left = tokens * costs.prompt_token + (work - (ready + coming) / max(ahead, 1e-9) * costs.capacity) * ahead
     if tokens <= 0 or left <= 0:
         return 0.0
-    within = max(config.ttft_target or config.wait_target, LEAST_DRAIN, ahead / 2)
+    within = max(config.ttft_target or config.wait_target, LEAST_DRAIN, ahead)
     return (work + left / within) / costs.capacity
 
 

@@ -70,6 +70,16 @@ def _arrivals(memory: Memory, seen: Observation, costs: Costs, load: Load, passe
     )
 
 
+def _unsettled(memory: Memory, seen: Observation, config: Config) -> bool:
+    """Whether the real fleet may have a queue from when it was smaller, which the virtual one never had."""
+    since = memory.elapsed - max(memory.started, 0.0)
+    return (
+        bool(seen.pending)
+        or seen.ready != memory.ready
+        or since < (memory.start_seconds or config.first_start)
+    )
+
+
 def _corrected(
     memory: Memory, seen: Observation, config: Config, costs: Costs, came: Arrivals, load: Load
 ) -> Memory:
@@ -80,7 +90,7 @@ def _corrected(
     if counted <= 0 or config.ttft_target is None or not memory.backlog or seen.ready <= 0:
         return memory
     fleets = sizes(config)
-    if len(memory.backlog) != len(fleets):
+    if len(memory.backlog) != len(fleets) or _unsettled(memory, seen, config):
         return memory
     index = max((at for at, one in enumerate(fleets) if one <= seen.ready), default=0)
     _, share = served(fleets[index], memory.backlog[index], config, costs, came)

@@ -42,7 +42,7 @@ def test_a_steady_load_with_noise_is_no_reason_to_go_up_and_down() -> None:
     engines = fleet.run([20.0 * noise.uniform(0.85, 1.15) for _ in range(600)])
 
     assert reversals(engines) <= 1
-    assert max(engines) - min(engines) <= 1
+    assert len(set(engines[300:])) <= 2
 
 
 def test_a_fleet_shrinks_only_to_the_largest_number_of_the_window() -> None:
@@ -67,8 +67,10 @@ def test_a_number_that_somebody_sets_stands_for_a_whole_delay() -> None:
     fleet.run([5.0] * 100)
     fleet.asked = 9
 
-    assert fleet.run([5.0] * 40) == [9] * 30 + [fleet.asked] * 10
-    assert fleet.asked < 9
+    engines = fleet.run([5.0] * 40)
+
+    assert engines[:30] == [9] * 30
+    assert max(engines[30:]) < 9
 
 
 @pytest.mark.parametrize("missing", [{"load": None}, {"load": load(3, 1.0)}, {"ready": 0, "load": None}])
@@ -111,7 +113,8 @@ def test_a_queue_that_is_gone_before_a_pod_could_start_asks_for_none() -> None:
 @pytest.mark.parametrize("target", ["ttft_target", "tpot_target"])
 def test_a_shorter_target_asks_for_more_engines(target: str) -> None:
     def engines(seconds: float) -> int:
-        fleet = Fleet(msgspec.structs.replace(RANGE, **{target: seconds}), engines=8)
+        alone = Config(min_replicas=1, max_replicas=32, **{target: seconds})
+        fleet = Fleet(alone, engines=8)
         return fleet.run([20.0 + (number % 6 == 0) * 25.0 for number in range(300)])[-1]
 
     long, short = {"ttft_target": (20.0, 0.4), "tpot_target": (0.2, 0.024)}[target]
