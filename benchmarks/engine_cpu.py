@@ -1,7 +1,7 @@
-"""What the C++ kernels change on a CPU: steps of a model computed by them and by torch, side by side.
+"""What the C++ kernels change on a CPU: steps of a model by them, with int8 matrices, and by torch.
 
 Run as `python -m benchmarks.engine_cpu --model DIR`. First what the machine can do is measured: bytes read
-and float32 operations per second. Then both backends take turns, step by step, in processes that stay up.
+and float32 operations per second. Then the three take turns, step by step, in processes that stay up.
 Through HTTP, and beside transformers: `python -m benchmarks.cpu_defaults --only default "torch alone"`.
 """
 
@@ -20,24 +20,26 @@ from typing import Any
 from benchmarks.machine import facts
 from benchmarks.serve import TINY
 
-BACKENDS = ("auto", "torch")
+WAYS = {"C++": ("auto", "none"), "int8": ("auto", "int8"), "torch": ("torch", "none")}
+"""Kernels and quantization of each."""
 STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512")
 
 
 @contextmanager
-def steps_process(model: Path, dtype: str, threads: int, backend: str) -> Iterator[Callable[[str], Any]]:
+def steps_process(model: Path, dtype: str, threads: int, way: str) -> Iterator[Callable[[str], Any]]:
     """Asks one process for steps; the first answer is the name of what computes."""
+    kernels, quantization = WAYS[way]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.engine_cpu_steps", str(model), dtype, str(threads)],
+        [sys.executable, "-m", "benchmarks.engine_cpu_steps", str(model), dtype, str(threads), quantization],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "MAMBASERVE_CPU_KERNELS": backend, "OMP_WAIT_POLICY": "passive"},
+        env={**os.environ, "MAMBASERVE_CPU_KERNELS": kernels, "OMP_WAIT_POLICY": "passive"},
     )
     assert process.stdin is not None
     assert process.stdout is not None
     stdin, stdout = process.stdin, process.stdout
-    print(f"{backend}: {stdout.readline().strip()} computes", file=sys.stderr, flush=True)
+    print(f"{way}: {stdout.readline().strip()} computes", file=sys.stderr, flush=True)
 
     def ask(step: str) -> Any:
         print(step, file=stdin, flush=True)
@@ -88,20 +90,21 @@ def markdown(found: dict[str, Any]) -> str:
         f"- torch multiplies {found['gflop_per_second']:.0f} GFLOP/s of float32",
         f"- medians of {found['rounds']} rounds; processor time is of all threads",
         "",
-        "| step | C++, ms processor / passed | torch, the same | times faster | C++ by kind of layer |",
-        "| --- | --- | --- | --- | --- |",
+        "| step | C++, ms processor / passed | int8 | torch | C++ to torch | int8 to C++ | C++ by layers |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for step, rounds in found["steps"].items():
         cells = []
-        for backend in BACKENDS:
-            times = [median(1e3 * each[backend][clock] for each in rounds) for clock in ("processor", "wall")]
+        for way in WAYS:
+            times = [median(1e3 * each[way][clock] for each in rounds) for clock in ("processor", "wall")]
             cells.append(f"{times[0]:.1f} / {times[1]:.1f}")
-        ratios = [
-            median(each["torch"][clock] / each["auto"][clock] for each in rounds)
-            for clock in ("processor", "wall")
-        ]
-        shares = ", ".join(f"{name} {part:.0%}" for name, part in rounds[-1]["auto"]["shares"].items())
-        lines.append(f"| {step} | {cells[0]} | {cells[1]} | {ratios[0]:.2f} / {ratios[1]:.2f} | {shares} |")
+        for slow, quick in (("torch", "C++"), ("C++", "int8")):
+            ratios = [
+                median(each[slow][c] / each[quick][c] for each in rounds) for c in ("processor", "wall")
+            ]
+            cells.append(f"{ratios[0]:.2f} / {ratios[1]:.2f}")
+        cells.append(", ".join(f"{name} {part:.0%}" for name, part in rounds[-1]["C++"]["shares"].items()))
+        lines.append(f"| {step} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -126,13 +129,13 @@ def main() -> None:
     }
     with ExitStack() as stack:
         ask = {
-            backend: stack.enter_context(steps_process(asked.model, asked.dtype, asked.threads, backend))
-            for backend in BACKENDS
+            way: stack.enter_context(steps_process(asked.model, asked.dtype, asked.threads, way))
+            for way in WAYS
         }
         for number in range(asked.rounds):
             for step in asked.steps:
-                turn = BACKENDS if number % 2 == 0 else BACKENDS[::-1]
-                found["steps"][step].append({backend: ask[backend](step) for backend in turn})
+                turn = list(WAYS) if number % 2 == 0 else list(WAYS)[::-1]
+                found["steps"][step].append({way: ask[way](step) for way in turn})
     if asked.out is not None:
         asked.out.write_text(json.dumps(found, indent=2) + "\n")
     print(markdown(found))

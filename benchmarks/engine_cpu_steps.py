@@ -1,4 +1,4 @@
-"""Steps of a model without scheduler and HTTP, for the benchmark of the CPU kernels: one process per backend.
+"""Steps of a model without scheduler and HTTP, for the benchmark of the CPU kernels: one process per way.
 
 Reads the name of a measurement a line (`decode 8`, `prefill 512`) and answers with JSON: seconds of processor
 time of all threads, seconds that passed, and the share of each kind of layer.
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mamba_api.quantization import Quantization
 from mamba_kernels.cpu.backend import shown
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
@@ -33,10 +34,12 @@ MOST = 32
 class Steps:
     """A model and a cache; the numbers in it do not matter, their places do."""
 
-    def __init__(self, directory: Path, dtype: str, threads: int) -> None:
+    def __init__(self, directory: Path, dtype: str, threads: int, quantization: Quantization) -> None:
         torch.set_num_threads(threads)
         config = load_model_config(directory)
-        self.model = HybridModel.load(config, directory, device=CPU, dtype=DTYPES[dtype])
+        self.model = HybridModel.load(
+            config, directory, device=CPU, dtype=DTYPES[dtype], quantization=quantization
+        )
         if self.model.library is not None:
             self.model.library.set_threads(threads)
         kinds, mamba, attention = config.layers, config.mamba, config.attention
@@ -148,8 +151,8 @@ def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:
 
 
 def main() -> None:
-    directory, dtype, threads = sys.argv[1:]
-    steps = Steps(Path(directory), dtype, int(threads))
+    directory, dtype, threads, quantization = sys.argv[1:]
+    steps = Steps(Path(directory), dtype, int(threads), "int8" if quantization == "int8" else "none")
     print(shown(steps.model.library), flush=True)
     for line in sys.stdin:
         print(_answer(steps.measure, line), flush=True)

@@ -70,7 +70,8 @@ def reference() -> str:
         *_section("spec", schema["spec"]),
         "## Rules over several fields",
         "",
-        "Both the API server and the command line refuse an object that breaks one of these.",
+        "The API server refuses an object that breaks one of these, and so does the command line, except",
+        "where something cannot change: it does not know what was before.",
         "",
         *(f"- `{path}`: {message}." for path, message in _rules("spec", schema["spec"])),
         "",
@@ -187,7 +188,7 @@ def _rules(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _conditions() -> list[str]:
-    lines = ["Events carry the same reason words.", ""]
+    lines = ["Events carry the same reason words. Each leads to what to do about it.", ""]
     for type_ in ConditionType:
         reasons = [reason for reason in Reason if reason in REASONS_OF[type_]]
         if type_ is ConditionType.READY:
@@ -200,7 +201,10 @@ def _conditions() -> list[str]:
             ]
             continue
         lines += [f"### {type_}", "", "| reason | meaning |", "| --- | --- |"]
-        lines += [f"| `{reason}` | {REASONS[reason]} |" for reason in reasons]
+        lines += [
+            f"| [`{reason}`](../runbooks/conditions.md#{reason.lower()}) | {REASONS[reason]} |"
+            for reason in reasons
+        ]
         lines.append("")
     return lines
 

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     LOADING_MODEL = "LoadingModel"
     SWITCHING_STRATEGY = "SwitchingStrategy"
     STRATEGY_REFUSED = "StrategyRefused"
+    CACHE_KEPT = "CacheKept"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     AS_EXPECTED = "AsExpected"
     IMAGE_PULL_FAILED = "ImagePullFailed"
@@ -60,6 +61,7 @@ class Reason(StrEnum):
     ENGINE_CRASHING = "EngineCrashing"
     GATEWAY_CRASHING = "GatewayCrashing"
     OUT_OF_MEMORY = "OutOfMemory"
+    CLAIM_NOT_BOUND = "ClaimNotBound"
     UNSCHEDULABLE = "Unschedulable"
     GATEWAY_NOT_READY = "GatewayNotReady"
     PREFIX_INDEX_UNAVAILABLE = "PrefixIndexUnavailable"
@@ -108,11 +110,11 @@ REASONS: dict[Reason, str] = {
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.LOADING_MODEL: "Pods run and load the weights.",
     Reason.SWITCHING_STRATEGY: (
-        "Engines are being told another strategy or track interval, which they take over while they serve; "
-        "the message says who has not answered yet."
+        "Engines are being told another strategy or other checkpoints, which they take over while they "
+        "serve; the message says who has not answered yet."
     ),
     Reason.STRATEGY_REFUSED: (
-        "An engine does not take over the strategy or track interval while what runs needs the memory; the "
+        "An engine does not take over the strategy while what runs needs the memory; the "
         "message has its numbers. It serves as before and is asked again; a restart starts with the new one."
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
@@ -143,6 +145,11 @@ REASONS: dict[Reason, str] = {
         "A container was killed for memory; raise spec.resources.memory, or for a gateway the memory in "
         "spec.gateway.podTemplate."
     ),
+    Reason.CLAIM_NOT_BOUND: (
+        "A pod waits for a PersistentVolumeClaim that does not exist or has no volume; the message is the "
+        "scheduler's. Make the claim, or give it a storage class that can make such a volume: most default "
+        "classes of clouds have no ReadWriteMany."
+    ),
     Reason.UNSCHEDULABLE: (
         "No node takes a pod; the message is the scheduler's. Where a roll-out has no spare GPU for the pod "
         "it adds, set spec.rollout.maxSurge to 0 and maxUnavailable to 1."
@@ -152,6 +159,11 @@ REASONS: dict[Reason, str] = {
         "Gateways or engines cannot use the Redis of spec.prefixIndex.redis; the message says who and why. "
         "Requests are answered: gateways ask the engines themselves, and Ready stays True. Check the "
         "address, the password in the Secret, Redis' memory and network policies; it heals by itself."
+    ),
+    Reason.CACHE_KEPT: (
+        "The volume of spec.model.cache exists with another storage class or access mode, or cannot take the "
+        "size; Kubernetes does not change that of a claim. It is used as it is: delete the claim, and it is "
+        "made anew as the spec says, or set the field back."
     ),
     Reason.APPLY_FAILED: "The API server refused an object; the message is its own. Retried with back-off.",
     Reason.KIND_NOT_SERVED: (
@@ -164,7 +176,7 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
-HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED})
+HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED, Reason.CACHE_KEPT})
 """Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
 OF_PODS = frozenset(
@@ -176,6 +188,7 @@ OF_PODS = frozenset(
         Reason.ENGINE_CRASHING,
         Reason.GATEWAY_CRASHING,
         Reason.VOLUMES_NOT_MOUNTED,
+        Reason.CLAIM_NOT_BOUND,
         Reason.UNSCHEDULABLE,
         Reason.PODS_REFUSED,
         Reason.PROGRESS_DEADLINE_EXCEEDED,
@@ -230,6 +243,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.AS_EXPECTED,
             *OF_PODS,
             Reason.STRATEGY_REFUSED,
+            Reason.CACHE_KEPT,
             Reason.PREFIX_INDEX_UNAVAILABLE,
             Reason.APPLY_FAILED,
             Reason.KIND_NOT_SERVED,

@@ -16,7 +16,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.base import ApiModel, ChangeRule, Rule
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
@@ -36,10 +36,11 @@ CHART_METADATA = """\
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0),
-    ("Strategy", "string", ".status.plan.strategy", 0),
-    ("Replicas", "integer", ".status.readyReplicas", 0),
+    ("Strategy", "string", ".status.strategy", 0),
+    ("Replicas", "string", ".status.engines", 0),
     ("Model", "string", ".spec.model.uri", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', 0),
     ("URL", "string", ".status.url", 1),
     ("Slots", "integer", ".status.plan.slots", 1),
     ("Max running", "integer", ".status.plan.maxRunningRequests", 1),
@@ -63,8 +64,11 @@ class StructuralSchema(GenerateJsonSchema):
         """A model's fields and, as CEL, its rules."""
         produced = super().model_schema(schema)
         model = schema["cls"]
-        if issubclass(model, ApiModel) and model.rules:
-            produced[VALIDATIONS] = [{"rule": rule.cel, "message": rule.message} for rule in model.rules]
+        rules: tuple[Rule | ChangeRule, ...] = ()
+        if issubclass(model, ApiModel):
+            rules = (*model.rules, *model.change_rules)
+        if rules:
+            produced[VALIDATIONS] = [{"rule": rule.cel, "message": rule.message} for rule in rules]
         return produced
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:

@@ -6,7 +6,8 @@ OperatorError
 │   ├── Conflict            409: somebody wrote at the same time; observed again and retried at once
 │   ├── NotFound            404: the object or its kind is not there
 │   ├── Forbidden           401, 403: RBAC lacks a rule; the message names verb and resource
-│   └── Refused             400, 413, 422: the object breaks a rule; the message is the server's
+│   └── Refused             400, 413, 422, and 403 of an admission plugin (a quota, a volume that cannot
+│       │                   grow): the object breaks a rule; the message is the server's
 │       └── NotInSchema     500 of an apply: a field that the kind does not have; condition InvalidSpec
 ├── NameTaken               a child's name belongs to somebody else's object; condition ApplyFailed
 ├── Terminating             a child is on its way out and comes back when it is gone; retried soon
@@ -25,6 +26,9 @@ from mamba_api.conditions import Reason
 _TYPED_PATCH = re.compile(
     r"failed to create typed patch object \(.*?\): (?:errors:\s*)?(\.\S+?): (.*)", re.DOTALL
 )
+
+
+_OF_ADMISSION = re.compile(r"is forbidden: (?!user )|denied the request", re.IGNORECASE)
 
 
 class OperatorError(Exception):
@@ -63,7 +67,7 @@ class Forbidden(ClusterError):
 
 
 class Refused(ClusterError):
-    """400, 413 or 422."""
+    """400, 413 or 422, or an admission plugin's 403."""
 
 
 class NotInSchema(Refused):
@@ -103,6 +107,10 @@ def of_status(status: int, message: str, retry_after: float | None = None) -> Cl
     # The API server answers a typing error in a server-side apply with 500, as if it were at fault itself.
     if status == 500 and (found := _TYPED_PATCH.search(message)):
         return NotInSchema(message, path=found[1], complaint=found[2])
+    # RBAC answers `is forbidden: User "..." cannot ...`; with the same status quotas and admission plugins
+    # refuse what somebody may well do.
+    if status == 403 and _OF_ADMISSION.search(message):
+        return Refused(message, status=status, retry_after=retry_after)
     kinds: dict[int, type[ClusterError]] = {
         400: Refused, 401: Forbidden, 403: Forbidden, 404: NotFound, 405: Refused, 409: Conflict,
         413: Refused, 415: Refused, 422: Refused,

@@ -10,7 +10,7 @@ from typing import Any
 import kopf
 
 from mamba_api import names
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.manifest import Key, Manifest, metadata
 
 
@@ -57,6 +57,10 @@ class Indices:
     def keys(self, kind: Kind) -> list[Key]:
         """Whose objects of a kind there are, sorted."""
         return sorted(self._by_id.get(index_id(kind)) or ())
+
+    def holds_nothing_of(self, key: Key) -> bool:
+        """Whether the watches have seen all there is, and no child or pod of `key` was among it."""
+        return self.complete and not any(self.of(kind, key) for kind in WATCHED)
 
     def differing(self, kind: Kind, listed: Iterable[Manifest]) -> set[Key]:
         """Whose objects a list shows in another version than the index has, or not at all."""

@@ -23,9 +23,17 @@ Seen = Callable[[Kind, Manifest], None]
 
 
 async def observe(
-    client: KubeClient, key: Key, *, shipped: ShippedConfig = nothing_shipped, seen: Seen | None = None
+    client: KubeClient,
+    key: Key,
+    *,
+    shipped: ShippedConfig = nothing_shipped,
+    seen: Seen | None = None,
+    childless: bool = False,
 ) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
+
+    With `childless` no children are listed: watches that are complete hold none, and each is looked for by
+    its name before it is made.
 
     Raises:
         ClusterError: the API server did not give an answer; nothing partial is returned.
@@ -37,17 +45,19 @@ async def observe(
     ours = f"{names.LABEL_INSTANCE}={key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     try:
         async with asyncio.TaskGroup() as group:
-            lists = [group.create_task(client.list(kind, key.namespace, selector=ours)) for kind in OWNED]
-            optional = [group.create_task(_optional(client, kind, key, ours)) for kind in OPTIONAL]
-            pods = group.create_task(client.list(POD, key.namespace, selector=ours))
+            listed = () if childless else OWNED
+            lists = [group.create_task(client.list(kind, key.namespace, selector=ours)) for kind in listed]
+            asked = () if childless and not _asks_for_optional(owner) else OPTIONAL
+            optional = [group.create_task(_optional(client, kind, key, ours)) for kind in asked]
+            pods = [] if childless else [group.create_task(client.list(POD, key.namespace, selector=ours))]
             nodes = group.create_task(_nodes(client, owner))
     except ExceptionGroup as failed:
         # One answer that did not come is enough: half a snapshot would look like missing children.
         raise failed.exceptions[0] from None
-    watched = [(kind, item) for kind, task in zip(OWNED, lists, strict=True) for item in task.result()]
+    watched = [(kind, item) for kind, task in zip(listed, lists, strict=True) for item in task.result()]
     unwatched: list[Manifest] = []
     not_served: dict[str, str] = {}
-    for kind, task in zip(OPTIONAL, optional, strict=True):
+    for kind, task in zip(asked, optional, strict=True):
         found = task.result()
         if isinstance(found, str):
             not_served[kind.kind] = found
@@ -60,7 +70,7 @@ async def observe(
         key,
         owner,
         *_told_apart(owner, [*(item for _, item in watched), *unwatched]),
-        pods=tuple(pods.result()),
+        pods=tuple(pod for task in pods for pod in task.result()),
         not_served=not_served,
         model_config=builtin_config(owner, shipped),
         nodes=nodes.result(),
@@ -107,6 +117,10 @@ async def _optional(client: KubeClient, kind: Kind, key: Key, selector: str) -> 
     except Forbidden as error:
         # The role of an older chart: who asks for no such object has nothing to do with it.
         return str(error)
+
+
+def _asks_for_optional(owner: Manifest) -> bool:
+    return _section(_section(owner, "spec"), "gateway").get("inferencePool") is not None
 
 
 async def _nodes(client: KubeClient, owner: Manifest) -> tuple[Mapping[str, Any], ...]:

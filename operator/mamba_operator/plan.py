@@ -14,10 +14,12 @@ from pydantic import ValidationError
 from mamba_api import names
 from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
+from mamba_operator.claim import kept
 from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
+from mamba_operator.kinds import CLAIM
 from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref
 from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.planned_for import plan_for
@@ -96,6 +98,8 @@ class ReconcilePlan:
     """Those of them that were told and did not take it."""
     scaling: ScalingStatus | None = None
     """What is decided about the number of engines; None where spec.replicas is what runs."""
+    cache_kept: str | None = None
+    """Why the claim of the model cache stays as it is though the spec says otherwise."""
 
 
 def make_plan(
@@ -146,7 +150,13 @@ def make_plan(
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     not_served = [snapshot.not_served[one["kind"]] for one in wanted if one["kind"] in snapshot.not_served]
     wanted = [manifest for manifest in wanted if manifest["kind"] not in snapshot.not_served]
-    applies = [apply for manifest in wanted if (apply := _compare(manifest, snapshot)) is not None]
+    cache_kept = _cache_kept(wanted, snapshot)
+    applies = [
+        apply
+        for manifest in wanted
+        if not (cache_kept and manifest["kind"] == CLAIM.kind)
+        and (apply := _compare(manifest, snapshot)) is not None
+    ]
     waiting = any(map(is_being_created, snapshot.pods))
     if waiting or engine is None or _mounts_another(engine, context.admin_secret):
         # Before everything else: pods that mount it wait for it with a warning. It is not read: whether it is
@@ -174,6 +184,7 @@ def make_plan(
         differs,
         tunes,
         scaling=scaling,
+        cache_kept=cache_kept,
     )
 
 
@@ -197,6 +208,11 @@ def _plan(
                 "spec.memory.deviceMemory"
             )
     return verdict, planned.annotation(), differs
+
+
+def _cache_kept(wanted: list[Manifest], snapshot: Snapshot) -> str | None:
+    claims = [(one, snapshot.children.get(ref(one))) for one in wanted if one["kind"] == CLAIM.kind]
+    return next((said for one, there in claims if there and (said := kept(one, there))), None)
 
 
 def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
@@ -231,5 +247,5 @@ def _prune(snapshot: Snapshot, keep: set[Ref]) -> tuple[Delete, ...]:
         Delete(one, str(child["metadata"]["uid"]))
         for one, child in sorted(snapshot.children.items())
         # The volume with the downloaded weights outlives a change of mind; it goes with its owner.
-        if one not in keep and not is_terminating(child) and one.kind != "PersistentVolumeClaim"
+        if one not in keep and not is_terminating(child) and one.kind != CLAIM.kind
     )

@@ -1,5 +1,6 @@
 """What pods suffer from, in the words of conditions. Pure; called by `status`."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,8 +22,28 @@ WRONG_INPUT = 2
 MAX_WORDS = 500
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.MODEL_NOT_LOADED,
-    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.VOLUMES_NOT_MOUNTED, Reason.UNSCHEDULABLE,
+    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND,
+    Reason.UNSCHEDULABLE,
 )  # fmt: skip
+
+
+_OF_CLAIMS = re.compile(
+    r"persistentvolumeclaim|persistent volumes to bind|volume node affinity", re.IGNORECASE
+)
+"""What the scheduler says of a pod that waits for a volume and not for a node."""
+ADVICE: dict[Reason, str] = {
+    Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret to pull it with",
+    Reason.CONTAINER_NOT_CREATED: "make the Secret, ConfigMap or key that is named, or correct its name",
+    Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
+    Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
+    Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
+    Reason.VOLUMES_NOT_MOUNTED: "check that each exists and can be mounted on that node",
+    Reason.CLAIM_NOT_BOUND: "make the claim, or a volume that its class and access mode can have",
+    Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
+    Reason.PODS_REFUSED: "raise the quota, or meet the rule with spec.podTemplate",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "look at its newest pods, and undo the change or mend what they lack",
+}
+"""What to do, at the end of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +110,16 @@ def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            yield Trouble(Reason.UNSCHEDULABLE, f"pod {_name(pod)}: {_words(condition)}")
+            words = _words(condition)
+            claim = _OF_CLAIMS.search(words) is not None
+            yield _trouble(
+                Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {_name(pod)}: {words}"
+            )
         if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
             # Volumes are mounted before that; no other part of the status tells that one is not.
             since = moment(str(condition.get("lastTransitionTime")))
             if since is not None and (now - since).total_seconds() >= LONGEST_MOUNT:
-                yield Trouble(Reason.VOLUMES_NOT_MOUNTED, f"pod {_name(pod)} still waits for {_mounts(pod)}")
+                yield _trouble(Reason.VOLUMES_NOT_MOUNTED, f"pod {_name(pod)} still waits for {_mounts(pod)}")
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         yield from _of_container(pod, container)
 
@@ -106,9 +131,9 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
         "terminated"
     )
     if waiting.get("reason") in PULL:
-        yield Trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {_words(waiting)}")
+        yield _trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {_words(waiting)}")
     if waiting.get("reason") in NOT_CREATED:
-        yield Trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {_words(waiting)}")
+        yield _trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {_words(waiting)}")
     elif ended and ended.get("reason") == "OOMKilled" and not container.get("ready"):
         field = "spec.resources.memory" if is_engine(pod) else "the memory in spec.gateway.podTemplate"
         yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {field}")
@@ -116,10 +141,14 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
         ended and not container.get("ready") and container.get("restartCount", 0) > CRASHES_BEFORE_TROUBLE
     ):
         code = f"exit code {ended.get('exitCode')}: " if ended else ""
-        yield Trouble(
+        yield _trouble(
             _crash(pod, container, ended or {}),
             f"{where} ended again and again: {code}{_words(ended or waiting)}",
         )
+
+
+def _trouble(reason: Reason, message: str) -> Trouble:
+    return Trouble(reason, f"{message}; {ADVICE[reason]}")
 
 
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:

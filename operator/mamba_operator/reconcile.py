@@ -93,6 +93,10 @@ class Reconciler:
         self._nodes_until = 0.0
         self._doubted: set[Key] = set()
         self._settled: dict[Key, dict[str, str]] = {}
+        self._met: set[Key] = set()
+        """Whose children this operator has listed, or made."""
+        self._written: dict[Key, str] = {}
+        """Version of each object that the last status was written upon."""
 
     def doubt(self, key: Key) -> None:
         """The watches seem not to hold what the cluster has: the next pass reads it all."""
@@ -125,7 +129,7 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         if key in self._doubted:
             self._doubted.discard(key)
-        elif (again_in := self._quiet(key)) is not None:
+        elif (again_in := await self._by_watches(key)) is not None:
             return again_in
         asked = time.monotonic()
         seen = self._seen
@@ -135,14 +139,17 @@ class Reconciler:
                 key,
                 shipped=self._shipped,
                 seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
+                childless=key not in self._met and self._indices.holds_nothing_of(key),
             )
+            self._met.add(key)
         except Forbidden as error:
             # It will not pass by itself, and whoever looks at the object should not have to find our log.
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
-            self._settled.pop(key, None)
-            self._told.pop(key, None)
+            for kept in (self._settled, self._told, self._written):
+                kept.pop(key, None)
+            self._met.discard(key)
             return None
         settled = self._settled.setdefault(key, {})
         snapshot = self._with_memories(snapshot)
@@ -189,8 +196,9 @@ class Reconciler:
             log.warning("engine_not_told", key=str(key), said=one.message)
         return replace(plan, tunes=left, refusals=refusals)
 
-    def _quiet(self, key: Key) -> float | None:
-        """Seconds to the next look if all is as wanted by what the watches hold; None: look at the cluster.
+    async def _by_watches(self, key: Key) -> float | None:
+        """Seconds to the next look if no child is to be changed by what the watches hold; None: look at the
+        cluster. The status is written, upon the version of the object that the watches hold and no other.
 
         Where they lag behind, an event is on its way and wakes the key once more.
         """
@@ -204,8 +212,13 @@ class Reconciler:
         if old_nodes or plan.tunes or plan.applies or plan.deletes or plan.terminating:
             return None
         status = summarize(snapshot, plan, (), now=self._now())
-        if status is not None and status != _exact(snapshot.owner):
-            return None
+        # Upon a version that one was written upon none is written again: the watch has yet to hand that over.
+        known = self._written.get(key) == snapshot.owner["metadata"]["resourceVersion"]
+        if status is not None and not known and status != _exact(snapshot.owner):
+            try:
+                await self._write(snapshot.owner, recorded(snapshot.owner), status, ())
+            except Conflict:
+                return None
         return min(self._resync(), plan.again_in or float("inf"))
 
     async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:
@@ -238,6 +251,8 @@ class Reconciler:
             except NotFound:
                 # Deleted since we looked: there is nobody left to tell.
                 return
+            meta = owner["metadata"]
+            self._written[Key(meta["namespace"], meta["name"])] = meta["resourceVersion"]
         for announcement in announce(old, new, done):
             manifest = event_manifest(owner, announcement, reporter=self._identity, now=self._now())
             await self._events.post(manifest)

@@ -13,7 +13,7 @@ from mamba_api.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionTy
 from mamba_api.v1alpha1 import Condition, ScalingStatus, Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.plan import ReconcilePlan
-from mamba_operator.pod_trouble import is_draining, is_loading, trouble
+from mamba_operator.pod_trouble import ADVICE, is_draining, is_loading, trouble
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
@@ -122,6 +122,8 @@ def summarize(
             "observed_generation": generation,
             "replicas": engine.replicas,
             "ready_replicas": engine.ready,
+            "engines": _engines(view),
+            "strategy": _strategy(view),
             "selector": _selector(snapshot.key.name),
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
@@ -135,6 +137,18 @@ def _scaling(plan: ReconcilePlan, old: ScalingStatus | None, engines: int) -> Sc
     """What was decided about the number of engines; what stood there, while nothing may be changed."""
     made = plan.scaling if plan.replicas is not None else old
     return made.model_copy(update={"current": engines}) if made is not None else None
+
+
+def _engines(view: _View) -> str:
+    wanted = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
+    return f"{view.engine.ready}/{wanted}"
+
+
+def _strategy(view: _View) -> str:
+    if isinstance(view.verdict, Fits):
+        return view.verdict.plan.strategy
+    deployment = view.plan.deployment
+    return deployment.spec.state_cache.strategy if deployment is not None else ""
 
 
 def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:
@@ -245,17 +259,23 @@ def _degraded(view: _View) -> Finding:
         return Finding("True", found.reason, found.message)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
-            return Finding("True", Reason.PODS_REFUSED, f"{which}: {state.refused}")
+            return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.stuck is not None:
-            return Finding("True", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
+            return _advised(Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
     if refusals := [one.message for one in view.plan.refusals if one.final]:
         return Finding("True", Reason.STRATEGY_REFUSED, "; ".join(refusals))
+    if view.plan.cache_kept is not None:
+        return Finding("True", Reason.CACHE_KEPT, view.plan.cache_kept)
     if view.plan.not_served:
         return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
     if (missing := view.plan.index_trouble) is not None:
         return Finding("True", Reason.PREFIX_INDEX_UNAVAILABLE, missing.message)
     return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
+
+
+def _advised(reason: Reason, message: str) -> Finding:
+    return Finding("True", reason, f"{message}; {ADVICE[reason]}")
 
 
 def _up_to_date(findings: dict[ConditionType, Finding], view: _View, generation: int) -> Finding:

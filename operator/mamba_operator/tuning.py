@@ -1,4 +1,4 @@
-"""Settings that running engines take over: strategy and track interval. Which engine has to be told. Pure.
+"""Settings that running engines take over, by strategy and checkpoints. Which engine has to be told. Pure.
 
 New engines read them from the ConfigMap X-engine. Its annotation `tuned` has the time of the last change, so
 that only engines that may have started with others are told.
@@ -16,8 +16,12 @@ from mamba_operator.manifest import Manifest, annotation, digest, is_terminating
 from mamba_operator.pod_trouble import is_engine, says_ready
 from mamba_operator.scale import moment
 
-LIVE = ("strategy", "track_interval")
-"""Of the engine's settings document."""
+LIVE = {
+    "strategy": "strategy",
+    "track_interval": "trackInterval",
+    "max_checkpoints_per_path": "maxCheckpointsPerPath",
+}
+"""What the body of `PUT /admin/strategy` calls them, by their names in the engine's settings document."""
 MOUNT_LAG = 120.0
 """Seconds after a change in which the file that a pod mounts may still be the one before."""
 AGAIN = 5.0
@@ -43,7 +47,7 @@ class Tuning:
 
     def body(self) -> dict[str, Any]:
         """Body of `PUT /admin/strategy`. An engine that chose for itself keeps what it chose."""
-        asked = {"strategy": self.settings["strategy"], "trackInterval": self.settings["track_interval"]}
+        asked = {name: self.settings.get(setting) for setting, name in LIVE.items()}
         return {name: value for name, value in asked.items() if value not in (None, "Auto")}
 
 

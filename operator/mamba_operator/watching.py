@@ -5,7 +5,7 @@ progress. Called by `main`; whatever an event says beyond "look at this one" is 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import kopf
 import structlog
@@ -24,6 +24,15 @@ SERVER_TIMEOUT = 600
 CONNECT_TIMEOUT = 10.0
 
 log = structlog.get_logger(__name__)
+
+
+class NoDifferences(kopf.AnnotationsDiffBaseStorage):
+    """kopf copies each object of each event to compare it with the one before, which nothing here asks for:
+    a third of the processor time of its events."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of the object."""
+        return cast("kopf.BodyEssence", {})
 
 
 def make_registry(wake: Wake, delivered: Delivered, indices: Indices) -> kopf.OperatorRegistry:
@@ -51,9 +60,7 @@ def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.persistence.finalizer = names.FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(
-        prefix=names.GROUP, key="last-handled"
-    )
+    settings.persistence.diffbase_storage = NoDifferences(prefix=names.GROUP, key="last-handled")
     settings.peering.standalone = True
     # New namespaces are nothing to a namespaced operator, and it may not list them.
     settings.scanning.disabled = namespaced

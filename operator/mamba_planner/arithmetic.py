@@ -5,11 +5,17 @@ The planner, the cache layout and the documentation read these; the table of sha
 
 from dataclasses import dataclass
 
+from mamba_api.quantization import Quantization
 from mamba_planner.errors import UnusableInput
 from mamba_planner.model_config import ModelConfig
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """float64 is not offered as a setting: it is what states are compared in."""
+
+INT8_BLOCK = 32
+"""Weights of a matrix that share a scale when they are int8."""
+INT8_BLOCK_BYTES = INT8_BLOCK + 2
+"""With a float16 scale."""
 
 _ALIGNMENT = 256
 """Slab size is a multiple of this where there are no pages to be a multiple of."""
@@ -75,9 +81,19 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, tensor_parallel: int = 1)
     return 2 * model.attention_layers * heads * attention.head_dim * DTYPE_BYTES[dtype]
 
 
-def weights_bytes(model: ModelConfig, dtype: str, tensor_parallel: int = 1) -> int:
+def weights_bytes(
+    model: ModelConfig, dtype: str, tensor_parallel: int = 1, quantization: Quantization = "none"
+) -> int:
     """Bytes of the weights on one device by parameter count; true bytes of the files win over this."""
-    return -(-model.parameters * DTYPE_BYTES[dtype] // tensor_parallel)
+    # All but a hundredth of a model is matrices.
+    return -(-loaded_bytes(model.parameters, model.parameters, dtype, quantization) // tensor_parallel)
+
+
+def loaded_bytes(elements: int, of_matrices: int, dtype: str, quantization: Quantization) -> int:
+    """Bytes of weights in memory: `elements` in all, of which `of_matrices` are what quantization takes."""
+    if quantization == "none":
+        return elements * DTYPE_BYTES[dtype]
+    return -(-of_matrices * INT8_BLOCK_BYTES // INT8_BLOCK) + (elements - of_matrices) * DTYPE_BYTES[dtype]
 
 
 def active_parameters(model: ModelConfig) -> tuple[int, int]:

@@ -6,6 +6,7 @@ A MambaDeployment gets here through `spec_settings`, so that cluster, workstatio
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mamba_api.quantization import Quantization
 from mamba_api.strategy import Strategy
 from mamba_api.v1alpha1 import Workload as DeclaredWorkload
 from mamba_planner.engine_settings import EngineSettings
@@ -71,6 +72,7 @@ class Constraints:
     state_dtype: StateDtype | None = None
     dtype: str | None = None
     """Type of weights and activations; None = the checkpoint's."""
+    quantization: Quantization = "none"
     page_size: int = 16
     track_interval: int = 256
     max_model_len: int | None = None
@@ -110,6 +112,7 @@ class Constraints:
             strategy=None if settings.strategy == "Auto" else settings.strategy,
             state_dtype=None if settings.state_dtype == "auto" else settings.state_dtype,
             dtype=None if settings.dtype == "auto" else settings.dtype,
+            quantization=settings.quantization,
             page_size=settings.page_size,
             track_interval=settings.track_interval,
             max_model_len=settings.max_model_len,

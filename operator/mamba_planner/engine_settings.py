@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+from mamba_api.quantization import Quantization
 from mamba_api.v1alpha1 import Engine, Limits, Memory, Rollout, StateCache, Workload
 from mamba_planner.browser_origins import BrowserOrigins
 from mamba_planner.byte_size import Bytes
@@ -37,6 +38,8 @@ class Model(Group):
     """Longest prompt plus output; default: the model's own limit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto = the checkpoint's."""
+    quantization: Quantization = _default(Engine, "quantization")
+    """Type of the matrices in memory: none = dtype; int8 = half the bytes of bfloat16, on a CPU alone."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto = cuda if there is one."""
     seed: int = 0

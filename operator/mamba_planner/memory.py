@@ -56,7 +56,7 @@ class MemoryBudget:
         """
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
-        held = weights_bytes(model, dtype, ways) if weights is None else weights
+        held = weights_bytes(model, dtype, ways, constraints.quantization) if weights is None else weights
         workspace = RUNTIME_BYTES[device.kind] + workspace_bytes(
             model,
             dtype,

@@ -28,6 +28,7 @@ def engine_settings(deployment: MambaDeployment) -> EngineSettings:
         "max_model_len": spec.model.max_model_len,
         "device": "cuda" if spec.resources.gpus else "cpu",
         "dtype": _auto(engine.dtype),
+        "quantization": engine.quantization,
         "page_size": engine.page_size,
         "step_time": engine.step_time.seconds if engine.step_time is not None else None,
         "chunked_prefill_tokens": engine.chunked_prefill_tokens,

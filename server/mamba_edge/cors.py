@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mamba_edge.application import error_response
+from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import InvalidRequest
 
 METHODS = ("GET", "HEAD", "POST")
@@ -35,6 +36,13 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 class _Cors(CORSMiddleware):
     """Refuses in our envelope."""
+
+    async def simple_response(
+        self, scope: Scope, receive: Receive, send: Send, request_headers: Headers
+    ) -> None:
+        if DIRECT in scope:
+            scope[DIRECT].through_send = True
+        await super().simple_response(scope, receive, send, request_headers)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         made = super().preflight_response(request_headers)

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import (
     ApiError,
     HeadersTooLarge,
@@ -24,7 +25,6 @@ from mamba_edge.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from mamba_edge.sending import CALL_BACK, WRITE_NOW
 from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
@@ -204,21 +204,16 @@ class LimitedProtocol(HttpToolsProtocol):
             if self.transport.is_closing():
                 leave()
 
-    def _write_now(self, part: bytes) -> bool:
-        cycle = self.cycle
-        if cycle is None or not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected:
-            return False
-        if self.flow.write_paused or not part:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
-        return True
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        scope = cast("dict[str, Any]", cycle.scope)
-        scope[WRITE_NOW], scope[CALL_BACK] = self._write_now, self._on_disconnect
         if cycle.scope["http_version"] == "1.0":
             app = _UntilClose(app, cycle)
-        super()._start_asgi_task(cycle, app)
+
+        def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            # In a copy: the exchange knows the scope, and both would live until garbage is searched for.
+            direct = DirectExchange(cycle, self._on_disconnect)
+            return cast("ASGIApp", app)({**scope, DIRECT: direct}, receive, send)
+
+        super()._start_asgi_task(cycle, cast("Any", with_direct))
 
     def send_400_response(self, msg: str) -> None:
         """The answer to what is no request; the connection ends with it."""

@@ -15,6 +15,9 @@ Result = TypeVar("Result")
 
 TRIM_SECONDS = 10.0
 """Time between two looks for pages that can go back."""
+LOOK_AFTER = 10_000
+"""Objects more than before after which the young ones are searched for garbage. The interpreter's own 700 are
+those of two requests: nearly all of them live still."""
 
 
 def freeze() -> None:
@@ -25,6 +28,7 @@ def freeze() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(LOOK_AFTER, *gc.get_threshold()[1:])
 
 
 def trim() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from starlette.types import Receive
 
 from mamba_edge.body_budget import BodyBudget, BodyShare
+from mamba_edge.direct_exchange import DirectExchange
 from mamba_edge.errors import BodyTooLarge, RequestTimeout, TooManyBodies
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -26,7 +27,10 @@ class ClientGone(Exception):
 
 def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
     """The first value of a header, or None; `name` in lower case."""
-    return next((value for key, value in headers if key.lower() == name), None)
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
 
 
 async def read_body(
@@ -37,12 +41,14 @@ async def read_body(
     *,
     discard: int = 0,
     share: BodyShare | None = None,
+    direct: DirectExchange | None = None,
 ) -> bytes:
     """The whole body, at most `limit` bytes within `seconds`; its bytes are taken from `share`.
 
     A body that is too large is refused as soon as that is known. With `discard`, so many more bytes of it are
     read and dropped at most, since a client that still writes would lose the answer to the closed connection;
-    without, the server reads on and the connection stays usable.
+    without, the server reads on and the connection stays usable. `direct`: of the request, where our server
+    has it: what has come by now is not waited for.
 
     Raises BodyTooLarge, TooManyBodies, RequestTimeout, ClientGone.
     """
@@ -58,6 +64,13 @@ async def read_body(
         if discard and find_header(headers, b"expect") is None:
             await _drop(receive, discard)
         raise
+    if direct is not None and (whole := direct.body(limit)) is not None:
+        try:
+            share.take(len(whole))
+        except TooManyBodies as refusal:
+            refusal.close = discard > 0
+            raise
+        return whole
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):

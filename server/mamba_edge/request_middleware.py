@@ -6,18 +6,19 @@ already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds
 """
 
 import logging
+import os
 import re
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mamba_edge.body_budget import BodyBudget, BodyShare
+from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
-from mamba_edge.request_body import ClientGone
+from mamba_edge.request_body import ClientGone, find_header
 from mamba_edge.sending import send_error
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import get_logger, log_context, log_request
@@ -36,7 +37,7 @@ _QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/status"})
 
 def request_id_of(given: str | None) -> str:
     """The caller's id without anything that could break a log line or a header; a new one if none is left."""
-    return _FOREIGN.sub("", given or "")[:128] or uuid.uuid4().hex
+    return _FOREIGN.sub("", given or "")[:128] or os.urandom(16).hex()
 
 
 class RequestMiddleware:
@@ -69,8 +70,9 @@ class RequestMiddleware:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
-        headers = Headers(scope=scope)
-        request_id = request_id_of(headers.get("x-request-id"))
+        given = find_header(scope["headers"], b"x-request-id")
+        request_id = request_id_of(given.decode("latin-1") if given else None)
+        own = (b"x-request-id", request_id.encode())
         route = self._route_of(scope["path"])
         fields: dict[str, Any] = {}
         more_headers: list[tuple[bytes, bytes]] = []
@@ -83,7 +85,6 @@ class RequestMiddleware:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = (b"x-request-id", request_id.encode())
                 message["headers"] = [*message["headers"], own, *more_headers]
             else:
                 complete = not message.get("more_body", False)
@@ -91,9 +92,20 @@ class RequestMiddleware:
                     trace.answered_at = time.monotonic()
             await send(message)
 
+        direct: DirectExchange | None = scope.get(DIRECT)
+
+        def begin(code: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
+            nonlocal status, complete
+            if direct is None or not direct.begin(code, (*headers, own, *more_headers), part, more):
+                return False
+            status, complete = code, not more
+            if trace.answered_at is None and part:
+                trace.answered_at = time.monotonic()
+            return True
+
         trace = self._tracing.begin(
             f"{scope['method']} {route}",
-            headers,
+            Headers(scope=scope) if find_header(scope["headers"], b"traceparent") else {},
             at=arrival,
             record=route in self._traced and scope["method"] == "POST",
         )
@@ -107,6 +119,8 @@ class RequestMiddleware:
                 trace=trace,
                 body_share=share,
             )
+            if direct is not None:
+                scope[BEGIN] = begin
             try:
                 await self._app(scope, receive, send_marked)
             except ClientGone:

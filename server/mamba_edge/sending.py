@@ -4,22 +4,18 @@ because every token of a stream goes through here.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from mamba_edge.direct_exchange import DIRECT, DirectExchange
 from mamba_edge.errors import ApiError
 from mamba_edge.request_body import ClientGone
 
 USAGE_HEADER = b"x-mambaserve-usage"
 """With the value 1 a request asks for the usage in a comment at the end of its stream, whatever the client
 asked for: a gateway counts by it."""
-CALL_BACK = "mambaserve.on_disconnect"
-"""In the scope of a request to our server: takes what to call when the client leaves, None for nothing."""
-WRITE_NOW = "mambaserve.write_now"
-"""In the scope of a request to our server: writes a part of a body of unknown length that has begun, at once.
-Returns False, with nothing written, where only `send` can."""
 _JSON = (b"content-type", b"application/json")
 EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -56,30 +52,35 @@ async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-@contextlib.contextmanager
-def on_disconnect(scope: Scope, receive: Receive, leave: Callable[[], None]) -> Iterator[None]:
-    """Call `leave` if the client leaves in the block; the body has been read before.
+class DisconnectWatch:
+    """Calls `leave` if the client leaves in the block; the body has been read before.
 
     Our server calls back; at others a task waits for what `receive` says.
     """
-    if (call_back := scope.get(CALL_BACK)) is not None:
-        call_back(leave)
-        try:
-            yield
-        finally:
-            call_back(None)
-        return
 
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
+    __slots__ = ("_direct", "_leave", "_receive", "_task")
+
+    def __init__(self, scope: Scope, receive: Receive, leave: Callable[[], None]) -> None:
+        self._direct: DirectExchange | None = scope.get(DIRECT)
+        self._receive, self._leave = receive, leave
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        if self._direct is not None:
+            self._direct.on_disconnect(self._leave)
+        else:
+            self._task = asyncio.create_task(self._gone())
+
+    def __exit__(self, *_: object) -> None:
+        if self._direct is not None:
+            self._direct.on_disconnect(None)
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        leave()
-
-    watch = asyncio.create_task(gone())
-    try:
-        yield
-    finally:
-        watch.cancel()
+        self._leave()
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:

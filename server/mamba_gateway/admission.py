@@ -6,10 +6,10 @@ place for it; `fair_queue` says who is next. The proxy endpoint calls it; it kno
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import msgspec
 
 from mamba_edge.errors import TooManyRequests
 from mamba_gateway.errors import Draining
@@ -44,8 +44,7 @@ def retry_after(queued: int, permits: int, service_seconds: float) -> float:
     return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """What the queue knows of a request."""
 
     key: str = ""
@@ -57,14 +56,31 @@ class Claim:
     model: str | None = None
 
 
+NOBODYS = Claim()
+"""Where nothing is known of a request."""
+
+
 class Permit:
     """The right of one request to be relayed."""
 
-    def __init__(self, admission: "Admission", claim: Claim, waited: float) -> None:
+    __slots__ = ("_admission", "_begin", "_claim", "_sent", "waited")
+
+    def __init__(self, admission: "Admission", claim: Claim) -> None:
         self._admission, self._claim = admission, claim
-        self.waited = waited
-        """Seconds."""
+        self.waited = self._begin = 0.0
+        """Seconds until its turn came."""
         self._sent = False
+
+    async def __aenter__(self) -> Self:
+        came = self._admission.now()
+        await self._admission.take(self._claim)
+        self._begin = self._admission.now()
+        self.waited = self._begin - came
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.sent()
+        self._admission.give_back(self._begin)
 
     def sent(self) -> None:
         """The request is at an engine: from now on it is counted there."""
@@ -114,9 +130,12 @@ class Admission:
         """Requests that wait for their turn, by name of their key."""
         return dict(self._queue.waiting())
 
-    @contextmanager
-    def admit(self, key: str = "") -> Iterator[None]:
+    def admit(self, key: str = "") -> "_Admitted":
         """Count as admitted for the block. Raises `TooManyRequests` at the limit, `Draining` in a drain."""
+        return _Admitted(self, key)
+
+    def enter(self, key: str) -> None:
+        """A request is admitted; `leave` follows."""
         if self.draining:
             raise Draining(DRAINING)
         if self.admitted >= self.max_in_flight + self.max_queue:
@@ -124,18 +143,24 @@ class Admission:
             raise self._full()
         self.admitted += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.admitted -= 1
-            if self.admitted == 0:
-                self._idle.set()
 
-    @asynccontextmanager
-    async def permit(self, claim: Claim = Claim()) -> AsyncIterator[Permit]:
-        """Hold a permit to relay. Raises `TooManyRequests` when none came free in time, or when the queue is
-        full and this key has the most in it."""
-        came = begin = self._clock()
+    def leave(self) -> None:
+        """It is over."""
+        self.admitted -= 1
+        if self.admitted == 0:
+            self._idle.set()
+
+    def permit(self, claim: Claim = NOBODYS) -> Permit:
+        """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
+        time, or when the queue is full and this key has the most in it."""
+        return Permit(self, claim)
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock()
+
+    async def take(self, claim: Claim) -> None:
+        """Wait for a permit; `give_back` follows."""
         if not self._queue and self.in_flight < self.max_in_flight and self._may_go(claim.model):
             self._queue.serve(claim.key, claim.cost)
             self.in_flight += 1
@@ -148,14 +173,11 @@ class Admission:
             if len(self._queue) > self.max_queue:
                 self._make_room()
             await self._turn_of(entry)
-            begin = self._clock()
-        permit = Permit(self, claim, begin - came)
-        try:
-            yield permit
-        finally:
-            permit.sent()
-            self._release()
-            self._service_seconds += 0.1 * (self._clock() - begin - self._service_seconds)
+
+    def give_back(self, begin: float) -> None:
+        """A permit is free that was taken at a time."""
+        self._release()
+        self._service_seconds += 0.1 * (self._clock() - begin - self._service_seconds)
 
     def dispatch(self) -> None:
         """Let go whose turn it is: something ended, or an engine has told how it is."""
@@ -220,3 +242,16 @@ class Admission:
     def _retry_after(self) -> float:
         # As many as run now can run at once, wherever the limit lies.
         return retry_after(self.queued, max(1, self.in_flight), self._service_seconds)
+
+
+class _Admitted:
+    __slots__ = ("_admission", "_key")
+
+    def __init__(self, admission: Admission, key: str) -> None:
+        self._admission, self._key = admission, key
+
+    def __enter__(self) -> None:
+        self._admission.enter(self._key)
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave()

@@ -8,12 +8,13 @@ proxy endpoint; the relay sees a plain ASGI `send`.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from starlette.types import Message, Send
 
+from mamba_edge.direct_exchange import Begin
 from mamba_edge.errors import ApiError
 from mamba_edge.sending import EVENT_STREAM
 from mamba_gateway.errors import UpstreamLost
@@ -30,14 +31,19 @@ ERROR_EVENT_SECONDS = 3.0
 class ClientResponse:
     """One response, of which comments may be the beginning."""
 
-    def __init__(self, send: Send, write_now: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(
+        self,
+        send: Send,
+        write_now: Callable[[bytes], bool] | None = None,
+        begin_now: Begin | None = None,
+    ) -> None:
         self.status = 0
         """Of the answer or of the error that the client got; 0 before either, comments or not."""
         self.first_byte: float | None = None
         """When the first byte of the answer came, monotonic seconds; comments are none."""
         self.answering = False
         """The answer has begun, or an error is told: no comment follows."""
-        self._send, self._write_now = send, write_now
+        self._send, self._write_now, self._begin_now = send, write_now, begin_now
         self._opened = False
         """Comments have sent status and headers."""
         self._refusal: bytearray | None = None
@@ -64,6 +70,18 @@ class ClientResponse:
         self._refusal += body[: MAX_REFUSAL - len(self._refusal)]
         if not message.get("more_body", False):
             await self._end(_refusal_event(self.status, bytes(self._refusal)))
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
+        """Send the beginning of the answer, or all of it, without a wait; False, with nothing sent, where
+        only messages can."""
+        if self._begin_now is None or self._opened or self._one_sender.locked():
+            return False
+        if not self._begin_now(status, headers, part, more):
+            return False
+        self.answering, self.status = True, status
+        if part:
+            self.first_byte = time.monotonic()
+        return True
 
     def write(self, part: bytes) -> bool:
         """Send a further part of the answer without a wait; False, with nothing sent, where only a message

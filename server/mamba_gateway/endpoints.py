@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from mamba_gateway.admission import Clock
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.prompt_queue import PromptQueue
@@ -55,9 +57,8 @@ class Report:
     """Requests that it runs at once at most; None = it does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Snapshot of one engine, as routing sees it."""
+class Endpoint(msgspec.Struct, frozen=True, gc=False):
+    """Snapshot of one engine, as routing sees it; made anew with each request that it gets or ends."""
 
     url: str
     name: str
@@ -97,8 +98,8 @@ class Endpoint:
     @property
     def load(self) -> int:
         """Requests it has now: ours exactly, those of others as last reported."""
-        others = max(0, self.running + self.waiting - self.in_flight_at_report)
-        return others + self.in_flight
+        others = self.running + self.waiting - self.in_flight_at_report
+        return others + self.in_flight if others > 0 else self.in_flight
 
 
 @functools.lru_cache(4096)
@@ -125,6 +126,8 @@ class _Record:
     begun: dict[int, float] = field(default_factory=dict)
     """When each of our requests was sent to it."""
     service_seconds: float = 1.0
+    names: frozenset[str] | None = None
+    """Of the models it serves; None = unknown."""
     frozen: Endpoint | None = None
     """As it is now; None = it has changed since it was last asked for."""
 
@@ -137,6 +140,8 @@ class Pool:
         """A source has given its targets, and each of them was looked at, at least once."""
         self._targets_known = False
         self._records: dict[str, _Record] = {}
+        self._snapshot: tuple[Endpoint, ...] | None = None
+        """All as they are now; None = some have changed, or time alone may change one."""
         self._changed = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change of targets or reports."""
@@ -151,9 +156,11 @@ class Pool:
             del self._records[url]
         for url, target in current.items():
             if url in self._records:
-                self._records[url].target, self._records[url].frozen = target, None
+                self._records[url].target = target
+                self._touch(self._records[url])
             else:
                 self._records[url] = _Record(target)
+        self._snapshot = None
         self._targets_known = True
         self._notify()
         return set(added), set(removed)
@@ -164,12 +171,12 @@ class Pool:
             return
         if report.models is None:  # what it serves does not change while it is busy or restarting
             report = replace(report, models=record.report.models)
-        record.report, record.suspect = report, ""
+        record.report, record.suspect, record.names = report, "", _names(report)
         # Its numbers are of some moment since the last report. What ended since then would else pass for the
         # requests of others, and where many end together, for a full engine.
         record.in_flight_at_report, record.peak = record.peak, record.in_flight
         record.queue.report(report.prompt_tokens_waiting, self._clock())
-        record.frozen = None
+        self._touch(record)
         self._notify()
 
     def suspect(self, url: str, reason: str) -> None:
@@ -185,7 +192,7 @@ class Pool:
             doubted = sum(one.standing.doubted for one in self._records.values() if one is not record)
             may = doubted + 1 <= len(self._records) // 2
             record.standing.fail(reason, self._clock(), may_eject=may)
-            record.frozen = None
+            self._touch(record)
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
         """One of our requests goes to it, with so many prompt tokens to compute. Returns its ticket."""
@@ -198,7 +205,7 @@ class Pool:
             if record.standing.doubted and record.standing.trial is None:
                 record.standing.trial = ticket
             record.queue.send(ticket, tokens, now)
-            record.frozen = None
+            self._touch(record)
         return ticket
 
     def answered(self, url: str, ticket: int, *, well: bool = True) -> None:
@@ -207,7 +214,7 @@ class Pool:
             record.queue.answer(ticket)
             if well:
                 record.standing.answer()
-            record.frozen = None
+            self._touch(record)
 
     def end(self, url: str, ticket: int) -> None:
         """One of our requests is through with it."""
@@ -218,15 +225,20 @@ class Pool:
                 record.standing.trial = None
             record.queue.answer(ticket)
             record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
-            record.frozen = None
+            self._touch(record)
 
     def snapshot(self) -> tuple[Endpoint, ...]:
         """All known endpoints, frozen."""
+        if self._snapshot is not None:
+            return self._snapshot
         now = self._clock()
-        found = tuple(_freeze(record, now) for record in self._records.values())
+        found = tuple([one.frozen or _freeze(one, now) for one in self._records.values()])
+        if not any(one.standing.doubted for one in self._records.values()):
+            self._snapshot = found
+            return found
         if any(one.ejected for one in found) and not any(one.ready and not one.draining for one in found):
             # Nothing else is left: an engine that may fail is better than none.
-            return tuple(replace(one, ready=_ready(self._records[one.url])) for one in found)
+            return tuple(msgspec.structs.replace(one, ready=_ready(self._records[one.url])) for one in found)
         return found
 
     @property
@@ -251,6 +263,9 @@ class Pool:
         """Return after the next change of targets or reports."""
         await self._changed.wait()
 
+    def _touch(self, record: _Record) -> None:
+        record.frozen = self._snapshot = None
+
     def _notify(self) -> None:
         # Once true it stays: an engine that joins later does not make the gateway unready.
         self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
@@ -271,25 +286,30 @@ def _reason(record: _Record) -> str:
 
 
 def _freeze(record: _Record, now: float) -> Endpoint:
+    if record.frozen is not None:
+        return record.frozen
+    made = _made(record, now)
     # Of one that is left out, time alone may change the picture.
-    if record.frozen is None or record.standing.doubted:
-        record.frozen = _made(record, now)
-    return record.frozen
+    record.frozen = None if record.standing.doubted else made
+    return made
+
+
+def _names(report: Report) -> frozenset[str] | None:
+    if report.models is None:
+        return None
+    return frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
 
 
 def _made(record: _Record, now: float) -> Endpoint:
     target, report = record.target, record.report
     ejected = record.standing.excludes(now)
-    names = None
-    if report.models is not None:
-        names = frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
     return Endpoint(
         url=target.url,
         name=target.name or target.url,
         ready=_ready(record) and not ejected,
         ejected=ejected,
         draining=target.draining or report.draining,
-        models=names,
+        models=record.names,
         running=report.running,
         waiting=report.waiting,
         kv_usage=report.kv_usage,

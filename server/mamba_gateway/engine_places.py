@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 
 from mamba_gateway.endpoints import Endpoint
-from mamba_gateway.routing import available, serving
 
 ENGINE_QUEUE = 8
 """Requests that may wait at an engine: as many as one of its steps starts at most."""
@@ -17,8 +16,11 @@ ENGINE_QUEUE = 8
 def places(endpoints: Iterable[Endpoint], model: str | None) -> float:
     """For `model`, over all engines; without a limit where one does not say how many it can run, and where
     none is there at all, since a request is then held, or refused, by the relay."""
-    ready = available(serving(endpoints, model))
-    return sum(_places(endpoint) for endpoint in ready) if ready else math.inf
+    free, found = 0.0, False
+    for one in endpoints:
+        if one.ready and not one.draining and (model is None or one.models is None or model in one.models):
+            free, found = free + _places(one), True
+    return free if found else math.inf
 
 
 def _places(endpoint: Endpoint) -> float:

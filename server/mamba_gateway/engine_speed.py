@@ -20,7 +20,7 @@ class EngineSpeed:
 
     def seconds(self, start: int, stop: int) -> float:
         """Time to compute the prompt tokens [start, stop)."""
-        return self.work(start, stop) / self.tokens_per_second
+        return prefill_work(start, stop, self.attention_ratio) / self.tokens_per_second
 
 
 NOMINAL = EngineSpeed(10_000.0)

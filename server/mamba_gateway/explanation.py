@@ -6,9 +6,10 @@ Made when somebody asks: a client by a header, an operator by `/v1/routing/decis
 import json
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.routing import Decision, dropped
@@ -27,8 +28,7 @@ KEPT = 256
 """Decisions that can be asked for later."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionRecord:
+class DecisionRecord(msgspec.Struct, frozen=True):
     """One decision and all that it was made from."""
 
     request_id: str

@@ -134,7 +134,10 @@ class FairQueue:
         return None
 
     def _flow(self, name: str) -> _Flow:
-        return self._flows.setdefault(name, _Flow(self._now))
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = _Flow(self._now)
+        return flow
 
     def _forget(self, name: str) -> None:
         # What is behind the others anyway would be set to their tag when it comes back.

@@ -3,6 +3,7 @@
 Pure. Names are lower-case bytes, as ASGI has them.
 """
 
+import functools
 import re
 
 from mamba_edge.request_body import RawHeaders
@@ -24,7 +25,7 @@ HOP_BY_HOP = frozenset(
 """RFC 9110 section 7.6.1: they speak of one connection, not of the message."""
 
 # Made anew for the connection to the engine, or set by the gateway itself.
-_OWN_REQUEST = frozenset(
+_OWN_REQUEST = HOP_BY_HOP | frozenset(
     (
         b"host",
         b"content-length",
@@ -36,7 +37,7 @@ _OWN_REQUEST = frozenset(
     )
 )
 # Set by the server that answers.
-_OWN_RESPONSE = frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
+_OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
 """A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
 not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""
@@ -51,9 +52,9 @@ def to_engine(
     `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
     passed = [
-        (name, value)
-        for name, value in _end_to_end(headers, _OWN_REQUEST)
-        if not is_credential(name) and (traced or name != b"tracestate")
+        pair
+        for pair in _end_to_end(headers, _OWN_REQUEST)
+        if not is_credential(pair[0]) and (traced or pair[0] != b"tracestate")
     ]
     passed.append((b"x-request-id", request_id.encode()))
     if key is not None:
@@ -61,6 +62,7 @@ def to_engine(
     return passed
 
 
+@functools.lru_cache(1024)
 def is_credential(name: bytes) -> bool:
     """Whether a header of this name, in lower case, carries what somebody is known by."""
     return _CREDENTIAL.search(name) is not None
@@ -82,15 +84,19 @@ def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 
 def is_event_stream(headers: RawHeaders) -> bool:
     """Whether the body of an answer is server-sent events that can be read as they are."""
-    pairs = dict(headers)
-    media = pairs.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    return media == b"text/event-stream" and b"content-encoding" not in pairs
+    media, encoded = b"", False
+    for name, value in headers:
+        if name == b"content-type":
+            media = value
+        elif name == b"content-encoding":
+            encoded = True
+    return not encoded and media.partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 def _end_to_end(headers: RawHeaders, own: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     lowered = [(key.lower(), value) for key, value in headers]
-    named = {
-        token.strip().lower() for key, value in lowered if key == b"connection" for token in value.split(b",")
-    }
-    dropped = HOP_BY_HOP | own | named
-    return [(key, value) for key, value in lowered if key not in dropped]
+    dropped = own
+    for key, value in lowered:
+        if key == b"connection":
+            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
+    return [pair for pair in lowered if pair[0] not in dropped]

@@ -5,6 +5,7 @@ Labels are bounded: a model name counts only if an endpoint reports it, never a 
 
 import functools
 from collections.abc import Callable
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -16,6 +17,7 @@ from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 
+RetryReason = Literal["refused", "unreachable", "died", "silent"]
 UNKNOWN_MODEL = "unknown"
 """Label of what no endpoint reports."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -85,6 +87,9 @@ class GatewayMetrics:
         self.retries = Counter(
             f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
         )
+        # From the start: a rate does not see the step from no series to one.
+        for reason in get_args(RetryReason):
+            self.retries.labels(reason)
         self.broken = Counter(
             f"{prefix}_broken_streams",
             "Answers that an engine broke off after the first byte.",
@@ -162,8 +167,10 @@ class GatewayMetrics:
 
     def model_label(self, model: str | None) -> str:
         """`model` if an endpoint reports it; clients cannot make label values."""
-        known = any(model in (endpoint.models or ()) for endpoint in self._snapshot())
-        return str(model) if known else UNKNOWN_MODEL
+        for endpoint in self._snapshot():
+            if endpoint.models is not None and model in endpoint.models:
+                return str(model)
+        return UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:

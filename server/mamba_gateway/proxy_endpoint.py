@@ -7,17 +7,18 @@ before the first byte go up to the request middleware.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from mamba_edge.api_keys import KeyFile
+from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, find_header, read_body
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
-from mamba_edge.sending import USAGE_HEADER, WRITE_NOW, on_disconnect
+from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
 from mamba_gateway.admission import DRAINING, Admission, Claim
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
@@ -68,7 +69,9 @@ class ProxyEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
-        response, fields, key = ClientResponse(send, scope.get(WRITE_NOW)), RoutingFields(), ANYONE
+        direct: DirectExchange | None = scope.get(DIRECT)
+        response = ClientResponse(send, direct.write if direct else None, scope.get(BEGIN))
+        fields, key = RoutingFields(), ANYONE
         try:
             if self._keys:
                 key = self._keys.check(find_header(scope["headers"], b"authorization"))
@@ -146,6 +149,7 @@ class ProxyEndpoint:
                     self._body_timeout,
                     discard=DISCARDED_LIMITS * limit,
                     share=scope.get("body_share"),
+                    direct=scope.get(DIRECT),
                 )
             except asyncio.CancelledError:
                 if task not in self._cut:
@@ -165,7 +169,7 @@ class ProxyEndpoint:
                 task.cancel()
 
             try:
-                with on_disconnect(scope, receive, leave):
+                with DisconnectWatch(scope, receive, leave):
                     await work
             except asyncio.CancelledError:
                 if left:
@@ -179,17 +183,9 @@ class ProxyEndpoint:
                 if not response.answering:
                     raise Draining(DRAINING) from None
 
-    @contextmanager
-    def _cancellable(self) -> Iterator[asyncio.Task[Any]]:
+    def _cancellable(self) -> "_Cancellable":
         """`cancel_running` cancels the task that is in the block."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
-        try:
-            yield task
-        finally:
-            self._running.discard(task)
-            self._cut.discard(task)
+        return _Cancellable(self._running, self._cut)
 
     async def _work(
         self,
@@ -231,12 +227,31 @@ class ProxyEndpoint:
         trace: RequestTrace = scope["trace"]
         # Comments that kept the stream alive meanwhile are no answer.
         trace.answered_at = response.first_byte
-        if response.status >= FAILED_FROM:
-            trace.root.fail(str(response.status))
-        if model != UNKNOWN_MODEL:
-            trace.root.set(names.REQUEST_MODEL, model)
-        trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
+        if trace.recording:
+            if response.status >= FAILED_FROM:
+                trace.root.fail(str(response.status))
+            if model != UNKNOWN_MODEL:
+                trace.root.set(names.REQUEST_MODEL, model)
+            trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
         exemplar = trace.exemplar()
         metrics.duration_of(model).observe(now - begin, exemplar)
         if response.first_byte is not None:
             metrics.first_byte_of(model).observe(response.first_byte - begin, exemplar)
+
+
+class _Cancellable:
+    __slots__ = ("_cut", "_running", "_task")
+
+    def __init__(self, running: set[asyncio.Task[Any]], cut: set[asyncio.Task[Any]]) -> None:
+        self._running, self._cut = running, cut
+
+    def __enter__(self) -> asyncio.Task[Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task: asyncio.Task[Any] = task
+        self._running.add(task)
+        return task
+
+    def __exit__(self, *_: object) -> None:
+        self._running.discard(self._task)
+        self._cut.discard(self._task)

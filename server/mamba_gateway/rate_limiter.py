@@ -9,7 +9,7 @@ import itertools
 import math
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,19 @@ class Entry:
     """Tokens that it turned out to use; set it before the end."""
 
 
+class _Unlimited(AbstractAsyncContextManager[Entry]):
+    """Around a request of a key without limits: nothing is counted."""
+
+    def __init__(self, cost: float) -> None:
+        self._entry = Entry(cost)
+
+    async def __aenter__(self) -> Entry:
+        return self._entry
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+
 class RateLimiter:
     """Of one gateway."""
 
@@ -68,19 +81,22 @@ class RateLimiter:
         """How long a request of each key takes, lately."""
         self._settling: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def entered(
+    def entered(
         self, name: str, cost: float, headers: list[tuple[bytes, bytes]]
-    ) -> AsyncIterator[Entry]:
+    ) -> AbstractAsyncContextManager[Entry]:
         """A request of the key `name` that needs about `cost` tokens is under way in the block.
 
         `headers` gets what every answer says of the limits, a refusal too. Raises TooManyRequests, with the
         time after which it would pass.
         """
-        limits, entry = self._table.of(name), Entry(cost)
-        if not limits.limited:
-            yield entry
-            return
+        limits = self._table.of(name)
+        return self._counted(name, cost, headers, limits) if limits.limited else _Unlimited(cost)
+
+    @asynccontextmanager
+    async def _counted(
+        self, name: str, cost: float, headers: list[tuple[bytes, bytes]], limits: KeyLimits
+    ) -> AsyncIterator[Entry]:
+        entry = Entry(cost)
         lease = f"{self._gateway}-{next(self._numbers)}"
         verdict = await self._verdict(name, lease, cost, limits)
         headers += _headers(verdict, limits)

@@ -20,12 +20,13 @@ from mamba_gateway.events import EventAligner
 from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
 from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.hold import Hold
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.interrupt import Interrupt
+from mamba_gateway.metrics import GatewayMetrics, RetryReason
 from mamba_gateway.retry_budget import RetryBudget
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.silence import SilenceWatch
-from mamba_gateway.upstream import UpstreamRequest, attempt
+from mamba_gateway.upstream import UpstreamRequest, ask
 from mamba_gateway.upstream_connection import ConnectionLost, IdleTimeout, Unreachable, UpstreamResponse
 from mamba_gateway.upstream_connector import UpstreamConnector
 from mamba_telemetry import conventions as names
@@ -84,45 +85,54 @@ class Relay:
         Raises an `ApiError` for the client (a stream that has begun carries it already),
         `ResponseTruncated` if a non-stream answer broke off.
         """
-        lifetime = asyncio.timeout(self._request_timeout)
+        lifetime = Interrupt()
+        timer = asyncio.get_running_loop().call_later(self._request_timeout, lifetime.fire)
         try:
-            async with lifetime:
+            with lifetime:
                 await self._attempts(request, send, lifetime)
         except TimeoutError:
             raise self._timed_out() from None
+        finally:
+            timer.cancel()
 
-    async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: asyncio.Timeout) -> None:
+    async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: Interrupt) -> None:
         died: tuple[str, ...] = ()
         self._budget.came()
         deadline = asyncio.get_running_loop().time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
                 record = await self._decision(request, died, deadline)
-                record.describe(routing)
+                if request.trace.recording:
+                    record.describe(routing)
             last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
             ticket = self._router.sent(record, request.prompt)
             if request.permit is not None:
                 request.permit.sent()
             begun = False
+            reason: RetryReason
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
             span.set(names.ENDPOINT, endpoint.name)
             span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
             watch = SilenceWatch(self._connector, endpoint.url, self._silence_timeout, self._probe_timeout)
             try:
-                async with watch, attempt(self._connector, endpoint.url, request, span) as (response, first):
-                    span.set(names.HTTP_STATUS, response.status)
-                    if response.status not in RETRIED_STATUSES or last:
-                        self._pool.answered(endpoint.url, ticket, well=response.status < 500)
-                        request.let_body_go()
-                        begun = True
-                        added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                        await self._forward(
-                            response, first, send, request, endpoint, lifetime, watch, added, span
-                        )
-                        usage = request.meter.usage if request.meter is not None else None
-                        self._router.answered(record, request.prompt, usage)
-                        return
+                with watch:
+                    response, first = await ask(self._connector, endpoint.url, request, span)
+                    try:
+                        span.set(names.HTTP_STATUS, response.status)
+                        if response.status not in RETRIED_STATUSES or last:
+                            self._pool.answered(endpoint.url, ticket, well=response.status < 500)
+                            request.let_body_go()
+                            begun = True
+                            added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
+                            await self._forward(
+                                response, first, send, request, endpoint, lifetime, watch, added, span
+                            )
+                            usage = request.meter.usage if request.meter is not None else None
+                            self._router.answered(record, request.prompt, usage)
+                            return
+                    finally:
+                        response.close()
                 reason, detail = "refused", f"it answered {response.status}"
                 span.fail(reason)
             except Unreachable as error:
@@ -179,7 +189,7 @@ class Relay:
         send: Send,
         request: UpstreamRequest,
         endpoint: Endpoint,
-        lifetime: asyncio.Timeout,
+        lifetime: Interrupt,
         watch: SilenceWatch,
         added: tuple[tuple[bytes, bytes], ...],
         span: SpanNote,
@@ -190,20 +200,34 @@ class Relay:
         if events:  # a declared length would leave no room for an error event
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         meter = request.meter if response.status == 200 else None
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        write = getattr(send, "write", None)
+
+        def passed(chunk: bytes) -> bytes:
+            watch.heard()
+            if meter is not None:
+                meter.feed(chunk)
+            if ERROR_EVENT in chunk:
+                span.fail("error_event")
+            return aligner.feed(chunk) if aligner else chunk
+
+        # Where the client's side can, what is here already goes out in one piece.
+        begin, write = getattr(send, "begin", None), getattr(send, "write", None)
+        out = passed(first) if first else b""
+        whole = response.complete
+        if whole and aligner:
+            out += aligner.rest()
+        if begin is not None and begin(response.status, headers, out, not whole):
+            if whole:
+                return
+            out = b""
+        else:
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
         try:
-            chunk = first
-            while chunk:
-                watch.heard()
-                if meter is not None:
-                    meter.feed(chunk)
-                if ERROR_EVENT in chunk:
-                    span.fail("error_event")
-                out = aligner.feed(chunk) if aligner else chunk
+            if out:
+                await send({"type": "http.response.body", "body": out, "more_body": True})
+            while chunk := await response.read():
+                out = passed(chunk)
                 if out and not (write is not None and write(out)):
                     await send({"type": "http.response.body", "body": out, "more_body": True})
-                chunk = await response.read()
         except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
             self._pool.fail(endpoint.url, str(error))
@@ -211,7 +235,7 @@ class Relay:
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
             await _end_broken(aligner, _upstream_error(error), send)
         except asyncio.CancelledError:
-            if lifetime.expired():
+            if lifetime.fired:
                 await _end_broken(aligner, self._timed_out(), send)
             elif watch.expired:
                 self._metrics.broken.inc()

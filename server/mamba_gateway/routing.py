@@ -1,10 +1,11 @@
 """Routing: filter -> score -> pick over one frozen snapshot. Pure; the router calls `choose`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from random import Random
 from typing import Literal
+
+import msgspec
 
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights, costs
@@ -24,8 +25,7 @@ class NoCandidate(Enum):
     NONE_ASKED_FOR = "no engine that the proxy asks for is ready"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Where a request goes, and all that was weighed for it."""
 
     endpoint: Endpoint
@@ -57,14 +57,6 @@ def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint,
     )
 
 
-def untried(endpoints: Iterable[Endpoint], tried: Iterable[str]) -> tuple[Endpoint, ...]:
-    """Filter: those that this request has not been sent to yet."""
-    excluded = frozenset(tried)
-    if not excluded:
-        return tuple(endpoints)
-    return tuple(endpoint for endpoint in endpoints if endpoint.url not in excluded)
-
-
 def asked_for(endpoints: Iterable[Endpoint], among: frozenset[str] | None) -> tuple[Endpoint, ...]:
     """Filter: those that the proxy names by address or by host; without such a list, all."""
     if among is None:
@@ -90,19 +82,34 @@ def choose(
 ) -> Decision | NoCandidate:
     """The endpoint for this request, or why there is none."""
     known = tuple(snapshot)
+    model, among, tried = request.model, request.among, request.tried
+    candidates = [
+        one
+        for one in known
+        if one.ready
+        and not one.draining
+        and (model is None or one.models is None or model in one.models)
+        and one.url not in tried
+    ]
+    if among is not None:
+        candidates = list(asked_for(candidates, among))
+    if not candidates:
+        return _why_none(known, request)
+    made = costs(candidates, request, weights, rng)
+    chosen = cheapest(made, rng)
+    return Decision(chosen.endpoint, chosen, made, _reason(chosen, made))
+
+
+def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
     if not known:
         return NoCandidate.NONE_KNOWN
     if not (suitable := serving(known, request.model)):
         return NoCandidate.MODEL_UNKNOWN
     if not (ready := available(suitable)):
         return NoCandidate.NONE_READY
-    if not (named := asked_for(ready, request.among)):
+    if not asked_for(ready, request.among):
         return NoCandidate.NONE_ASKED_FOR
-    if not (candidates := untried(named, request.tried)):
-        return NoCandidate.ALL_TRIED
-    made = costs(candidates, request, weights, rng)
-    chosen = cheapest(made, rng)
-    return Decision(chosen.endpoint, chosen, made, _reason(chosen, made))
+    return NoCandidate.ALL_TRIED
 
 
 def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:

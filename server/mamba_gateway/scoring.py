@@ -6,8 +6,10 @@ the number of its requests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.engine_speed import NOMINAL, EngineSpeed
@@ -38,8 +40,7 @@ class Weights:
     """Of the time until the engine begins with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingRequest:
+class RoutingRequest(msgspec.Struct, frozen=True):
     """What routing reads of a request."""
 
     model: str | None
@@ -47,9 +48,9 @@ class RoutingRequest:
     """URLs that failed for this request."""
     prompt_tokens: int = 0
     """Length of its prompt; estimated where nobody tokenized it."""
-    resumable: Mapping[str, int] = field(default_factory=dict)
+    resumable: Mapping[str, int] = msgspec.field(default_factory=dict)
     """By name of the endpoint: tokens of the prompt that need not be computed there."""
-    seen: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[str, int] = msgspec.field(default_factory=dict)
     """The same of those that have its attention or were sent it lately, able to resume it or not."""
     home: int | None = None
     """What prompts with the same beginning have in common; None = not known."""
@@ -59,8 +60,7 @@ class RoutingRequest:
     """Addresses (host:port, or a host alone) of the only ones that may be chosen; None = all may."""
 
 
-@dataclass(slots=True)
-class Cost:
+class Cost(msgspec.Struct):
     """Of one request at one endpoint: seconds, weighted, by what they come from."""
 
     endpoint: Endpoint
@@ -92,9 +92,8 @@ def costs(
 ) -> tuple[Cost, ...]:
     """One for each endpoint, in their order."""
     usual = _usual_speed(endpoints)
-    made = tuple(
-        _cost(endpoint, request, weights, usual, 1 + JITTER * rng.random()) for endpoint in endpoints
-    )
+    # Of many engines each is looked at with each request: what costs little here costs a lot in all.
+    made = tuple([_cost(each, request, weights, usual, 1 + JITTER * rng.random()) for each in endpoints])
     _charge_apart(made, request, weights, usual)
     return made
 
@@ -131,8 +130,11 @@ def _mixed(value: int) -> int:
 
 def _usual_speed(endpoints: Sequence[Endpoint]) -> EngineSpeed:
     """The median of those that measured themselves, for those that did not yet."""
-    known = sorted((e.speed for e in endpoints if e.speed is not None), key=lambda s: s.tokens_per_second)
-    return known[len(known) // 2] if known else NOMINAL
+    known = [endpoint.speed for endpoint in endpoints if endpoint.speed is not None]
+    if not known or len(known) == len(endpoints):
+        return NOMINAL  # or nobody needs it
+    known.sort(key=lambda speed: speed.tokens_per_second)
+    return known[len(known) // 2]
 
 
 def _cost(
@@ -140,22 +142,26 @@ def _cost(
 ) -> Cost:
     speed = endpoint.speed or usual
     # The last token is always computed: it gives the first of the answer.
-    known = max(0, min(request.resumable.get(endpoint.name, 0), request.prompt_tokens - 1))
+    known = seen = 0
+    if (resumable := request.resumable.get(endpoint.name)) is not None:
+        known = seen = max(0, min(resumable, request.prompt_tokens - 1))
     # A state is kept where prompts part once a second one has shown that they do: at the engine that has
     # what the first one left, so that counts as much as one that is there already.
-    seen = max(known, min(request.seen.get(endpoint.name, 0), request.prompt_tokens))
+    if (has := request.seen.get(endpoint.name)) is not None:
+        seen = max(known, min(has, request.prompt_tokens))
     compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
     if endpoint.queued_tokens is None:
         others = endpoint.load - endpoint.in_flight
         queue = SECONDS_PER_REQUEST * (endpoint.in_flight + jitter * others)
         return Cost(endpoint, known, seen, compute, weights.load * queue, 0.0, 0.0)
     queue = jitter * endpoint.queued_tokens / speed.tokens_per_second
-    each = speed.decode_seconds / max(1, endpoint.running) or DECODE_SECONDS
+    running = max(1, endpoint.running)
+    each = speed.decode_seconds / running or DECODE_SECONDS
     decode = each * endpoint.load
     memory = 0.0
     if endpoint.room is not None and request.prompt_tokens + endpoint.queued_tokens > endpoint.room:
         # One sequence has to end for each that waits, and they end one after the other.
-        memory = (1 + endpoint.waiting) * endpoint.service_seconds / max(1, endpoint.running)
+        memory = (1 + endpoint.waiting) * endpoint.service_seconds / running
     return Cost(
         endpoint, known, seen, compute, weights.load * queue, weights.load * memory, weights.load * decode
     )

@@ -7,6 +7,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
+from mamba_gateway.interrupt import Interrupt
 from mamba_gateway.upstream_connection import ConnectionLost, IdleTimeout, Unreachable
 from mamba_gateway.upstream_connector import UpstreamConnector
 
@@ -20,7 +21,7 @@ class SilenceWatch:
         self._connector, self._base, self._seconds = connector, base, seconds
         self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self._limit = asyncio.timeout(None)
+        self._limit = Interrupt()
         self._heard = self._loop.time()
         self._look: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -28,25 +29,25 @@ class SilenceWatch:
     @property
     def expired(self) -> bool:
         """The engine was given up."""
-        return self._limit.expired()
+        return self._limit.fired
 
     def heard(self) -> None:
         """Bytes came."""
         self._heard = self._loop.time()
 
-    async def __aenter__(self) -> Self:
-        await self._limit.__aenter__()
+    def __enter__(self) -> Self:
+        self._limit.__enter__()
         self._timer = self._loop.call_later(self._seconds, self._on_time)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._look is not None:
             self._look.cancel()
-        await self._limit.__aexit__(kind, error, trace)
+        self._limit.__exit__(kind, error, trace)
 
     def _on_time(self) -> None:
         left = self._heard + self._seconds - self._loop.time()
@@ -61,7 +62,7 @@ class SilenceWatch:
             self.heard()
             self._timer = self._loop.call_later(self._seconds, self._on_time)
         else:
-            self._limit.reschedule(self._loop.time())
+            self._limit.fire()
 
     async def _lives(self) -> bool:
         try:

@@ -3,8 +3,6 @@
 Owns the HTTP client's settings and turns its many exceptions into three outcomes. Used by the relay.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -64,21 +62,17 @@ def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientS
     )
 
 
-@asynccontextmanager
-async def attempt(
+async def ask(
     connector: UpstreamConnector, base: str, request: UpstreamRequest, span: SpanNote | None = None
-) -> AsyncIterator[tuple[UpstreamResponse, bytes]]:
-    """Send the request, as a child of `span`; yields the response and the first bytes of its body, empty if
-    it has none. Raises Unreachable, ConnectionLost, IdleTimeout.
+) -> tuple[UpstreamResponse, bytes]:
+    """Send the request, as a child of `span`; the response and the first bytes of its body, empty if it has
+    none. Raises Unreachable, ConnectionLost, IdleTimeout.
 
-    Leaving the context before the body's end closes the connection, which the engine sees as a cancellation.
+    Close the response: before the body's end that closes the connection, which the engine sees as a
+    cancellation.
     """
     headers = request.headers
     if traceparent := request.trace.traceparent(span):
         headers = [*headers, (b"traceparent", traceparent.encode())]
     query = f"?{request.query}" if request.query else ""
-    response, first = await connector.send(base, f"POST {request.path}{query}", headers, request.body)
-    try:
-        yield response, first
-    finally:
-        response.close()
+    return await connector.send(base, f"POST {request.path}{query}", headers, request.body)

@@ -56,6 +56,11 @@ class UpstreamResponse:
         self._waits_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def complete(self) -> bool:
+        """All of it has come, and was read."""
+        return self._connection is None and self._error is None and not self._parts
+
     async def read(self) -> bytes:
         """What has come since, at least one byte; empty at the end.
 

@@ -11,9 +11,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import time
+from contextvars import ContextVar, Token
+from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
@@ -24,10 +24,14 @@ _PASSWORD = re.compile(r"(://[^\s/@:\"']*:)[^\s/@\"']+@")
 Logger = structlog.stdlib.BoundLogger
 _wrap = structlog.stdlib.ProcessorFormatter.wrap_for_formatter
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+_context: ContextVar[dict[str, Any]] = ContextVar("log_context", default={})  # noqa: B039 - never changed in place
+GATHERED_SECONDS, MOST_GATHERED = 0.02, 256
+"""How long lines of requests wait for others to be written with, and how many at most."""
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes each line at once, but those of requests together, in the next turn of the event loop."""
+    """Writes each line at once, but those of requests together: whoever reads a pipe is woken for each write,
+    which costs more than a line does."""
 
     def __init__(self, stream: TextIO, process: str, processors: list[Processor]) -> None:
         super().__init__(stream)
@@ -46,9 +50,11 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         self._gathered.append(line)
         if len(self._gathered) == 1:
             try:
-                asyncio.get_running_loop().call_soon(self.flush)
+                asyncio.get_running_loop().call_later(GATHERED_SECONDS, self.flush)
             except RuntimeError:
                 self.flush()
+        elif len(self._gathered) >= MOST_GATHERED:
+            self.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line of another kind: behind those that were gathered."""
@@ -85,7 +91,7 @@ def set_up_logs(
         return event
 
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _merge_context,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
@@ -145,7 +151,7 @@ def log_request(
         **context,
         "level": logging.getLevelName(level).lower(),
         "logger": name,
-        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "timestamp": _timestamp(),
         "process": handler.process,
     }
     try:
@@ -162,11 +168,43 @@ def get_logger(name: str) -> Logger:
     return logger
 
 
-@contextmanager
-def log_context(**values: Any) -> Iterator[None]:
+class LogContext:
+    """Around a block; what is already in the context stays in it."""
+
+    __slots__ = ("_token", "_values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._token: Token[dict[str, Any]] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _context.set(_context.get() | self._values)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            _context.reset(self._token)
+
+
+def log_context(**values: Any) -> LogContext:
     """Put values into every line logged inside, in this task and those it starts."""
-    tokens = structlog.contextvars.bind_contextvars(**values)
-    try:
-        yield
-    finally:
-        structlog.contextvars.reset_contextvars(**tokens)
+    return LogContext(values)
+
+
+def _merge_context(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    for name, value in _context.get().items():
+        event.setdefault(name, value)
+    return event
+
+
+_second = (-1, "")
+"""The last second that was written, and how."""
+
+
+def _timestamp() -> str:
+    global _second
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    if seconds != _second[0]:
+        _second = (seconds, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)))
+    return f"{_second[1]}.{nanoseconds // 1000:06d}Z"

@@ -7,8 +7,8 @@ too.
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Literal
 
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind, format_span_id, format_trace_id
@@ -155,17 +155,9 @@ class RequestTrace:
         if self.recording:
             note.finish(self._clock())
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[SpanNote]:
+    def span(self, name: str) -> "_SpanBlock":
         """Around what the span is for; an exception fails it, unless the client is to blame."""
-        note = self.begin(name)
-        try:
-            yield note
-        except Exception as error:
-            note.fail(error_code(error))
-            raise
-        finally:
-            self.end(note)
+        return _SpanBlock(self, self.begin(name))
 
     @property
     def failed(self) -> bool:
@@ -203,6 +195,23 @@ class RequestTrace:
     def id(self) -> str | None:
         """32 hex digits; None outside of any trace."""
         return format_trace_id(self.trace_id) if self.trace_id else None
+
+
+class _SpanBlock:
+    __slots__ = ("_note", "_trace")
+
+    def __init__(self, trace: RequestTrace, note: SpanNote) -> None:
+        self._trace, self._note = trace, note
+
+    def __enter__(self) -> SpanNote:
+        return self._note
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self._note.fail(error_code(error))
+        self._trace.end(self._note)
 
 
 UNTRACED = RequestTrace("")

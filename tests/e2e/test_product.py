@@ -84,7 +84,7 @@ def test_the_columns_show_a_user_the_state_at_a_glance(served: Deployed) -> None
     wide = row(served.node, served.namespace, "-o", "wide")
 
     assert wide["NAME"] == "quick-start"
-    assert (wide["READY"], wide["REASON"], wide["REPLICAS"]) == ("True", "Serving", "1")
+    assert (wide["READY"], wide["REASON"], wide["REPLICAS"]) == ("True", "Serving", "1/1")
     assert wide["MODEL"] == "builtin://tiny-recall"
     assert wide["STRATEGY"] == served.status()["plan"]["strategy"]
     assert wide["URL"] == served.status()["url"]

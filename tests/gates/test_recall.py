@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from engines import Answer, greedy, make_engine, run
 from gate_cases import CASES, LARGE, STRATEGIES, Case
+from mamba_kernels.cpu.library import library
 from mamba_server.engine.boot import Engine
 from mamba_server.wire import AddRequest
 
@@ -160,3 +161,19 @@ def test_it_remembers_across_changes_of_strategy(
         assert_same(answers, f"{round_}-", truth)
     assert len(changes) > 5
     assert not any(changes)
+
+
+def test_it_remembers_with_matrices_of_int8(tiny_recall: Path, talk: Talk) -> None:
+    if library() is None:
+        pytest.skip("no C++ kernels on this machine")
+    settings: dict[str, Any] = {"quantization": "int8", "dtype": "float32"}
+    alone = make_engine(tiny_recall, prefix_caching=False, **settings)
+    truth = [run(alone, [each])[each.request_id, 0] for each in talk.questions("q")]
+    engine = make_engine(tiny_recall, track_interval=16, **settings)
+    run(engine, [talk.document()])
+    answers = run(engine, talk.questions("q"))
+    assert_same(answers, "q", truth)
+    assert hits(answers, "q") >= len(talk.samples["questions"])
+    said = [talk.tokenizer.decode(answer.tokens).strip() for answer in truth]
+    wrong = [1 for ours, right in zip(said, talk.right_answers(), strict=True) if ours != right]
+    assert len(wrong) <= len(said) // 20

@@ -95,6 +95,7 @@ def test_the_engines_refusal_keeps_its_status(api: ApiProcess) -> None:
         ({"strategy": 5}, "strategy"),
         ({"strategy": "NoBuffer", "trackInterval": 0}, "trackInterval"),
         ({"strategy": "NoBuffer", "trackInterval": "x"}, "trackInterval"),
+        ({"maxCheckpointsPerPath": 0}, "maxCheckpointsPerPath"),
     ],
 )
 def test_a_wrong_strategy_is_told_with_its_field(

@@ -4,20 +4,40 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from mamba_operator.announce import Announcement
+from mamba_operator.event_log import event_manifest
 from prefork import FORK_SERVER
+from testcluster.audit import Right
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mambaserve"
+POOLS = ROOT / "tests/data/inferencepools.yaml"
+EVERY_CHILD = {
+    "apiVersion": "serving.mambaserve.io/v1alpha1",
+    "kind": "MambaDeployment",
+    "metadata": {"name": "full"},
+    "spec": {
+        "model": {"uri": "hf://org/model", "cache": {"size": "1Gi"}},
+        # Nodes say how much memory a GPU has.
+        "resources": {"gpus": 1},
+        "gateway": {"inferencePool": {"proxyNamespace": "envoy"}},
+    },
+}
+KINDS = (
+    "serviceaccounts,roles,rolebindings,configmaps,services,networkpolicies,poddisruptionbudgets,deployments,"
+    "inferencepools.inference.networking.k8s.io"
+)
 QUICK_START = (ROOT / "examples/01-quick-start/mamba.yaml").read_text()
 
 
@@ -57,6 +77,7 @@ def installed(
 ) -> Iterator[Installed]:
     helm = control_plane.helm
     options = ["--set", f"watchNamespaces={{{namespace}}}"] if request.param == "one namespace" else []
+    control_plane.kubectl("apply", "--server-side", "-f", str(POOLS))
     helm("install", "rel", str(CHART), "-n", namespace, "--take-ownership", *options)
     release = control_plane.get("deployment", "rel-mambaserve", namespace)
     assert release is not None
@@ -82,6 +103,89 @@ def installed(
             process.terminate()
             process.wait(20)
             helm("uninstall", "rel", "-n", namespace)
+            control_plane.kubectl("delete", "-f", str(POOLS), "--ignore-not-found", "--wait=true")
+
+
+def rights(rules: Iterable[Mapping[str, Any]]) -> set[Right]:
+    return {
+        (verb, group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def granted(installed: Installed) -> set[Right]:
+    """All that the release binds to the operator's account."""
+    plane, namespace = installed.plane, installed.namespace
+    roles = [plane.get("role", f"rel-mambaserve{part}", namespace) for part in ("", "-lease")]
+    roles.append(plane.get("clusterrole", f"{namespace}-rel-mambaserve"))
+    return rights(rule for role in roles if role for rule in role["rules"])
+
+
+def leave_behind(installed: Installed) -> None:
+    """A child of each kind that an earlier version made and this one does not want."""
+    plane, namespace = installed.plane, installed.namespace
+    copies = {}
+    for one in plane.list(KINDS, namespace, "app.kubernetes.io/instance=full"):
+        meta = {key: one["metadata"][key] for key in ("labels", "ownerReferences")}
+        spec = {
+            key: value for key, value in (one.get("spec") or {}).items() if not key.startswith("clusterIP")
+        }
+        rest = {key: value for key, value in one.items() if key not in ("metadata", "status", "spec")}
+        copies[one["kind"]] = {
+            **rest, **({"spec": spec} if spec else {}),
+            "metadata": {**meta, "name": "full-left", "namespace": namespace},
+        }  # fmt: skip
+    plane.apply(list(copies.values()), namespace)
+    assert len(copies) == len(KINDS.split(","))
+    plane.kubectl("annotate", "mdep/full", "touched=1", "-n", namespace)
+    plane.wait_for(
+        lambda: not any(one["metadata"]["name"] == "full-left" for one in plane.list(KINDS, namespace)),
+        "what was left behind to go",
+    )
+
+
+def repeat_an_event(installed: Installed) -> None:
+    """One that an operator before this one said too."""
+    owner = installed.plane.get("mdep", "full", installed.namespace)
+    assert owner
+    said = Announcement("Normal", "Created", "Created Service full")
+    before = event_manifest(owner, said, reporter="an earlier one", now=datetime.now(UTC))
+    installed.plane.apply(before, installed.namespace)
+    installed.plane.kubectl("delete", "service", "full", "-n", installed.namespace)
+
+    def count() -> int:
+        event = installed.plane.get("events", before["metadata"]["name"], installed.namespace) or {}
+        return int(event.get("count", 0))
+
+    installed.plane.wait_for(lambda: count() >= 2, "the event to be counted up")
+
+
+def may_write(installed: Installed, account: str) -> list[dict[str, Any]]:
+    """Rules by which a ServiceAccount may change anything, its questions about itself aside."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": installed.namespace},
+    }
+    groups = (
+        "system:authenticated",
+        "system:serviceaccounts",
+        f"system:serviceaccounts:{installed.namespace}",
+    )
+    answer = installed.plane.kubectl(
+        "create", "--validate=false", "-f", "-", "-o", "json",
+        f"--as=system:serviceaccount:{installed.namespace}:{account}",
+        *(f"--as-group={group}" for group in groups), stdin=json.dumps(review),
+    )  # fmt: skip
+    about_itself = {"authorization.k8s.io", "authentication.k8s.io"}
+    return [
+        rule
+        for rule in json.loads(answer)["status"]["resourceRules"]
+        if not set(rule["verbs"]) <= {"get", "list", "watch"} and not set(rule["apiGroups"]) <= about_itself
+    ]
 
 
 def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Installed) -> None:
@@ -123,6 +227,28 @@ def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Ins
         lambda: installed.wait_for("deployment", "quick-start")["spec"]["replicas"] == 2,
         "the change to arrive",
     )
+    installed.plane.apply(EVERY_CHILD, installed.namespace)
+    installed.wait_for("inferencepools.inference.networking.k8s.io", "full")
+    installed.wait_for("persistentvolumeclaim", "full-model")
+    installed.wait_for("deployment", "full")
+    leave_behind(installed)
+    repeat_an_event(installed)
+    held = rights((installed.plane.get("role", "full", installed.namespace) or {})["rules"])
+    # An API server that checks owner references asks for that one itself, and its log has no line of it.
+    silent = {("update", "serving.mambaserve.io", "mambadeployments/finalizers")}
+    account = f"{installed.namespace}:rel-mambaserve"
+    installed.plane.wait_for(
+        lambda: ("update", "coordination.k8s.io", "leases") in installed.plane.used_by(account),
+        "the lease to be renewed",
+    )
+    used = installed.plane.used_by(account)
+    assert used - granted(installed) == set(), "asked for and not granted"
+    # Of what it may, it gives gateways what they need: nobody can give what they do not hold.
+    assert granted(installed) - used - held - silent == set(), "granted and not used"
+    [writes] = may_write(installed, "full")
+    assert (writes["verbs"], writes["resources"], writes["resourceNames"]) == (
+        ["patch"], ["configmaps"], ["full-wake"],
+    )  # fmt: skip
     time.sleep(1)
     lines = [
         line

@@ -191,6 +191,14 @@ MUTANTS = (
         "        if self._timer is None and not", "        self._unwatch()\n        if not", (CONNECTIONS,),
     ),
     Mutant(
+        "an answer in one piece has no end", EDGE + "direct_exchange.py",
+        'b"" if more else b"0\\r\\n\\r\\n"', 'b""', ("tests/unit/edge/test_direct_exchange.py",),
+    ),
+    Mutant(
+        "pages of other origins cannot read an answer in one piece", EDGE + "cors.py",
+        "scope[DIRECT].through_send = True", "pass", ("tests/unit/edge/test_direct_exchange.py",),
+    ),
+    Mutant(
         "an emptied key file leaves its keys for ever", EDGE + "api_keys.py",
         "if now - self._broken_since >= GRACE_SECONDS and self._keys:", "if False:", (KEYS,),
     ),

@@ -28,7 +28,7 @@ from seeded import Mutant, by_area
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("operator", "server", "kernels")
-OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:schemathesis", "--tb=line", "-W", "ignore")
+OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "--tb=line", "-W", "ignore")
 SECONDS = 900
 """Longest run of one mutant's tests."""
 TEST_SECONDS = "60"

@@ -92,8 +92,12 @@ app.kubernetes.io/component: redis
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [services, configmaps, serviceaccounts, persistentvolumeclaims]
+  resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
+# Downloaded weights outlive a change of mind; they go with their owner, which the cluster sees to.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
 # The token of the engines' admin port, one Secret per deployment: made, and never read.
 - apiGroups: [""]
   resources: [secrets]
@@ -114,11 +118,11 @@ app.kubernetes.io/component: redis
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # What pods suffer from is told in the status.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Events; `get` is for counting up one that was posted before.
 - apiGroups: [""]
   resources: [events]

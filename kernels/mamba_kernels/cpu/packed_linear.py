@@ -1,6 +1,7 @@
 """y = activation(x W^T + b) with weights in the order in which the product reads them."""
 
 import ctypes
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from mamba_kernels.cpu.structures import (
     RELU,
     RELU_SQUARED,
     SILU,
+    WHOLE,
     LinearLayer,
 )
 
@@ -25,8 +27,23 @@ PAIR = {torch.float32: 1, torch.bfloat16: 2}
 """Inputs of one output side by side: 32 bits."""
 
 
+class Packed(Protocol):
+    """A matrix [outputs, inputs] as the product reads it."""
+
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+    """Of rows and products."""
+    packing: int
+    panels: torch.Tensor
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor: ...
+
+
 class PackedWeight:
     """A matrix [outputs, inputs] in panels; takes the place of the original, which nobody needs any more."""
+
+    packing = WHOLE
 
     def __init__(self, weight: torch.Tensor) -> None:
         """weight: float32 or bfloat16, on the CPU."""
@@ -48,7 +65,7 @@ class PackedLinear:
     """A packed weight with its bias and what becomes of the sums."""
 
     def __init__(
-        self, library: Library, weight: PackedWeight, bias: torch.Tensor | None, activation: str = ""
+        self, library: Library, weight: Packed, bias: torch.Tensor | None, activation: str = ""
     ) -> None:
         """bias: [outputs] in the type of the weight; activation: one of ACTIVATIONS."""
         self.weight = weight
@@ -60,6 +77,7 @@ class PackedLinear:
             inputs=weight.inputs,
             outputs=weight.outputs,
             kind=KINDS[weight.dtype],
+            packing=weight.packing,
             activation=ACTIVATIONS[activation],
         )
         self._address = ctypes.addressof(self._layer)

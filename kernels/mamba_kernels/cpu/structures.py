@@ -3,6 +3,7 @@
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+WHOLE, INT8 = 0, 1
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
 
 
@@ -15,6 +16,7 @@ class LinearLayer(Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("kind", c_int32),
+        ("packing", c_int32),
         ("activation", c_int32),
     )
 

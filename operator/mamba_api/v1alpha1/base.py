@@ -33,6 +33,16 @@ class Rule:
     """The same check in Python."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRule:
+    """One check of what may become of a model's fields. The API server alone knows what was before."""
+
+    cel: str
+    """CEL expression over `self` and `oldSelf` that must be true."""
+    message: str
+    """What is wrong and what to do, for a person."""
+
+
 def refused(field: str, advice: str) -> Rule:
     """Any value of an optional field that stands in the contract and that this version does not fulfil.
 
@@ -60,6 +70,7 @@ class ApiModel(BaseModel):
         protected_namespaces=(),
     )
     rules: ClassVar[tuple[Rule, ...]] = ()
+    change_rules: ClassVar[tuple[ChangeRule, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod

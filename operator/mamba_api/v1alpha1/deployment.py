@@ -87,6 +87,13 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
+            cel="self.engine.quantization == 'none' || self.resources.gpus == 0",
+            message=(
+                "engine.quantization int8 is for engines without GPUs: remove it, or set resources.gpus to 0"
+            ),
+            holds=lambda self: self.engine.quantization == "none" or not self.resources.gpus,
+        ),
+        Rule(
             cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas || "
             "(self.scaling.mode == 'Internal' && has(self.scaling.maxReplicas) && "
             "self.scaling.minReplicas < self.scaling.maxReplicas)",

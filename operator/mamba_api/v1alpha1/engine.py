@@ -11,8 +11,9 @@ from pydantic.config import JsonDict
 
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.quantity import Duration, Quantity
+from mamba_api.quantization import Quantization
 from mamba_api.strategy import StrategyChoice
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, SecretKeyRef
+from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef
 
 URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
 
@@ -33,11 +34,34 @@ class ModelCache(ApiModel):
     """A volume that keeps downloaded weights, so that later pods start without a download."""
 
     size: Quantity
-    """Size of the volume, at least that of the weights."""
+    """Size of the volume, at least that of the weights; it may grow where the storage class allows it."""
     storage_class_name: ObjectName | None = None
     """Storage class of the volume; absent = the cluster's default."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """ReadWriteMany lets every node share the volume; ReadWriteOnce is enough on one node."""
+    """ReadWriteMany lets every node share the volume, and needs a storage class that can do so, which the
+    default classes of most clouds cannot; ReadWriteOnce is enough on one node."""
+
+    change_rules = (
+        ChangeRule(
+            cel=(
+                "self.accessMode == oldSelf.accessMode && has(self.storageClassName) == "
+                "has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == "
+                "oldSelf.storageClassName)"
+            ),
+            message=(
+                "model.cache.storageClassName and accessMode cannot change, because those of a volume "
+                "cannot: remove model.cache, delete the PersistentVolumeClaim NAME-model, then set the cache "
+                "anew"
+            ),
+        ),
+        ChangeRule(
+            cel="quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            message=(
+                "model.cache.size cannot shrink, because a volume cannot: remove model.cache, delete the "
+                "PersistentVolumeClaim NAME-model, then set the cache anew"
+            ),
+        ),
+    )
 
 
 class Model(ApiModel):
@@ -115,6 +139,10 @@ class Engine(ApiModel):
     """Container image of the engine; absent = the operator's `--engine-image`."""
     dtype: Literal["Auto", "float32", "bfloat16", "float16"] = "Auto"
     """Type of weights and activations; Auto = the checkpoint's."""
+    quantization: Quantization = "none"
+    """How matrices are held: none = as dtype says; int8 = one byte a weight and a scale for 32 of them,
+    quantised while loading: about twice the tokens of bfloat16 for one sequence, answers that differ a
+    little. Without GPUs alone (resources.gpus 0)."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs one engine spreads the model over; this version runs each engine on one and refuses more."""
     page_size: Annotated[int, Field(ge=1, le=1024)] = 16
@@ -160,8 +188,8 @@ StateDtype = Literal["float32", "float16"]
 
 
 class StateCache(ApiModel):
-    """The state cache of every engine. A change of strategy and trackInterval reaches running engines; every
-    other change replaces the engine pods."""
+    """The state cache of every engine. A change of strategy, trackInterval and maxCheckpointsPerPath
+    reaches running engines; every other change replaces the engine pods."""
 
     strategy: StrategyChoice = "Auto"
     """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
@@ -175,7 +203,7 @@ class StateCache(ApiModel):
     of spec.engine.pageSize. A change is taken over by running engines."""
     max_checkpoints_per_path: Annotated[int, Field(ge=1, le=1024)] = 4
     """Most checkpoints that a prompt adds to its path of the radix tree, and most kept there once slots are
-    short."""
+    short. A change is taken over by running engines."""
     min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
     """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
     take a whole slot; 0 = keep all."""

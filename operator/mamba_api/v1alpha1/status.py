@@ -128,6 +128,11 @@ class Status(StatusModel):
     """Engine pods that exist."""
     ready_replicas: Count = 0
     """Engine pods that answer requests."""
+    engines: Annotated[str, Field(max_length=32)] = ""
+    """Engines that answer, of those that are wanted, such as 1/2."""
+    strategy: Annotated[str, Field(max_length=64)] = ""
+    """Strategy that was chosen; Auto where each engine chooses for itself when it starts, because the plan
+    is not known."""
     selector: Annotated[str, Field(max_length=1024)] = ""
     """Label selector of the engine pods, for the scale subresource."""
     url: Annotated[str, Field(max_length=1024)] = ""

@@ -38,7 +38,7 @@ def gateway_role(context: Context) -> Manifest:
             {
                 "apiGroups": [ENDPOINT_SLICE.group],
                 "resources": [ENDPOINT_SLICE.plural],
-                "verbs": ["get", "list", "watch"],
+                "verbs": ["list", "watch"],
             },
             {
                 "apiGroups": [CONFIG_MAP.group],

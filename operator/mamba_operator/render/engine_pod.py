@@ -160,6 +160,9 @@ def _environment(context: Context) -> list[dict[str, Any]]:
 def _resources(context: Context) -> dict[str, Any]:
     resources = context.deployment.spec.resources
     requests: dict[str, str] = {}
+    if size := _downloaded(context):
+        # Weights that no volume keeps fill the node's disk: a node without the room would evict the pod.
+        requests["ephemeral-storage"] = f"{math.ceil(size / 2**30) + 1}Gi"
     limits: dict[str, str] = {}
     if resources.cpu is not None:
         requests["cpu"] = str(resources.cpu)
@@ -169,6 +172,14 @@ def _resources(context: Context) -> dict[str, Any]:
         # Extended resources cannot be overcommitted: request and limit are the same.
         requests[resources.gpu_resource] = limits[resources.gpu_resource] = str(resources.gpus)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _downloaded(context: Context) -> int:
+    """Bytes of weights that each pod downloads to its own scratch space, as far as the plan knows them."""
+    model = context.deployment.spec.model
+    if model.location.scheme != "hf" or model.cache is not None or context.plan is None:
+        return 0
+    return next((line.bytes for line in context.plan.ledger if line.item == "weights"), 0)
 
 
 def _volumes(context: Context) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from mamba_api.model_uri import ModelUri, parse_model_uri
+from mamba_api.quantization import Quantization
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_planner.arithmetic import DTYPE_BYTES
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
@@ -29,11 +30,9 @@ class ModelFacts:
     config: ModelConfig
     size: WeightsSize | None
 
-    def weights_bytes(self, dtype: str | None) -> int | None:
+    def weights_bytes(self, dtype: str | None, quantization: Quantization = "none") -> int | None:
         """Bytes once loaded as `dtype` (None = as stored); None = by parameter count."""
-        if self.size is None:
-            return None
-        return self.size.bytes if dtype is None else self.size.elements * DTYPE_BYTES[dtype]
+        return None if self.size is None else self.size.loaded(dtype, quantization)
 
 
 def facts_of_directory(directory: Path) -> ModelFacts:
@@ -98,7 +97,9 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
     except ModelConfigError as error:
         raise InvalidInput(str(error)) from error
     if total:
-        size = WeightsSize(total, total // DTYPE_BYTES[model.dtype])
+        # An index does not tell shapes; all but a hundredth of a model is matrices.
+        elements = total // DTYPE_BYTES[model.dtype]
+        size = WeightsSize(total, elements, elements)
     return ModelFacts(model, size)
 
 

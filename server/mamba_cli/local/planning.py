@@ -170,8 +170,10 @@ def _outcome(
         constraints = Constraints.of(settings)
     except UnusableInput as error:
         raise InvalidInput(f"{source}: {name}: {error}") from error
-    known = facts.weights_bytes(constraints.dtype)
-    by_count = weights_bytes(facts.config, constraints.dtype or facts.config.dtype)
+    known = facts.weights_bytes(constraints.dtype, constraints.quantization)
+    by_count = weights_bytes(
+        facts.config, constraints.dtype or facts.config.dtype, quantization=constraints.quantization
+    )
     if known is None:
         notes += ("weights by parameter count: no files at hand",)
     planned: MemoryPlan | None = None

@@ -32,13 +32,15 @@ class StrategyChange(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, json_schema_extra={"minProperties": 1})
 
     trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
+    maxCheckpointsPerPath: int | None = Field(None, ge=1, le=1024)  # noqa: N815 - as above
     strategy: Strategy | None = Field(None, validate_default=True)
 
     @field_validator("strategy")
     @classmethod
     def _something_is_asked_for(cls, strategy: Strategy | None, info: ValidationInfo) -> Strategy | None:
-        if strategy is None and info.data.get("trackInterval") is None:
-            raise PydanticCustomError("missing", "give a strategy, a trackInterval or both")
+        others = (info.data.get("trackInterval"), info.data.get("maxCheckpointsPerPath"))
+        if strategy is None and others == (None, None):
+            raise PydanticCustomError("missing", "give a strategy, trackInterval or maxCheckpointsPerPath")
         return strategy
 
 

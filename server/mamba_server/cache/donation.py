@@ -17,7 +17,7 @@ from mamba_server.cache.tree import RadixTree
 
 
 class Donation:
-    """The way from sequences into `tree`. `cap`: most checkpoints of a path while slots are short."""
+    """The way from sequences into `tree`."""
 
     def __init__(
         self,
@@ -30,7 +30,8 @@ class Donation:
         self._arena, self._tree, self._counters = arena, tree, counters
         self.ghosts = ghosts
         """What foresees returns; None where eviction does not ask."""
-        self._cap = cap
+        self.cap = cap
+        """Most checkpoints of a path while slots are short; a change counts from the next donation on."""
 
     def donate(
         self,
@@ -101,7 +102,7 @@ class Donation:
         Those at the `awaited` depths stay too.
         """
         path = self._tree.checkpoints_on_path(node)
-        while len(path) > self._cap:
+        while len(path) > self.cap:
             above = [0] + [each.depth for each in path[:-1]]
             droppable = [
                 (each.depth - shallower if self.ghosts is None else self._tree.eviction.weigh(each), index)

@@ -54,7 +54,6 @@ class StateCache:
         self.strategy = strategy
         self.page_size = tree.page_size
         self.track_interval = track_interval
-        self.cap = cap
         self.prefix_caching = prefix_caching
         self.min_checkpoint_depth = min_checkpoint_depth
         self.counters = CacheCounters()
@@ -68,6 +67,15 @@ class StateCache:
             tree.eviction.foresee(ghosts, arena.pages_per_slab)
         self.donation = Donation(arena, tree, self.counters, ghosts, cap)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
+
+    @property
+    def cap(self) -> int:
+        """Most checkpoints that a prompt adds, and that a path keeps while slots are short."""
+        return self.donation.cap
+
+    @cap.setter
+    def cap(self, cap: int) -> None:
+        self.donation.cap = cap
 
     @property
     def ghosts(self) -> GhostTree | None:

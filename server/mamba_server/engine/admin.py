@@ -56,6 +56,7 @@ class Admin:
         cache = self._core.cache
         name = body.get("strategy", cache.strategy.name)
         interval = body.get("trackInterval", cache.track_interval)
+        cap = body.get("maxCheckpointsPerPath", cache.cap)
         if name not in STRATEGIES:
             return 400, {"message": f"strategy {name!r} is not one of {', '.join(STRATEGIES)}"}
         if type(interval) is not int or interval < 1 or interval % cache.page_size:
@@ -63,13 +64,20 @@ class Admin:
                 "message": f"trackInterval {interval!r} must be a positive multiple of the page size "
                 f"{cache.page_size}"
             }
-        told = {"strategy": name, "trackInterval": interval, "epoch": self.epoch}
-        if name == cache.strategy.name and interval == cache.track_interval:
+        if type(cap) is not int or cap < 1:
+            return 400, {"message": f"maxCheckpointsPerPath {cap!r} must be an integer of at least 1"}
+        told = {
+            "strategy": name,
+            "trackInterval": interval,
+            "maxCheckpointsPerPath": cap,
+            "epoch": self.epoch,
+        }
+        if (name, interval, cap) == (cache.strategy.name, cache.track_interval, cache.cap):
             return 200, told
         refusal = self._core.change_strategy(name)
         if refusal:
             return 409, {"message": refusal}
-        cache.track_interval = interval
+        cache.track_interval, cache.cap = interval, cap
         self.plan = {
             **self.plan,
             "strategy": name,

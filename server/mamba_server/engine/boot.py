@@ -14,7 +14,6 @@ import torch
 
 from mamba_kernels.cpu.backend import shown
 from mamba_kernels.cpu.library import Library
-from mamba_planner.arithmetic import DTYPE_BYTES
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
@@ -44,7 +43,7 @@ from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
-from mamba_server.model.weights import weights_bytes
+from mamba_server.model.weight_files import weights_size
 
 Report = Callable[[str, int, int], None]
 
@@ -86,7 +85,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     config = load_model_config(directory)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    made = plan_engine(config, settings, _memory(settings, device), _weights(directory, config, dtype))
+    made = plan_engine(config, settings, _memory(settings, device), _weights(directory, dtype, settings))
     model = HybridModel.load(
         config,
         directory,
@@ -94,15 +93,15 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         dtype=DTYPES[dtype],
         progress=report,
         batch_invariant=settings.batch_invariant,
+        quantization=settings.quantization,
     )
     report("allocating the arena", 0, made.arena_bytes)
     layout = CacheLayout.of(config, made, dtype)
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
     most = _most_running(settings, made, device)
-    cache = _cache(
-        settings, made, layout, most, fingerprint_of(directory, dtype, made.state_dtype), trial.fail
-    )
+    fingerprint = fingerprint_of(directory, dtype, made.state_dtype, settings.quantization)
+    cache = _cache(settings, made, layout, most, fingerprint, trial.fail)
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     limits = Limits(step_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens)
     stream = make_stream(device, overlap=made.overlap)
@@ -180,10 +179,10 @@ def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> Ste
     return StepPace(target, limits.chunk, limits.step_tokens) if target else None
 
 
-def _weights(directory: Path, config: ModelConfig, dtype: str) -> int:
-    """Bytes of the weights as they will lie in memory, from the files' headers."""
-    stored = weights_bytes(directory)
-    return stored * DTYPE_BYTES[dtype] // DTYPE_BYTES[config.dtype]
+def _weights(directory: Path, dtype: str, settings: EngineSettings) -> int | None:
+    """Bytes of the weights as they will lie in memory, from the files' headers; None without files."""
+    size = weights_size(directory)
+    return None if size is None else size.loaded(dtype, settings.quantization)
 
 
 def _cache(

@@ -6,19 +6,21 @@ Two engines with one fingerprint tokenize alike and compute alike, wherever thei
 from hashlib import blake2b
 from pathlib import Path
 
+from mamba_api.quantization import Quantization
+
 SAMPLE_BYTES = 4096
 READ_WHOLE = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Files that decide what a prompt becomes; of weights three samples tell two trainings apart."""
 
 
-def fingerprint_of(directory: Path, dtype: str, state_dtype: str) -> str:
+def fingerprint_of(directory: Path, dtype: str, state_dtype: str, quantization: Quantization = "none") -> str:
     """32 hexadecimal digits for the model in `directory`, computed with these types."""
     digest = blake2b(digest_size=16)
 
     def add(part: bytes) -> None:
         digest.update(len(part).to_bytes(8, "little") + part)
 
-    for part in (dtype, state_dtype):
+    for part in (dtype, state_dtype, *(() if quantization == "none" else (quantization,))):
         add(part.encode())
     for path in sorted(directory.iterdir()):
         if path.name in READ_WHOLE:

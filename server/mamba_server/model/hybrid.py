@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mamba_api.quantization import Quantization
 from mamba_kernels.cpu.backend import library_for
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
@@ -46,6 +47,7 @@ class HybridModel:
         device: torch.device,
         dtype: torch.dtype,
         batch_invariant: bool = False,
+        quantization: Quantization = "none",
     ) -> None:
         """Take the tensors out of `weights`. Raises UnsupportedModel, WeightsError."""
         if (why := why_not_served(config)) is not None:
@@ -53,7 +55,16 @@ class HybridModel:
         self.config, self.device, self.dtype = config, device, dtype
         self.library = library_for(device, dtype)
         """The C++ kernels that compute; None = torch does."""
-        loader = Loader(weights, device, dtype, batch_invariant=batch_invariant, library=self.library)
+        if quantization != "none" and self.library is None:
+            raise UnsupportedModel(
+                f"quantization {quantization} needs the C++ kernels of a CPU, which do not compute here "
+                f"({device.type}, {str(dtype).removeprefix('torch.')}): serve with --quantization none, or "
+                "on a CPU with AVX2 as bfloat16 or float32"
+            )
+        loader = Loader(
+            weights, device, dtype, batch_invariant=batch_invariant, library=self.library,
+            quantization=quantization,
+        )  # fmt: skip
         self.residual_dtype = torch.float32 if config.residual_in_fp32 and dtype.itemsize < 4 else dtype
         d = config.hidden_size
         self.embedding = TokenEmbedding(loader, "embeddings.weight", config.vocab_size, d)
@@ -81,10 +92,14 @@ class HybridModel:
         dtype: torch.dtype,
         progress: Progress = silent,
         batch_invariant: bool = False,
+        quantization: Quantization = "none",
     ) -> "HybridModel":
         """Build the model from the files of `directory`. Raises UnsupportedModel, WeightsError."""
         weights = Weights(directory, progress)
-        return cls(config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant)
+        return cls(
+            config, weights, device=device, dtype=dtype, batch_invariant=batch_invariant,
+            quantization=quantization,
+        )  # fmt: skip
 
     def forward(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
         """Run one step. Returns float32 logits [L, vocab] of the rows `batch.logits_rows`."""

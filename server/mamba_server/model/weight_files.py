@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from mamba_api.quantization import Quantization
+from mamba_planner.arithmetic import loaded_bytes
 from mamba_server.model.errors import WeightsError
 
 INDEX = "model.safetensors.index.json"
@@ -16,10 +18,20 @@ _LARGEST_HEADER = 100 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightsSize:
-    """Bytes as stored, and the number of elements they are."""
+    """Bytes as stored, the number of elements they are, and how many of those are in matrices."""
 
     bytes: int
     elements: int
+    of_matrices: int
+
+    def loaded(self, dtype: str | None, quantization: Quantization = "none") -> int:
+        """Bytes in memory as `dtype`; None = as stored, but for what quantization takes."""
+        if quantization == "none" and dtype is None:
+            return self.bytes
+        if dtype is None:
+            rest = self.bytes * (self.elements - self.of_matrices) // max(self.elements, 1)
+            return rest + loaded_bytes(self.of_matrices, self.of_matrices, "float32", quantization)
+        return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)
 
 
 def weights_size(directory: Path) -> WeightsSize | None:
@@ -27,7 +39,11 @@ def weights_size(directory: Path) -> WeightsSize | None:
     if not any(directory.glob("*.safetensors")):
         return None
     sizes = [_file_size(path) for path in shards(directory)]
-    return WeightsSize(sum(each.bytes for each in sizes), sum(each.elements for each in sizes))
+    return WeightsSize(
+        sum(each.bytes for each in sizes),
+        sum(each.elements for each in sizes),
+        sum(each.of_matrices for each in sizes),
+    )
 
 
 def shards(directory: Path) -> dict[Path, set[str]]:
@@ -58,7 +74,7 @@ def shards(directory: Path) -> dict[Path, set[str]]:
 
 
 def _file_size(path: Path) -> WeightsSize:
-    stored = elements = 0
+    stored = elements = of_matrices = 0
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -72,8 +88,9 @@ def _file_size(path: Path) -> WeightsSize:
                     raise ValueError(f"{name} lies from byte {begin} to {end}")
                 stored += end - begin
                 elements += prod(tensor["shape"])
+                of_matrices += prod(tensor["shape"]) if len(tensor["shape"]) == 2 else 0
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{path}: its header is damaged: {error!r}") from error
-    return WeightsSize(stored, elements)
+    return WeightsSize(stored, elements, of_matrices)

@@ -96,11 +96,6 @@ class Weights:
         return self._files[path]
 
 
-def weights_bytes(directory: Path) -> int:
-    """Bytes of all tensors, from the headers alone. Raises WeightsError."""
-    return sum(entry.nbytes for path in shards(directory) for entry in _header(path))
-
-
 def _short(name: str) -> str:
     for prefix in PREFIXES:
         if name.startswith(prefix):

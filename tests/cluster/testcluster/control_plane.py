@@ -4,6 +4,7 @@ Needs no root: everything listens on free ports of 127.0.0.1 and lives in one te
 admitted and counted but never run; `node` adds what runs them. Started by the fixture `control_plane`.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from testcluster import kubeconfig
 from testcluster.api import ApiClient, Dial
+from testcluster.audit import POLICY, Right, used_by
 from testcluster.cluster import Cluster
 from testcluster.component import Component
 from testcluster.errors import NotReady
@@ -68,6 +70,7 @@ class ControlPlane(Cluster):
         self.ports = ports or free_ports()
         self._binaries = binaries
         (folder / "log").mkdir(parents=True)
+        (folder / "audit-policy.json").write_text(json.dumps(POLICY))
         self.authority = Authority(folder / "pki")
         self._token_keys = self.authority.signing_pair("service-account")
         self.admin = self.authority.issue(Identity("admin", "/O=system:masters/CN=admin", ("DNS:admin",)))
@@ -147,6 +150,10 @@ class ControlPlane(Cluster):
         for component in (self.controller_manager, self.api_server, self.etcd):
             component.stop(grace=0)
 
+    def used_by(self, account: str) -> set[Right]:
+        """What a ServiceAccount (`NAMESPACE:NAME`) has asked for since the start, allowed or not."""
+        return used_by(self.folder / "audit.log", account)
+
     def _etcd_listens(self) -> bool:
         try:
             self.place.dial(("127.0.0.1", self.ports.etcd_client), 1.0).close()
@@ -186,6 +193,8 @@ class ControlPlane(Cluster):
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
+            f"--audit-policy-file={self.folder / 'audit-policy.json'}",
+            f"--audit-log-path={self.folder / 'audit.log'}",
         ]
         if not self.place.node:
             # The address of the Service "kubernetes" may not be a loopback one, and nobody would reach it.

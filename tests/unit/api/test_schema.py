@@ -133,7 +133,7 @@ def test_every_column_reads_a_field_that_exists() -> None:
 
 def test_the_default_columns_are_few_and_the_rest_is_wide() -> None:
     assert [name for name, *_, priority in COLUMNS if not priority] == [
-        "Ready", "Reason", "Strategy", "Replicas", "Model", "Age",
+        "Ready", "Reason", "Strategy", "Replicas", "Model", "Age", "Message",
     ]  # fmt: skip
     assert [name for name, *_, priority in COLUMNS if priority] == ["URL", "Slots", "Max running", "Headroom"]
 

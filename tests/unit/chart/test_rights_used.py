@@ -133,8 +133,8 @@ async def test_of_the_writing_rights_to_children_none_is_granted_in_vain() -> No
     await work(cluster)
     await work(plain := Watched(fitting_owner(memory={})))
     await work(pooled := Watched(POOLED))
-    # The volume with the weights outlives a change of mind; the API server alone asks for finalizers.
-    kept = {"persistentvolumeclaims", "mambadeployments/finalizers", "leases"}
+    # The API server alone asks for finalizers.
+    kept = {"mambadeployments/finalizers", "leases"}
 
     writing = {
         right

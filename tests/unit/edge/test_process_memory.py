@@ -11,15 +11,17 @@ from mamba_edge import process_memory
 
 
 def test_what_was_there_is_no_longer_searched_and_what_comes_is() -> None:
-    before = [[] for _ in range(1000)]
+    before, threshold = [[] for _ in range(1000)], gc.get_threshold()
     try:
         process_memory.freeze()
+        assert gc.get_threshold()[0] == process_memory.LOOK_AFTER
         assert gc.get_freeze_count() >= 1000
         after = [[]]
         assert any(one is after for one in gc.get_objects())
         assert not any(one is before for one in gc.get_objects())
     finally:
         gc.unfreeze()
+        gc.set_threshold(*threshold)
 
 
 async def test_memory_goes_back_while_work_is_done_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from eventually import turns, until
+from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import InvalidRequest
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen
 from mamba_edge.request_body import ClientGone, read_body
-from mamba_edge.sending import CALL_BACK, WRITE_NOW, on_disconnect, send_events, send_json, while_connected
+from mamba_edge.sending import DisconnectWatch, send_events, send_json, while_connected
 
 
 class Client:
@@ -172,7 +174,8 @@ async def test_a_server_that_calls_back_is_not_asked_and_a_client_that_leaves_la
     async def receive() -> Any:
         raise AssertionError("asked")
 
-    with on_disconnect({CALL_BACK: leaves.append}, receive, lambda: heard.append("left")):
+    direct = SimpleNamespace(on_disconnect=leaves.append)
+    with DisconnectWatch({DIRECT: direct}, receive, lambda: heard.append("left")):
         leaves[0]()
     assert (heard, leaves[1:]) == (["left"], [None])
 
@@ -180,7 +183,7 @@ async def test_a_server_that_calls_back_is_not_asked_and_a_client_that_leaves_la
 async def test_at_other_servers_the_one_who_is_told_hears_of_the_end_of_the_connection() -> None:
     client = Client()
     heard: list[str] = []
-    with on_disconnect({}, client.receive, lambda: heard.append("left")):
+    with DisconnectWatch({}, client.receive, lambda: heard.append("left")):
         await turns()
         assert heard == []
         client.left.set()
@@ -194,7 +197,7 @@ async def test_our_server_tells_at_once_that_the_client_left_however_large_its_b
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await read_body(scope["headers"], receive, 2 << 20)
-        with on_disconnect(scope, receive, lambda: heard.append("left")):
+        with DisconnectWatch(scope, receive, lambda: heard.append("left")):
             heard.append("read")
             await until(lambda: len(heard) > 1)
 
@@ -216,7 +219,7 @@ async def test_what_is_written_at_once_stands_in_the_body_where_a_message_would(
     said: list[bool] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        write = scope[WRITE_NOW]
+        write = scope[DIRECT].write
         said.append(write(b"too early"))
         await send(START)
         await send(part(b"one "))
@@ -244,7 +247,7 @@ async def test_a_body_that_is_no_chunks_is_left_to_messages(version: bytes, head
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({**START, "headers": headers})
         await send(part(b"one "))
-        said.append(scope[WRITE_NOW](b"two "))
+        said.append(scope[DIRECT].write(b"two "))
         await send(part(b"last", more=False))
 
     async with served(app) as (reader, writer):
@@ -262,7 +265,7 @@ async def test_a_client_that_does_not_read_gets_no_more_than_fits() -> None:
         nonlocal written
         await send(START)
         await send(part(b"x"))
-        while written < 1000 and scope[WRITE_NOW](bytes(64 * 1024)):
+        while written < 1000 and scope[DIRECT].write(bytes(64 * 1024)):
             written += 1
         over.set()
 

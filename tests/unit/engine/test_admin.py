@@ -50,7 +50,9 @@ def test_a_change_shows_in_the_plan_and_nothing_else_of_it_changes(
     call: Caller, name: str, slots: int
 ) -> None:
     status, body = call("strategy", strategy=name, trackInterval=8)
-    assert (status, body) == (200, {"strategy": name, "trackInterval": 8, "epoch": 1})
+    cap = call.engine.cache.cap
+    told = {"strategy": name, "trackInterval": 8, "maxCheckpointsPerPath": cap, "epoch": 1}
+    assert (status, body) == (200, told)
     shown = call("plan")[1]
     assert shown == {
         **PLAN, "strategy": name, "slotsPerSequence": slots, "reason": f"changed while serving to {name}",
@@ -64,6 +66,22 @@ def test_the_interval_may_change_alone_and_the_strategy_may_change_alone(call: C
     status, body = call("strategy", trackInterval=12)
     assert (status, body["strategy"], body["trackInterval"]) == (200, "NoBuffer", 12)
     assert call.engine.cache.track_interval == 12
+
+
+def test_the_most_checkpoints_of_a_path_change_alone_and_count_for_what_comes(call: Caller) -> None:
+    strategy, interval = call.engine.cache.strategy.name, call.engine.cache.track_interval
+    status, body = call("strategy", maxCheckpointsPerPath=1)
+    assert (status, body["maxCheckpointsPerPath"]) == (200, 1)
+    assert (body["strategy"], body["trackInterval"]) == (strategy, interval)
+    assert (call.engine.cache.cap, call.engine.cache.donation.cap) == (1, 1)
+
+
+@pytest.mark.parametrize("cap", [0, -1, "2", 2.0, True])
+def test_a_wrong_number_of_checkpoints_changes_nothing(call: Caller, cap: Any) -> None:
+    before = call.engine.cache.cap
+    status, body = call("strategy", strategy="NoBuffer", maxCheckpointsPerPath=cap)
+    assert (status, call.engine.cache.cap) == (400, before)
+    assert "maxCheckpointsPerPath" in body["message"]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,6 @@ import time
 from typing import Any
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 from starlette.types import Message, Receive, Scope, Send
 
 from mamba_api.serving_status import EngineStatus
@@ -32,11 +24,6 @@ CARD = {
     "id": "m", "object": "model", "created": 1, "owned_by": "mambaserve", "root": "/m", "max_model_len": 64,
 }  # fmt: skip
 REFUSAL = {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}}
-CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
-]  # fmt: skip
-PATIENCE = 300
-"""Seconds for the document: it is made when it is first asked for, on a machine that may be busy."""
 OPERATIONS = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
@@ -98,26 +85,15 @@ APP = application()
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_answers_stay_within_the_document(path: str, method: str) -> None:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", APP, timeout=PATIENCE)
+    from openapi_examples import stay_within_the_document
 
-    @settings(
-        max_examples=30 if method == "POST" else 5,
-        deadline=None,
-        phases=[Phase.explicit, Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-        database=None,
-    )
-    @given(case=schema[path][method].as_strategy())
-    def one(case: schemathesis.Case) -> None:
-        case.validate_response(case.call(), checks=CHECKS)
-
-    one()
+    stay_within_the_document(APP, path, method, 30 if method == "POST" else 5)
 
 
 def document() -> dict[str, Any]:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", APP, timeout=PATIENCE)
-    raw: dict[str, Any] = schema.raw_schema
+    from openapi_examples import document_of
+
+    raw: dict[str, Any] = document_of(APP).raw_schema
     return raw
 
 

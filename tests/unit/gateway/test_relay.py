@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,6 +17,7 @@ from mamba_edge.errors import ApiError
 from mamba_gateway.endpoints import Report
 from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
+from mamba_gateway.metrics import GatewayMetrics, RetryReason
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
@@ -448,3 +449,9 @@ async def test_what_an_answer_says_was_resumed_corrects_the_index(harness: Harne
         assert index.withdrawn == 1
         series = "mambaserve_prefix_index_promises_total"
         assert made.metrics.registry.get_sample_value(series, {"outcome": "false"}) == 1
+
+
+def test_each_reason_to_try_elsewhere_is_a_series_from_the_start() -> None:
+    text = GatewayMetrics(lambda: ()).render().decode()
+    for reason in get_args(RetryReason):
+        assert f'mambaserve_gateway_retries_total{{reason="{reason}"}} 0.0' in text

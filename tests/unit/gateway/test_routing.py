@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.routing import NoCandidate, available, cheapest, choose, dropped, serving, untried
+from mamba_gateway.routing import NoCandidate, available, cheapest, choose, dropped, serving
 from mamba_gateway.scoring import Cost, RoutingRequest
 
 ASK = RoutingRequest("m")
@@ -27,8 +27,9 @@ def test_an_endpoint_serves_its_models_and_one_of_unknown_models_serves_any(endp
 
 
 def test_an_endpoint_that_was_tried_is_left_out(endpoint) -> None:
-    one, two = endpoint("1"), endpoint("2")
-    assert untried([one, two], ["http://1", "http://gone"]) == (two,)
+    one, two = endpoint("1", models=None), endpoint("2", models=None)
+    request = RoutingRequest("m", ("http://1", "http://gone"))
+    assert choose([one, two], request, Random(0)).endpoint is two
 
 
 def test_load_counts_ours_exactly_and_others_as_reported(endpoint) -> None:

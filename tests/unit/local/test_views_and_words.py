@@ -292,7 +292,7 @@ def test_weights_are_measured_from_the_headers_of_all_files(tmp_path: Path) -> N
     assert weights_size(tmp_path) is None
     safetensors(tmp_path / "a.safetensors", {"x": ("BF16", [2, 3], 12)})
     safetensors(tmp_path / "b.safetensors", {"y": ("F32", [4], 16), "z": ("F32", [], 4)})
-    assert weights_size(tmp_path) == WeightsSize(32, 11)
+    assert weights_size(tmp_path) == WeightsSize(32, 11, 6)
 
 
 @pytest.mark.parametrize(
@@ -306,10 +306,12 @@ def test_a_damaged_weight_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_weights_follow_the_type_they_are_loaded_as(tmp_path: Path) -> None:
     folder = model_directory(tmp_path / "m")
-    safetensors(folder / "a.safetensors", {"x": ("BF16", [8], 16)})
+    safetensors(folder / "a.safetensors", {"x": ("BF16", [8], 16), "y": ("BF16", [2, 32], 128)})
     facts = facts_of_directory(folder)
-    assert facts.weights_bytes(None) == 16
-    assert facts.weights_bytes("float32") == 32
+    assert facts.weights_bytes(None) == 144
+    assert facts.weights_bytes("float32") == 288
+    assert facts.weights_bytes(None, "int8") == 16 + 64 + 2 * 2
+    assert facts.weights_bytes("float32", "int8") == 32 + 64 + 2 * 2
 
 
 def test_true_weights_stand_in_the_plan(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from mamba_server.model.errors import WeightsError
 from mamba_server.model.weight_files import INDEX, WeightsSize, shards, weights_size
-from mamba_server.model.weights import Weights, weights_bytes
+from mamba_server.model.weights import Weights
 
 FILE = "model.safetensors"
 Ask = Callable[[Path], object]
@@ -26,10 +26,6 @@ def planner(directory: Path) -> object:
 
 def engine(directory: Path) -> object:
     return Weights(directory)
-
-
-def boot(directory: Path) -> object:
-    return weights_bytes(directory)
 
 
 def write(path: Path, header: object, data: bytes = b"") -> None:
@@ -56,8 +52,8 @@ def test_a_second_splitting_of_the_same_weights_is_not_counted(tmp_path: Path) -
     tensors(tmp_path / "model-00002-of-00002.safetensors", b=5)
     tensors(tmp_path / "consolidated.safetensors", a=3, b=5)
     index(tmp_path, a="model-00001-of-00002.safetensors", b="model-00002-of-00002.safetensors")
-    assert weights_size(tmp_path) == WeightsSize(32, 8)
-    assert weights_bytes(tmp_path) == Weights(tmp_path).nbytes == 32
+    assert weights_size(tmp_path) == WeightsSize(32, 8, 0)
+    assert Weights(tmp_path).nbytes == 32
     assert [path.name for path in shards(tmp_path)] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
@@ -69,8 +65,8 @@ def test_without_an_index_every_file_counts_once(tmp_path: Path) -> None:
     tensors(tmp_path / "a.safetensors", a=3)
     (tmp_path / "a.safetensors.part").write_bytes(b"half a download")
     (tmp_path / "training_args.bin").write_bytes(b"pickled")
-    assert weights_size(tmp_path) == WeightsSize(32, 8)
-    assert weights_bytes(tmp_path) == 32
+    assert weights_size(tmp_path) == WeightsSize(32, 8, 0)
+    assert Weights(tmp_path).nbytes == 32
 
 
 def test_an_index_alone_is_no_weights_for_the_planner_and_a_missing_shard_for_the_engine(
@@ -89,7 +85,7 @@ def test_half_of_a_download_is_not_planned_as_if_it_were_all(tmp_path: Path) -> 
         weights_size(tmp_path)
 
 
-@pytest.mark.parametrize("ask", [planner, engine, boot])
+@pytest.mark.parametrize("ask", [planner, engine])
 @pytest.mark.parametrize(
     "text",
     [b"{}", b'{"weight_map": {}}', b"[1]", b'{"weight_map": {"a": 5}}', b'{"weight_map": ["a"]}', b"\xff\xfe",
@@ -103,7 +99,7 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, ask: Ask, text: bytes) -
         ask(tmp_path)
 
 
-@pytest.mark.parametrize("ask", [planner, engine, boot])
+@pytest.mark.parametrize("ask", [planner, engine])
 def test_a_link_whose_target_is_gone_is_named(tmp_path: Path, ask: Ask) -> None:
     """The Hub's cache is made of links; clearing its blobs leaves them hanging."""
     (tmp_path / FILE).symlink_to(tmp_path / "blobs" / "0123")
@@ -111,14 +107,14 @@ def test_a_link_whose_target_is_gone_is_named(tmp_path: Path, ask: Ask) -> None:
         ask(tmp_path)
 
 
-@pytest.mark.parametrize("ask", [planner, engine, boot])
+@pytest.mark.parametrize("ask", [planner, engine])
 def test_a_directory_named_like_a_weight_file_is_named(tmp_path: Path, ask: Ask) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(WeightsError, match=rf"{FILE}: cannot be read: .*directory"):
         ask(tmp_path)
 
 
-@pytest.mark.parametrize("ask", [planner, engine, boot])
+@pytest.mark.parametrize("ask", [planner, engine])
 @pytest.mark.parametrize(
     "header",
     [

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.errors import UnsupportedModel, WeightsError
 from mamba_server.model.hybrid import HybridModel
-from mamba_server.model.weights import Weights, weights_bytes
+from mamba_server.model.weight_files import weights_size
+from mamba_server.model.weights import Weights
 from testmodels.checkpoints import random_nemotron_h
 
 CPU = torch.device("cpu")
@@ -84,7 +85,9 @@ def test_progress_counts_bytes_up_to_the_total(checkpoint: Path) -> None:
         progress=lambda *call: calls.append(call),
     )
     assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
-    assert calls[-1] == ("weights", weights_bytes(checkpoint), weights_bytes(checkpoint))
+    size = weights_size(checkpoint)
+    assert size is not None
+    assert calls[-1] == ("weights", size.bytes, size.bytes)
 
 
 def test_unconverted_tensors_stay_in_the_mapping_of_the_file(checkpoint: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mamba_api.conditions import Reason
 from mamba_cli.main import COMMANDS
 from observability import write
 from observability.alerts import ALERTS, RUNBOOKS, Alert
@@ -102,9 +103,18 @@ def test_each_alert_has_a_runbook_that_says_what_to_do(alert: Alert) -> None:
 
 
 def test_there_is_no_runbook_without_an_alert() -> None:
-    assert {path.name for path in (ROOT / RUNBOOKS).glob("*.md")} == {
-        Path(alert.runbook).name for alert in ALERTS
+    pages = {path.name for path in (ROOT / RUNBOOKS).glob("*.md")} - {"conditions.md"}
+    assert pages == {Path(alert.runbook).name for alert in ALERTS}
+
+
+def test_each_condition_reason_has_its_section_and_there_is_no_other() -> None:
+    sections = re.split(r"^### ", (ROOT / RUNBOOKS / "conditions.md").read_text(), flags=re.MULTILINE)[1:]
+    said = {
+        name: text.partition("\n## ")[0].strip()
+        for name, _, text in (one.partition("\n") for one in sections)
     }
+    assert sorted(said) == sorted(reason.value for reason in Reason)
+    assert [name for name, text in said.items() if not text] == []
 
 
 def test_commands_that_runbooks_name_exist() -> None:

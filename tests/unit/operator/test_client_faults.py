@@ -152,6 +152,22 @@ def test_every_status_is_one_of_our_errors(status: int, kind: type[ClusterError]
     assert (str(error), error.status, error.retry_after) == ("why", status, 3.0)
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ('pods "a" is forbidden: User "system:serviceaccount:a:b" cannot list resource "pods"', Forbidden),
+        ('roles "a" is forbidden: user "b" is attempting to grant RBAC permissions not held', Forbidden),
+        ('services "a" is forbidden: exceeded quota: q, requested: services=1', Refused),
+        ('persistentvolumeclaims "a" is forbidden: only dynamically provisioned pvc can be resized', Refused),
+        ('admission webhook "v.example.com" denied the request: no', Refused),
+    ],
+)
+def test_a_rule_of_an_admission_plugin_is_told_apart_from_a_missing_right(
+    message: str, kind: type[ClusterError]
+) -> None:
+    assert type(of_status(403, message)) is kind
+
+
 async def test_a_kind_whose_discovery_is_refused_is_not_said_to_be_absent() -> None:
     async def handle(_: web.Request) -> web.StreamResponse:
         return failure(403)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mamba_api.conditions import REASONS_OF, ConditionType, Reason
 from mamba_operator.manifest import Manifest
-from mamba_operator.pod_trouble import MAX_WORDS, is_draining, is_loading, trouble
+from mamba_operator.pod_trouble import ADVICE, MAX_WORDS, is_draining, is_loading, trouble
 from mamba_operator.workload_state import WorkloadState, workload_state
 from operator_objects import NOW
 
@@ -93,6 +93,13 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
         {"name": "admin", "secret": {"secretName": "token"}}, {"name": "scratch", "emptyDir": {}},
         {"name": "settings", "configMap": {"name": "nano-engine"}}]}}, Reason.VOLUMES_NOT_MOUNTED,
      "PersistentVolumeClaim weights, Secret token, ConfigMap nano-engine"),
+    ("a claim that is not there", pod(phase="Pending", conditions=[{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": 'persistentvolumeclaim "weights" not found'}]), Reason.CLAIM_NOT_BOUND, "make the claim"),
+    ("a claim without a volume", pod(phase="Pending", conditions=[{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."}]),
+     Reason.CLAIM_NOT_BOUND, "has unbound immediate"),
     ("no node", UNSCHEDULABLE, Reason.UNSCHEDULABLE, "pod nano-engine-z: 0/3 nodes"),
 ]  # fmt: skip
 
@@ -107,6 +114,7 @@ def test_trouble_is_named_with_its_pod_and_its_words(one: Manifest, reason: Reas
     assert found.reason is reason
     assert words in found.message
     assert reason in REASONS_OF[ConditionType.DEGRADED]
+    assert ADVICE.get(reason, "raise") in found.message
 
 
 PASSING: list[tuple[str, Manifest]] = [
@@ -164,8 +172,8 @@ def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> 
     found = trouble([with_container(state=ended(message=words), restartCount=5)], NOW)
 
     assert found is not None
-    assert found.message.endswith("RuntimeError: no such file")
-    assert len(found.message) < MAX_WORDS + 150
+    assert found.message.endswith(f"RuntimeError: no such file; {ADVICE[Reason.ENGINE_CRASHING]}")
+    assert len(found.message) < MAX_WORDS + 200
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster, Watched
-from mamba_operator.errors import ClusterError
+from mamba_operator.errors import ClusterError, NameTaken
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
@@ -173,3 +173,89 @@ async def test_a_fault_at_any_call_leaves_no_difference_that_a_quiet_pass_would_
     cluster.requests.clear()
     await again(KEY)
     assert cluster.requests == []
+
+
+async def test_a_new_object_costs_no_list_and_each_child_is_looked_for_by_its_name() -> None:
+    cluster = Counting(fitting_owner())
+    again = reconciler(cluster, Watched(cluster))
+
+    await again(KEY)
+
+    assert [one for one in cluster.requests if one.startswith("list")] == []
+    made = {one.partition(" ")[2] for one in cluster.requests if one.startswith("apply ")}
+    looked_for = {one.partition(" ")[2] for one in cluster.requests if one.startswith("get ")}
+    assert "Deployment/nano-engine" in made
+    assert made <= looked_for
+
+
+async def test_a_new_object_with_a_strangers_child_is_told_without_a_list() -> None:
+    theirs = {"kind": "Service", "metadata": {"name": "nano", "namespace": "models", "uid": "theirs"}}
+    cluster = Counting(fitting_owner(), theirs)
+
+    with pytest.raises(NameTaken):
+        await reconciler(cluster, Watched(cluster))(KEY)
+
+    assert (cluster.find("Service", "nano") or {})["metadata"]["uid"] == "theirs"
+
+
+async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_made_again() -> None:
+    cluster = Counting(fitting_owner())
+    indices = Watched(cluster)
+    indices.stand_still()
+    again = reconciler(cluster, indices)
+    await again(KEY)
+    cluster.requests.clear()
+
+    await again(KEY)
+
+    assert [one for one in cluster.requests if one.startswith("list")]
+    assert [one for one in cluster.requests if one.startswith("apply ")] == []
+
+
+def answer(cluster: FakeCluster) -> None:
+    for name in ("nano-engine", "nano"):
+        child = copy.deepcopy(cluster.objects["Deployment", "models", name])
+        child["status"] = {
+            "observedGeneration": child["metadata"]["generation"], "replicas": 1, "updatedReplicas": 1,
+            "readyReplicas": 1,
+        }  # fmt: skip
+        cluster.put(child)
+
+
+def ready(cluster: FakeCluster) -> str:
+    status = (cluster.find("MambaDeployment", "nano") or {})["status"]
+    return str(next(one["status"] for one in status["conditions"] if one["type"] == "Ready"))
+
+
+async def test_a_status_alone_is_written_without_a_read() -> None:
+    cluster, _, again = await at_rest(fitting_owner())
+    answer(cluster)
+
+    await again(KEY)
+
+    assert ready(cluster) == "True"
+    assert [one for one in cluster.requests if one.startswith(("list", "get"))] == []
+
+
+async def test_upon_one_version_of_the_object_a_status_is_written_once() -> None:
+    cluster, indices, again = await at_rest(fitting_owner())
+    answer(cluster)
+    indices.stand_still()
+    await again(KEY)
+    cluster.requests.clear()
+
+    await again(KEY)
+
+    assert cluster.requests == []
+
+
+async def test_a_status_never_overwrites_a_newer_version_of_the_object() -> None:
+    cluster, indices, again = await at_rest(fitting_owner())
+    answer(cluster)
+    indices.stand_still()
+    edit_spec(cluster)
+
+    await again(KEY)
+
+    # The write was refused, so the cluster was read, and what the newer spec asks for was done.
+    assert (cluster.find("Deployment", "nano") or {})["spec"]["replicas"] == 2

@@ -21,7 +21,7 @@ from mamba_operator.manifest import Manifest, metadata
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
 from mamba_planner.engine_settings import EngineSettings
-from operator_objects import UID, fitting_owner, owner, planned
+from operator_objects import UID, fitting_owner, nano_config, owner, planned
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operator"
 CASES = sorted(path.name.removesuffix(".in.yaml") for path in GOLDEN.glob("*.in.yaml"))
@@ -212,6 +212,20 @@ def test_downloads_go_to_scratch_or_to_the_cache_that_was_asked_for() -> None:
     assert ("PersistentVolumeClaim", "nano-model") not in children(owner(model={"uri": "hf://org/model"}))
 
 
+def test_weights_that_go_to_the_nodes_disk_are_asked_for_there() -> None:
+    hub = {"uri": "hf://org/model", "config": nano_config()}
+    planned = {"memory": {"deviceMemory": "80Gi"}}
+
+    def requests(**spec: Any) -> dict[str, str]:
+        found: dict[str, str] = engine_pod(**spec)["spec"]["containers"][0]["resources"].get("requests", {})
+        return found
+
+    # 17.8 GB of weights, and what a download needs beside them.
+    assert requests(model=hub, **planned)["ephemeral-storage"] == "18Gi"
+    assert "ephemeral-storage" not in requests(model={**hub, "cache": {"size": "50Gi"}}, **planned)
+    assert "ephemeral-storage" not in requests(model={"uri": "pvc://a/b", "config": hub["config"]}, **planned)
+
+
 def test_an_object_that_names_no_image_gets_the_operators_and_its_pull_secrets() -> None:
     images = DefaultImages("mirror/engine:1", "mirror/gateway:2", ("pull", "other"))
     deployments = {
@@ -321,7 +335,7 @@ def test_the_gateway_may_read_endpoints_and_ask_for_an_engine_and_nothing_more()
 
     verbs = {(rule["resources"][0], *rule.get("resourceNames", [])): rule["verbs"] for rule in rules}
     assert verbs == {
-        ("endpointslices",): ["get", "list", "watch"],
+        ("endpointslices",): ["list", "watch"],
         ("configmaps", "nano-wake"): ["patch"],
     }
 

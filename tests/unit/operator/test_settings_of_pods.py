@@ -151,11 +151,19 @@ def test_the_engine_is_told_the_budget_and_the_cache_of_the_spec(data: st.DataOb
     [
         ({"model": {"uri": "hf://a/b", "maxModelLen": 777}}, "max_model_len", 777),
         ({"engine": {"dtype": "bfloat16"}}, "dtype", "bfloat16"),
+        ({"engine": {"quantization": "int8"}, "resources": {"gpus": 0}}, "quantization", "int8"),
         ({"engine": {"maxRunningRequests": 9}}, "max_running_requests", 9),
         ({"engine": {"stepTime": "80ms"}}, "step_time", 0.08),
         ({"memory": {"arena": "3Gi"}}, "arena_bytes", 3 << 30),
     ],
-    ids=["model.maxModelLen", "engine.dtype", "engine.maxRunningRequests", "engine.stepTime", "memory.arena"],
+    ids=[
+        "model.maxModelLen",
+        "engine.dtype",
+        "engine.quantization",
+        "engine.maxRunningRequests",
+        "engine.stepTime",
+        "memory.arena",
+    ],
 )
 def test_a_field_of_the_spec_reaches_the_engine(spec: dict[str, Any], setting: str, wanted: Any) -> None:
     made, _ = processes(**spec)

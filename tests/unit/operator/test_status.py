@@ -14,7 +14,18 @@ from mamba_api.v1alpha1 import Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.status import Failure, summarize
 from mamba_operator.tuning import Refusal, Tune
-from operator_objects import CONFIGS, NOW, applied, edited, fitting_owner, owner, planned, running, snapshot
+from operator_objects import (
+    CONFIGS,
+    NOW,
+    applied,
+    edited,
+    fitting_owner,
+    nano_config,
+    owner,
+    planned,
+    running,
+    snapshot,
+)
 
 SUMS = (ConditionType.UP_TO_DATE, ConditionType.READY)
 """They repeat what others say."""
@@ -83,6 +94,12 @@ MANY = fitting_owner(replicas=5, scaling={"minReplicas": 3})
 SPARING = fitting_owner(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 1})
 NO_NODE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
 SURGE = pod("nano-engine-2", phase="Pending", conditions=[NO_NODE])
+CACHED, OTHER_CACHE = (
+    fitting_owner(
+        model={"uri": "hf://a/nano", "config": nano_config(), "cache": {"size": "40Gi", "accessMode": mode}}
+    )
+    for mode in ("ReadWriteMany", "ReadWriteOnce")
+)
 INDEXED = fitting_owner(prefixIndex={"redis": {"url": "redis://redis:6379"}})
 
 
@@ -251,6 +268,11 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("an engine refuses another strategy", told(answers=True), {
         "Progressing": ("True", "SwitchingStrategy"), "Degraded": ("True", "StrategyRefused"),
         "UpToDate": ("False", "SwitchingStrategy"), "Ready": ("True", "Serving")}),
+    ("a claim has no volume", status_of(OF, running(applied(OF), engines=0), pods=(
+        pod(phase="Pending", conditions=[{**NO_NODE, "message": 'persistentvolumeclaim "a" not found'}]),)), {
+        "Degraded": ("True", "ClaimNotBound"), "Ready": ("False", "ClaimNotBound")}),
+    ("the claim of the cache cannot be made another", status_of(OTHER_CACHE, running(applied(CACHED))), {
+        "Degraded": ("True", "CacheKept"), "Ready": ("True", "Serving")}),
     ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]),)), {

@@ -104,7 +104,7 @@ async def served(*numbers: int) -> World:
     return world
 
 
-LAZY = {"strategy": "ExtraBufferLazy", "trackInterval": 256}
+LAZY = {"strategy": "ExtraBufferLazy", "trackInterval": 256, "maxCheckpointsPerPath": 4}
 
 
 async def test_a_change_of_strategy_is_told_to_each_ready_engine_and_replaces_no_pod() -> None:
@@ -125,11 +125,13 @@ async def test_a_change_of_strategy_is_told_to_each_ready_engine_and_replaces_no
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"trackInterval": 512}, {"strategy": "NoBuffer", "trackInterval": 512}),
+        ({"trackInterval": 512}, {"strategy": "NoBuffer", "trackInterval": 512, "maxCheckpointsPerPath": 4}),
         ({"strategy": "ExtraBuffer", "trackInterval": 128},
-         {"strategy": "ExtraBuffer", "trackInterval": 128}),
+         {"strategy": "ExtraBuffer", "trackInterval": 128, "maxCheckpointsPerPath": 4}),
+        ({"maxCheckpointsPerPath": 2},
+         {"strategy": "NoBuffer", "trackInterval": 256, "maxCheckpointsPerPath": 2}),
     ],
-    ids=["interval", "both"],
+    ids=["interval", "both", "checkpoints"],
 )  # fmt: skip
 async def test_engines_are_told_what_changed(change: dict[str, Any], told: dict[str, Any]) -> None:
     world = await served(1)
@@ -140,9 +142,7 @@ async def test_engines_are_told_what_changed(change: dict[str, Any], told: dict[
     assert [body for _, _, body in world.engines.asked] == [told]
 
 
-@pytest.mark.parametrize(
-    "change", [{"eviction": "LRU"}, {"maxCheckpointsPerPath": 2}, {"stateDtype": "float16"}]
-)
+@pytest.mark.parametrize("change", [{"eviction": "LRU"}, {"stateDtype": "float16"}])
 async def test_what_engines_cannot_take_over_replaces_their_pods(change: dict[str, Any]) -> None:
     world = await served(1)
     revision = world.template["metadata"]["labels"][names.LABEL_REVISION]

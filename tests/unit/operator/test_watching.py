@@ -100,3 +100,10 @@ def test_kopf_posts_nothing_peers_with_nobody_and_asks_for_our_children_only(nam
     assert len(settings.watching.label_selectors) == len(WATCHED)
     assert isinstance(settings.watching.server_timeout, int), "the API server takes whole seconds only"
     assert "kopf" not in settings.persistence.finalizer
+
+
+def test_no_copy_of_an_object_is_made_to_find_out_what_changed() -> None:
+    storage = make_settings(namespaced=False).persistence.diffbase_storage
+    raw: Any = {"metadata": {"name": "a"}, "spec": {"large": ["x"] * 9}}
+
+    assert len(storage.build(body=kopf.Body(raw))) == 0

@@ -127,6 +127,7 @@ def test_weights_follow_the_parameter_count_and_the_devices() -> None:
     config = model("nemotron-nano-9b-v2")
     assert weights_bytes(config, "bfloat16") / 1e9 == pytest.approx(17.8, abs=0.05)
     assert weights_bytes(config, "float32") == 2 * weights_bytes(config, "bfloat16")
+    assert weights_bytes(config, "bfloat16", quantization="int8") / 1e9 == pytest.approx(9.4, abs=0.1)
     assert weights_bytes(config, "bfloat16", 4) * 4 - weights_bytes(config, "bfloat16") < 4
 
 

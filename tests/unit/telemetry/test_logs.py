@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from mamba_telemetry.logs import get_logger, log_context, log_request, set_up_logs
+from mamba_telemetry.logs import (
+    GATHERED_SECONDS,
+    MOST_GATHERED,
+    get_logger,
+    log_context,
+    log_request,
+    set_up_logs,
+)
+from virtual_time import in_virtual_time
 
 
 @pytest.fixture
@@ -64,7 +72,8 @@ def test_on_a_terminal_it_is_a_line_like_the_others(stream: io.StringIO) -> None
     assert not stream.getvalue().startswith("{")
 
 
-async def test_lines_of_one_turn_are_written_together_and_before_whatever_is_logged_then() -> None:
+@in_virtual_time
+async def test_lines_of_requests_are_written_together_and_before_whatever_is_logged_then() -> None:
     class Counted(io.StringIO):
         writes = 0
 
@@ -79,7 +88,7 @@ async def test_lines_of_one_turn_are_written_together_and_before_whatever_is_log
         for number in range(5):
             of_request({"number": number})
         assert stream.getvalue() == ""
-        await asyncio.sleep(0)
+        await asyncio.sleep(GATHERED_SECONDS)
         assert [line["number"] for line in lines(stream)] == [0, 1, 2, 3, 4]
         assert stream.writes == 1
         of_request({"number": 5})
@@ -88,6 +97,9 @@ async def test_lines_of_one_turn_are_written_together_and_before_whatever_is_log
         of_request({"number": 7})
         logging.getLogger().handlers[0].flush()  # as at the end of a process
         assert lines(stream)[-1]["number"] == 7
+        for number in range(MOST_GATHERED):
+            of_request({"number": number})
+        assert len(lines(stream)) == 8 + MOST_GATHERED
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

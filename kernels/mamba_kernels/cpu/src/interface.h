@@ -4,6 +4,8 @@
 #include <cstdint>
 
 enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+// How a layer's weights are stored: as `kind`, or as int8 with one float16 scale for 32 inputs of an output.
+enum Packing : int32_t { kWhole = 0, kInt8 = 1 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kReluSquared = 2, kSilu = 3 };
 
 // y = activation(x W^T + b) with weights packed by pack_linear.
@@ -12,7 +14,8 @@ struct LinearLayer {
   const void* bias;  // [outputs] of `kind`, or null
   int64_t inputs;
   int64_t outputs;
-  int32_t kind;  // of weights, bias, x and y
+  int32_t kind;  // of whole weights, bias, x and y
+  int32_t packing;
   int32_t activation;
 };
 

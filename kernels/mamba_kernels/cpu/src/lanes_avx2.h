@@ -21,6 +21,12 @@ struct Lanes {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 8)))};
   }
+  static Lanes load_int8(const int8_t* at) {
+    const __m128i* bytes = reinterpret_cast<const __m128i*>(at);
+    const __m128i* rest = reinterpret_cast<const __m128i*>(at + 8);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(rest)))};
+  }
   void store(float* at) const {
     _mm256_storeu_ps(at, lo);
     _mm256_storeu_ps(at + 8, hi);

@@ -19,6 +19,9 @@ struct Lanes {
   static Lanes load_float16(const uint16_t* at) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))};
   }
+  static Lanes load_int8(const int8_t* at) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))))};
+  }
   void store(float* at) const { _mm512_storeu_ps(at, x); }
   void store_bfloat16(uint16_t* at) const {
     const __m512i bits = _mm512_castps_si512(x);

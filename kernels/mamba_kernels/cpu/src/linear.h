@@ -1,10 +1,13 @@
 // y = activation(x W^T + b). Included once by each instruction set, after its Lanes.
 //
 // Weights lie in panels of sixteen outputs, one output a lane; of bfloat16 the inputs are in pairs, 32 bits a
-// lane, so that a load, a mask and a shift make two float32 operands. Every output has one accumulator and
-// adds its inputs in ascending pairs, whatever the number of rows, panels and threads: a row has the same bits
-// alone and among others.
+// lane, so that a load, a mask and a shift make two float32 operands. Of int8, blocks of 32 inputs follow one
+// another, each with its scales before it: one stream to read. Every output has one accumulator (int8: and one
+// of its block) and adds its inputs in ascending order, whatever the number of rows, panels and threads: a row
+// has the same bits alone and among others.
 #pragma once
+#include <type_traits>
+
 #include "elements.h"
 #include "functions.h"
 #include "interface.h"
@@ -19,45 +22,108 @@ constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains h
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
-constexpr int64_t kStepsAtOnce = 192;        // of a panel: it stays in the first cache while tiles pass by
+constexpr int64_t kStepsAtOnce = 192;        // of a panel, whole blocks: they stay in the first cache while tiles pass by
+constexpr int64_t kUnpackedFor = 4;          // tiles that pass by: then a panel is converted once for all of them,
+constexpr int kUnpackedRows = 4;             // and none has fewer rows
 constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
 
-// How weights of one type are stored and multiplied. `kStep` inputs are taken at once.
+// How weights of one type are stored and multiplied: `kStep` inputs are taken at once, and a panel's weights of
+// `kBlock` such steps lie in one `Weight`. `Unpacked` is what it becomes where many tiles pass by.
 struct BfloatPairs {
   using Element = uint16_t;
-  using Weight = uint32_t;
+  struct Weight {
+    uint32_t pairs[kPanel];
+  };
+  using Unpacked = Weight;
   using Activation = Lanes::Activation;
   static constexpr int kStep = 2;
+  static constexpr int kBlock = 1;
   static constexpr int kActivations = Lanes::kActivationsPerPair;
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
     Lanes::keep_pair(at, rows, widened(x[0]), left > 1 ? widened(x[1]) : 0.0f);
   }
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
-    Lanes::add_pairs<kRows, kPanels>(sums, weights, x);
+  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x,
+                  int64_t) {
+    const uint32_t* pairs[kPanels];
+    for (int p = 0; p < kPanels; ++p) pairs[p] = weights[p]->pairs;
+    Lanes::add_pairs<kRows, kPanels>(sums, pairs, x);
   }
 };
 
 struct SingleFloats {
   using Element = float;
-  using Weight = float;
+  struct Weight {
+    float singles[kPanel];
+  };
+  using Unpacked = Weight;
   using Activation = float;
   static constexpr int kStep = 1;
+  static constexpr int kBlock = 1;
   static constexpr int kActivations = 1;
   static void keep(Activation* at, int, const Element* x, int64_t) { at[0] = x[0]; }
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
+  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x,
+                  int64_t) {
     for (int p = 0; p < kPanels; ++p) {
-      const Lanes weight = Lanes::load(weights[p]);
+      const Lanes weight = Lanes::load(weights[p]->singles);
       for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::fused(weight, Lanes::all(x[row]), sums[p][row]);
     }
   }
+};
+
+template <typename T>
+struct ScaledBytes {
+  using Element = T;
+  static constexpr int kStep = 1;
+  static constexpr int kBlock = 32;
+  struct Weight {
+    uint16_t scales[kPanel];  // float16
+    int8_t numbers[kBlock][kPanel];
+  };
+  struct Unpacked {
+    float scales[kPanel];
+    float numbers[kBlock][kPanel];
+  };
+  static void unpack(Unpacked& out, const Weight& weight) {
+    lanes(weight.scales).store(out.scales);
+    for (int k = 0; k < kBlock; ++k) lanes(weight.numbers[k]).store(out.numbers[k]);
+  }
+  using Activation = float;
+  static constexpr int kActivations = 1;
+  static void keep(Activation* at, int, const T* x, int64_t) { at[0] = single(x[0]); }
+  template <int kRows, int kPanels, typename W>
+  static void add(Lanes (&sums)[kPanels][kRows], const W* const (&weights)[kPanels], const Activation* x,
+                  int64_t count) {
+    Lanes block[kPanels][kRows];
+    for (auto& panel : block) {
+      for (Lanes& sum : panel) sum = Lanes::zero();
+    }
+    for (int64_t k = 0; k < count; ++k, x += kRows) {
+      for (int p = 0; p < kPanels; ++p) {
+        const Lanes weight = lanes(weights[p]->numbers[k]);
+        for (int row = 0; row < kRows; ++row) block[p][row] = Lanes::fused(weight, Lanes::all(x[row]), block[p][row]);
+      }
+    }
+    for (int p = 0; p < kPanels; ++p) {
+      const Lanes scale = lanes(weights[p]->scales);
+      for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::fused(scale, block[p][row], sums[p][row]);
+    }
+  }
+
+ private:
+  static Lanes lanes(const uint16_t* float16) { return Lanes::load_float16(float16); }
+  static Lanes lanes(const int8_t* numbers) { return Lanes::load_int8(numbers); }
+  static Lanes lanes(const float* at) { return Lanes::load(at); }
+  static float single(float x) { return x; }
+  static float single(uint16_t x) { return widened(x); }
 };
 
 template <typename Format>
 class LinearCall {
   using Element = typename Format::Element;
   using Weight = typename Format::Weight;
+  using Unpacked = typename Format::Unpacked;
   using Activation = typename Format::Activation;
 
  public:
@@ -70,6 +136,7 @@ class LinearCall {
         out_(out),
         packed_(packed),
         steps_((layer.inputs + Format::kStep - 1) / Format::kStep),
+        blocks_((steps_ + Format::kBlock - 1) / Format::kBlock),
         panels_((layer.outputs + kPanel - 1) / kPanel),
         tiles_((rows + kMostRows - 1) / kMostRows) {}
 
@@ -88,7 +155,7 @@ class LinearCall {
     const int64_t row_bytes = steps_ * Format::kActivations * static_cast<int64_t>(sizeof(Activation));
     const int64_t tiles_per_block = clamp(kCachedBytes / (row_bytes * kMostRows), 1, tiles_);
     const int64_t blocks = (tiles_ + tiles_per_block - 1) / tiles_per_block;
-    const int64_t panel_bytes = steps_ * kPanel * static_cast<int64_t>(sizeof(Weight));
+    const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Weight));
     const int64_t wide = kWidestVector;
     const int64_t panels_per_chunk = (clamp(kChunkBytes / panel_bytes, 1, panels_) + wide - 1) / wide * wide;
     const int64_t groups = (panels_ + panels_per_chunk - 1) / panels_per_chunk;
@@ -131,7 +198,7 @@ class LinearCall {
       const int64_t most = one_row ? kWidestVector : Lanes::kPanelsPerTile;
       const int64_t count = end - panel >= most ? most : 1;
       for (int64_t step = 0; step == 0 || step < steps_; step += at_once) {
-        const Part part = {panel, step, least(step + at_once, steps_)};
+        const Part part = {panel, step, least(step + at_once, steps_), unpacked(panel, count, step, first_tile, end_tile)};
         for (int64_t tile = first_tile; tile < end_tile; ++tile) {
           const int64_t first = first_row(tile);
           const int rows = static_cast<int>(first_row(tile + 1) - first);
@@ -149,10 +216,31 @@ class LinearCall {
     }
   }
 
-  // Steps [step, end) of a panel and those after it.
+  // Steps [step, end) of a panel and those after it; `unpacked` unless they are read as they are stored.
   struct Part {
     int64_t panel, step, end;
+    const Unpacked* unpacked;
   };
+
+  // A panel's blocks from `step` on, then the next panel's; null where too few tiles would read them.
+  const Unpacked* unpacked(int64_t panel, int64_t count, int64_t step, int64_t first_tile, int64_t end_tile) const {
+    if constexpr (std::is_same_v<Unpacked, Weight>) {
+      return nullptr;
+    } else {
+      if (end_tile - first_tile < kUnpackedFor) return nullptr;
+      static thread_local Scratch kept;
+      auto* out = kept.get<Unpacked>(Lanes::kPanelsPerTile * kUnpackedBlocks);
+      const int64_t first = step / Format::kBlock, end = least(first + kUnpackedBlocks, blocks_);
+      for (int64_t p = 0; p < count; ++p) {
+        for (int64_t block = first; block < end; ++block) {
+          Format::unpack(out[p * kUnpackedBlocks + block - first], stored(panel + p)[block]);
+        }
+      }
+      return out;
+    }
+  }
+
+  const Weight* stored(int64_t panel) const { return static_cast<const Weight*>(layer_.packed) + panel * blocks_; }
 
   template <int kPanels>
   void any_rows(int rows, const Part& part, int64_t first, float* waiting) const {
@@ -167,19 +255,31 @@ class LinearCall {
 
   template <int kRows, int kPanels>
   void tile_of(const Part& part, int64_t first, float* waiting) const {
-    Lanes sums[kPanels][kRows];
+    if constexpr (!std::is_same_v<Unpacked, Weight> && kRows >= kUnpackedRows) {
+      if (part.unpacked != nullptr) {
+        const Unpacked* weights[kPanels];
+        for (int p = 0; p < kPanels; ++p) weights[p] = part.unpacked + p * kUnpackedBlocks;
+        return add_tile<kRows, kPanels>(weights, part, first, waiting);
+      }
+    }
     const Weight* weights[kPanels];
+    for (int p = 0; p < kPanels; ++p) weights[p] = stored(part.panel + p) + part.step / Format::kBlock;
+    add_tile<kRows, kPanels>(weights, part, first, waiting);
+  }
+
+  template <int kRows, int kPanels, typename W>
+  void add_tile(const W* (&weights)[kPanels], const Part& part, int64_t first, float* waiting) const {
+    Lanes sums[kPanels][kRows];
     for (int p = 0; p < kPanels; ++p) {
-      weights[p] = static_cast<const Weight*>(layer_.packed) + ((part.panel + p) * steps_ + part.step) * kPanel;
       for (int row = 0; row < kRows; ++row) {
         sums[p][row] = part.step == 0 ? Lanes::zero() : Lanes::load(waiting + (p * kRows + row) * kPanel);
       }
     }
     const Activation* x = packed_ + (first * steps_ + part.step * kRows) * Format::kActivations;
-    for (int64_t step = part.step; step < part.end; ++step) {
-      Format::template add<kRows, kPanels>(sums, weights, x);
-      for (int p = 0; p < kPanels; ++p) weights[p] += kPanel;
-      x += kRows * Format::kActivations;
+    for (int64_t step = part.step; step < part.end; step += Format::kBlock) {
+      Format::template add<kRows, kPanels>(sums, weights, x, least(Format::kBlock, part.end - step));
+      for (int p = 0; p < kPanels; ++p) ++weights[p];
+      x += kRows * Format::kActivations * Format::kBlock;
     }
     if (part.end < steps_) {
       for (int p = 0; p < kPanels; ++p) {
@@ -199,13 +299,15 @@ class LinearCall {
     }
   }
 
+  static constexpr int64_t kUnpackedBlocks = kStepsAtOnce / Format::kBlock;
+
   const LinearLayer& layer_;
   const Element* x_;
   int64_t x_stride_;
   int64_t rows_;
   Element* out_;
   Activation* packed_;
-  int64_t steps_, panels_, tiles_;
+  int64_t steps_, blocks_, panels_, tiles_;
 };
 
 template <typename Format>
@@ -222,10 +324,13 @@ void run_linear(const LinearLayer& layer, const void* x, int64_t x_stride, int64
 }
 
 void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  if (layer->kind == kBfloat16) {
-    run_linear<BfloatPairs>(*layer, x, x_stride, rows, out);
+  const bool bfloat = layer->kind == kBfloat16;
+  if (layer->packing == kInt8) {
+    const auto run = bfloat ? run_linear<ScaledBytes<uint16_t>> : run_linear<ScaledBytes<float>>;
+    run(*layer, x, x_stride, rows, out);
   } else {
-    run_linear<SingleFloats>(*layer, x, x_stride, rows, out);
+    const auto run = bfloat ? run_linear<BfloatPairs> : run_linear<SingleFloats>;
+    run(*layer, x, x_stride, rows, out);
   }
 }
 

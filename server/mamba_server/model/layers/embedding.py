@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.cpu.packed_linear import PackedLinear, PackedWeight
+from mamba_kernels.cpu.packed_linear import PackedLinear
 from mamba_server.model.layers.loader import Loader, Rows
 
 
@@ -13,17 +13,17 @@ class TokenEmbedding:
     def __init__(self, loader: Loader, name: str, size: int, width: int) -> None:
         self._loader = loader
         weight = loader.tensor(name, size, width)
-        self.weight = weight if loader.library is None else PackedWeight(weight)
+        self.weight = weight if loader.library is None else loader.packed(weight)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: [T] -> [T, d]."""
-        if isinstance(self.weight, PackedWeight):
-            return self.weight.rows(ids)
-        return F.embedding(ids, self.weight)
+        if isinstance(self.weight, torch.Tensor):
+            return F.embedding(ids, self.weight)
+        return self.weight.rows(ids)
 
     def head(self) -> Rows:
         """The product with it: [T, d] -> [T, vocabulary]."""
-        if isinstance(self.weight, PackedWeight):
-            assert self._loader.library is not None
-            return PackedLinear(self._loader.library, self.weight, None)
-        return self._loader.plain(self.weight, None)
+        if isinstance(self.weight, torch.Tensor):
+            return self._loader.plain(self.weight, None)
+        assert self._loader.library is not None
+        return PackedLinear(self._loader.library, self.weight, None)

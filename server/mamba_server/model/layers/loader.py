@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mamba_api.quantization import Quantization
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import ACTIVATIONS, PackedLinear, PackedWeight
+from mamba_kernels.cpu.packed_linear import ACTIVATIONS, Packed, PackedLinear, PackedWeight
+from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.invariant import sound_row_tile
 from mamba_kernels.rms_norm import rms_norm
@@ -31,6 +33,8 @@ class Loader:
     """Layers take the kernels whose rows do not depend on each other."""
     library: Library | None = None
     """The C++ kernels where they compute; None = torch does."""
+    quantization: Quantization = "none"
+    """How the C++ kernels hold matrices."""
 
     def at(self, *parts: str | int) -> "Loader":
         return replace(self, prefix=self.prefix + ".".join(map(str, parts)) + ".")
@@ -60,8 +64,12 @@ class Loader:
         weight = self.tensor(f"{name}.weight", outputs, inputs)
         added = self.tensor(f"{name}.bias", outputs) if bias else None
         if self.library is not None:
-            return PackedLinear(self.library, PackedWeight(weight), added, activation)
+            return PackedLinear(self.library, self.packed(weight), added, activation)
         return self.plain(weight, added)
+
+    def packed(self, weight: torch.Tensor) -> Packed:
+        """The matrix as the C++ kernels read it."""
+        return PackedWeight(weight) if self.quantization == "none" else QuantizedWeight(weight)
 
     def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """The product by torch."""

@@ -21,6 +21,8 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     BFLOAT16,
     FLOAT16,
     FLOAT32,
+    INT8,
+    WHOLE,
     LinearLayer,
     MambaDecode,
     MambaPrefill,
@@ -52,9 +54,12 @@ def linear(library: Library) -> None:
     ):
         pair = 2 if kind == BFLOAT16 else 1
         packed = array(-(-outputs // 16), -(-inputs // pair), 16, pair, kind=kind)
-        layer = LinearLayer(packed, array(outputs, kind=kind), inputs, outputs, kind, rows % 4)
-        x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
-        library.linear(ctypes.addressof(layer), x, inputs, rows, out)
+        blocks = array(-(-outputs // 16), -(-inputs // 32), 34 * 16 // 2, kind=BFLOAT16)
+        for packing, weights in ((WHOLE, packed), (INT8, blocks)):
+            added, activation = array(outputs, kind=kind), rows % 4
+            layer = LinearLayer(weights, added, inputs, outputs, kind, packing, activation)
+            x, out = array(rows, inputs, kind=kind), array(rows, outputs, kind=kind)
+            library.linear(ctypes.addressof(layer), x, inputs, rows, out)
 
 
 MIXERS = ((6, 5, 9, 2, 4), (1, 63, 100, 1, 2), (3, 7, 257, 3, 1))

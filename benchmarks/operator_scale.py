@@ -1,0 +1,220 @@
+"""The operator beside a thousand MambaDeployments on a real API server: how long until all are reconciled,
+what it costs when nothing happens, and how soon one change is applied.
+
+Run as `python -m benchmarks.operator_scale [--objects N]`; writes JSON and Markdown to benchmarks/results.
+The control plane is that of the tests (etcd, kube-apiserver, kube-controller-manager) on the same machine,
+and its controllers make ReplicaSets and pods of what the operator makes: CPU time is given beside time.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from benchmarks.cache.record import write
+from benchmarks.gateway_idle import resident_bytes
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests/cluster"))
+
+from mamba_api import names  # noqa: E402
+from mamba_api.schema import crd_yaml  # noqa: E402
+from testcluster.build import ensure  # noqa: E402 - a package of the tests
+from testcluster.control_plane import ControlPlane, running_control_plane  # noqa: E402
+
+MIB = 1 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
+PATH = f"/apis/{names.API_VERSION}/namespaces/{{}}/{names.PLURAL}"
+
+
+class Watched:
+    """An operator process and what it says of itself."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self.log = process, log
+
+    def metrics(self) -> str:
+        """All its series."""
+        found = re.search(r'"liveness": "127\.0\.0\.1:(\d+)"', self.log.read_text(errors="replace"))
+        if found is None:
+            return ""
+        with urlopen(f"http://127.0.0.1:{found[1]}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def requests(self, *methods: str) -> float:
+        """Requests to the API server, watches aside; of all methods, or of these."""
+        series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="\w+"} (\S+)$'
+        found = re.findall(series, self.metrics(), re.MULTILINE)
+        return sum(float(count) for method, count in found if not methods or method in methods)
+
+    def changed(self, kind: str) -> int:
+        """Children of a kind that it wrote."""
+        series = rf'^mambaserve_operator_child_changes_total{{[^}}]*kind="{kind}"[^}}]*}} (\S+)$'
+        return int(sum(map(float, re.findall(series, self.metrics(), re.MULTILINE))))
+
+    def stated(self) -> int:
+        """Statuses that it wrote."""
+        series = r'^mambaserve_operator_requests_total{method="PATCH",resource="mambadeployments"} (\S+)$'
+        return int(sum(map(float, re.findall(series, self.metrics(), re.MULTILINE))))
+
+    def cpu_seconds(self) -> float:
+        """Processor time it took since its start."""
+        return cpu_seconds(self.process.pid)
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@contextmanager
+def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> Iterator[Watched]:
+    """An operator of the whole cluster, with its own defaults."""
+    command = [sys.executable, "-m", "mamba_cli", "operator", "--kubeconfig", str(plane.kubeconfig)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--liveness-port", "0", *options], cwd=ROOT, stdout=out, stderr=out
+        )
+    try:
+        yield Watched(process, log)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def deployment(name: str) -> dict[str, Any]:
+    """As small as an object can be: engines and a gateway."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": "builtin://tiny-recall"}, "resources": {"gpus": 0}},
+    }
+
+
+def say(text: str) -> None:
+    """Progress, beside the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def until(look: Callable[[], int], wanted: int, what: str, timeout: float) -> float:
+    """Seconds until `look` gives `wanted`; tells how far it is."""
+    began, told = time.monotonic(), 0.0
+    while (found := look()) < wanted:
+        passed = time.monotonic() - began
+        if passed > timeout:
+            raise TimeoutError(f"{found} of {wanted} {what} after {timeout:g} s")
+        if passed - told > 5:
+            told = passed
+            say(f"  {found} of {wanted} {what} after {passed:.0f} s")
+        time.sleep(0.25)
+    return time.monotonic() - began
+
+
+def make(plane: ControlPlane, namespaces: Sequence[str], count: int) -> None:
+    """`count` objects, spread over the namespaces."""
+
+    def one(number: int) -> None:
+        path = PATH.format(namespaces[number % len(namespaces)])
+        status, answer = plane.api.request("POST", path, deployment(f"m{number}"))
+        if status != 201:
+            raise RuntimeError(f"m{number}: {status} {answer}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(count)))
+
+
+def changed_within(plane: ControlPlane, namespace: str, name: str, replicas: int) -> float:
+    """Seconds from a change of the object to the change of its child."""
+    began = time.monotonic()
+    patch = f'{{"spec":{{"gateway":{{"replicas":{replicas}}}}}}}'
+    plane.kubectl("patch", "mdep", name, "-n", namespace, "--type=merge", "-p", patch)
+    asked = time.monotonic()
+    until(
+        lambda: int((plane.get("deployment", name, namespace) or {})["spec"]["replicas"] == replicas),
+        1, "change", 60,
+    )  # fmt: skip
+    say(f"  applied {time.monotonic() - asked:.2f} s after kubectl, which took {asked - began:.2f} s")
+    return time.monotonic() - asked
+
+
+def measure(count: int, idle: float, timeout: float, options: Sequence[str]) -> dict[str, float]:
+    """All figures, by name."""
+    found: dict[str, float] = {}
+    with running_control_plane(ensure()) as plane, tempfile.TemporaryDirectory() as folder:
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
+        plane.wait_for(lambda: plane.api.answers(PATH.format("default")), "the CRD to be served")
+        namespaces = [plane.create_namespace("scale") for _ in range(10)]
+        say(f"making {count} objects")
+        make(plane, namespaces, count)
+        servers = (plane.etcd, plane.api_server, plane.controller_manager)
+        with running_operator(plane, Path(folder, "operator.log"), options) as operator:
+            say("reconciling all of them for the first time")
+            before = sum(cpu_seconds(one.pid) for one in servers)
+            began = time.monotonic()
+            until(lambda: operator.changed("Deployment"), 2 * count, "Deployments", timeout)
+            until(operator.stated, count, "statuses", timeout)
+            found["first_reconcile_s"] = time.monotonic() - began
+            found["first_reconcile_operator_cpu_s"] = operator.cpu_seconds()
+            found["first_reconcile_cluster_cpu_s"] = sum(cpu_seconds(one.pid) for one in servers) - before
+            found["first_reconcile_requests"] = operator.requests()
+            missing = [one for one in plane.list("mambadeployments", None) if "status" not in one]
+            assert not missing, f"{len(missing)} objects have no status"
+            say("waiting until nothing is written any more")
+            settle(operator, timeout)
+            found["all_settled_s"] = time.monotonic() - began
+            found["all_settled_requests"] = operator.requests()
+            found["all_settled_operator_cpu_s"] = operator.cpu_seconds()
+            say(f"idle for {idle:g} s")
+            marks = operator.requests(), operator.requests("PATCH", "POST", "DELETE"), operator.cpu_seconds()
+            time.sleep(idle)
+            found["idle_requests_per_s"] = (operator.requests() - marks[0]) / idle
+            found["idle_writes"] = operator.requests("PATCH", "POST", "DELETE") - marks[1]
+            found["idle_cpu_percent"] = 100 * (operator.cpu_seconds() - marks[2]) / idle
+            found["resident_mib"] = resident_bytes(operator.process.pid) / MIB
+            say("one change at a time")
+            found["change_applied_s"] = max(
+                changed_within(plane, namespaces[number], f"m{number}", 2) for number in range(5)
+            )
+    return found
+
+
+def settle(operator: Watched, timeout: float) -> None:
+    """Until ten seconds went by without a write but the lease's."""
+    began, last, since = time.monotonic(), -1.0, time.monotonic()
+    while time.monotonic() - since < 10:
+        now = operator.requests("PATCH", "POST", "DELETE")
+        if now != last:
+            last, since = now, time.monotonic()
+        if time.monotonic() - began > timeout:
+            raise TimeoutError(f"there are writes after {timeout:g} s")
+        time.sleep(0.5)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_scale", description=__doc__)
+    parser.add_argument("--objects", type=int, default=1000, help="MambaDeployments")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds to watch it do nothing")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds that each part may take")
+    parser.add_argument("--operator", default="", help="more options of `mambaserve operator`")
+    given = parser.parse_args(arguments)
+    found = measure(given.objects, given.idle, given.timeout, given.operator.split())
+    found = {name: round(value, 2) for name, value in found.items()}
+    rows = [f"| {name} | {value:g} |" for name, value in found.items()]
+    lines = [f"{given.objects} MambaDeployments.", "", "| what | value |", "| --- | --- |", *rows]
+    write("operator-scale", {"objects": given.objects, "found": found}, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""An end from outside to what a task does in a block: `asyncio.timeout`, for which somebody else has a clock.
+
+Most requests end long before any of their limits: this costs them no timer and no coroutine.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class Interrupt:
+    """Raises TimeoutError where the block is, once `fire` was called in it."""
+
+    __slots__ = ("_cancelling", "_task", "fired")
+
+    def __init__(self) -> None:
+        self.fired = False
+        self._task: asyncio.Task[object] | None = None
+        """None outside of the block."""
+        self._cancelling = 0
+
+    def __enter__(self) -> Self:
+        self._task = task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
+        return self
+
+    def fire(self) -> None:
+        """End the block. Outside of it nothing happens."""
+        if self._task is not None and not self.fired:
+            self.fired = True
+            self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        # A cancellation by somebody else, which came too, goes on.
+        ours = self.fired and task is not None and task.uncancel() <= self._cancelling
+        if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise TimeoutError from error

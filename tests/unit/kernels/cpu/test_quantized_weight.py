@@ -1,0 +1,83 @@
+"""Matrices of int8: how far off they are, and products that are exact for what they hold."""
+
+import pytest
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import PackedLinear
+from mamba_kernels.cpu.quantized_weight import BLOCK, QuantizedWeight
+from mamba_planner.arithmetic import INT8_BLOCK, INT8_BLOCK_BYTES
+from peak_memory import peak_bytes
+
+SHAPES = [(1, 1), (63, 1), (1, 63), (16, 100), (100, 257), (257, 100), (33, 801)]
+"""(outputs, inputs)"""
+KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)]
+
+
+def rand(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def held(weight: torch.Tensor) -> torch.Tensor:
+    """The matrix that a quantised one stands for, float64."""
+    return QuantizedWeight(weight.float()).rows(torch.arange(len(weight))).double()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_a_weight_is_off_by_half_a_scale_of_its_block(outputs: int, inputs: int) -> None:
+    weight = rand(outputs, inputs, seed=1)
+    for first in range(0, inputs, BLOCK):
+        block = slice(first, first + BLOCK)
+        largest = weight[:, block].abs().amax(1, keepdim=True)
+        off = (held(weight)[:, block] - weight[:, block]).abs()
+        # A scale is rounded to float16, which the largest weights feel.
+        assert (off <= largest * (0.5 / 127 + 2**-11) + 1e-7).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_the_product_is_exact_for_what_is_held(
+    library: Library, outputs: int, inputs: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    weight, bias = rand(outputs, inputs, seed=1, dtype=dtype), rand(outputs, seed=2, dtype=dtype)
+    made = PackedLinear(library, QuantizedWeight(weight), bias)
+    for rows in (1, 2, 5, 6, 9, 17, 63):
+        x = rand(rows, inputs + 3, seed=3, dtype=dtype)[:, 1 : inputs + 1]
+        exact = x.double() @ held(weight).T + bias.double()
+        terms = x.double().abs() @ held(weight).T.abs() + bias.double().abs()
+        assert ((made(x).double() - exact).abs() <= tolerance * (terms + 1e-3)).all(), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads(
+    library: Library, threads: int, dtype: torch.dtype
+) -> None:
+    made = PackedLinear(library, QuantizedWeight(rand(257, 800, seed=1, dtype=dtype)), None)
+    x = rand(520, 800, seed=3, dtype=dtype)
+    library.set_threads(1)
+    alone = torch.cat([made(x[row : row + 1]) for row in range(0, 520, 13)])
+    library.set_threads(threads)
+    for rows in (4, 14, 40, 520):
+        together = made(x[:rows])
+        assert torch.equal(together[::13], alone[: len(together[::13])]), rows
+
+
+def test_a_weight_that_is_no_number_shows(library: Library) -> None:
+    for odd in (torch.nan, torch.inf):
+        weight = rand(40, 65, seed=1)
+        weight[7, 64] = odd
+        out = PackedLinear(library, QuantizedWeight(weight), None)(rand(1, 65, seed=3))
+        assert out.isfinite().logical_not().nonzero().tolist() == [[0, 7]]
+
+
+def test_zeros_stay_zeros(library: Library) -> None:
+    made = PackedLinear(library, QuantizedWeight(torch.zeros(17, 40)), None)
+    assert torch.equal(made(rand(3, 40, seed=1)), torch.zeros(3, 17))
+
+
+def test_it_takes_the_bytes_that_the_planner_counts_and_little_more_while_it_is_made() -> None:
+    weight, made = rand(4096, 2048, seed=1, dtype=torch.bfloat16), list[QuantizedWeight]()
+    peak = peak_bytes(lambda: made.append(QuantizedWeight(weight)))
+    assert INT8_BLOCK == BLOCK
+    assert made[0].panels.nbytes == weight.numel() * INT8_BLOCK_BYTES // INT8_BLOCK
+    assert peak < made[0].panels.nbytes + weight.nbytes
