@@ -54,6 +54,10 @@ class Indices:
         index = self._by_id.get(index_id(kind)) or {}
         return sorted(index[key], key=lambda one: str(one["metadata"]["name"])) if key in index else []
 
+    def keys(self, kind: Kind) -> list[Key]:
+        """Whose objects of a kind there are, sorted."""
+        return sorted(self._by_id.get(index_id(kind)) or ())
+
     def holds_nothing_of(self, key: Key) -> bool:
         """Whether the watches have seen all there is, and no child or pod of `key` was among it."""
         return self.complete and not any(self.of(kind, key) for kind in WATCHED)

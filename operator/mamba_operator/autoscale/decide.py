@@ -1,0 +1,209 @@
+"""`decide`: from an observation, a config and a memory to how many engines there shall be. Pure; no clock.
+
+Called by the operator's autoscaler, by `mambaserve scaling replay` and by the fleet simulator, with the same
+result. A fleet grows at once to what is needed now and to what would have been enough lately; it shrinks to
+the largest number recommended in the last `scale_down_delay`, and never on data that is missing.
+"""
+
+import math
+
+import msgspec
+
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.demand import Demand, demand, waiting_requests
+from mamba_operator.autoscale.learning import learned
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.observation import Observation
+from mamba_operator.autoscale.starts import Starts, starts
+from mamba_operator.autoscale.virtual_fleets import enough, share_met
+from mamba_operator.autoscale.work import Costs, costs
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """How many, and why."""
+
+    target: int
+    """Engines that shall run."""
+    reason: str
+    """One sentence with numbers."""
+    binding: str
+    """What asks for the number: prefill, decode, slots, pages, queue, history, idle, wake, bounds or data."""
+    demand: Demand
+    """Engines' worth asked for, by unit."""
+    memory: Memory
+    """For the next decision."""
+
+
+class _Need(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of engines and what asks for it."""
+
+    engines: int
+    binding: str
+    why: str
+
+
+def decide(observation: Observation, config: Config, memory: Memory) -> Decision:
+    """How many engines shall run.
+
+    Args:
+        observation: the fleet now; what is not known is None in it.
+        config: bounds, targets and constants.
+        memory: of the last decision; `Memory()` at first.
+    """
+    passed = _passed(observation, config, memory)
+    elapsed = memory.elapsed + passed
+    coming = starts(memory, observation, config, elapsed)
+    cost = costs(memory, observation.load)
+    asks = demand(memory, observation, config, cost, coming, passed)
+    grow = _needed(memory, config, cost, asks, config.grow_use, config.grow_goal, asks.work)
+    calm = max(asks.work, asks.work_slow / cost.capacity)
+    keep = _needed(memory, config, cost, asks, config.keep_use, config.keep_goal, calm)
+    window = _window(memory, observation, config, elapsed, max(keep.engines, grow.engines))
+    quiet = _quiet(observation)
+    busy = memory.busy if quiet and memory.at is not None else elapsed
+    need = _chosen(observation, config, coming, grow, keep, window, elapsed - busy, quiet is True)
+    after = learned(memory, observation, config, cost, asks, passed)
+    return Decision(
+        target=need.engines,
+        reason=need.why,
+        binding=need.binding,
+        demand=asks,
+        memory=msgspec.structs.replace(
+            after,
+            at=observation.at,
+            elapsed=elapsed,
+            target=need.engines,
+            asked=observation.asked,
+            window=window,
+            busy=busy,
+            starting=coming.starting,
+            started=coming.started,
+            ready=observation.ready,
+            start_seconds=coming.learned,
+        ),
+    )
+
+
+def _passed(seen: Observation, config: Config, memory: Memory) -> float:
+    """Seconds since the last look: none if the clock was set back, no more than fit between two looks."""
+    return 0.0 if memory.at is None else min(max(seen.at - memory.at, 0.0), config.longest_gap)
+
+
+def _needed(
+    memory: Memory, config: Config, cost: Costs, asks: Demand, use: float, goal: float, work: float
+) -> _Need:
+    """The largest of what single units ask for, with so much of each left free."""
+    usable = cost.usable(config, use)
+    unit = asks.binding()
+    now = {
+        unit if unit in ("prefill", "decode") else "prefill": work / usable,
+        "slots": asks.slots / use,
+        "pages": asks.pages / use,
+        "queue": asks.queue,
+    }
+    binding, most = max(now.items(), key=lambda item: item[1])
+    engines = math.ceil(most - 1e-9)
+    why = f"{binding} asks for {most:.2f} engines"
+    past = enough(memory, config, goal)
+    if past is not None and past > engines:
+        met = share_met(memory, config, past) or 0.0
+        less = share_met(memory, config, past - 1) if past > 1 else None
+        why = f"with {past} engines {met:.1%} of the last requests would have been in time"
+        why += f", with {past - 1} {less:.1%}" if less is not None else ""
+        engines, binding = past, "history"
+    bounded = min(max(engines, config.lowest), config.max_replicas)
+    if bounded != engines and bounded != 1:
+        which = "maxReplicas" if bounded < engines else "minReplicas"
+        return _Need(engines=bounded, binding="bounds", why=f"{why}, and {which} is {bounded}")
+    return _Need(engines=bounded, binding=binding, why=why)
+
+
+def _window(
+    memory: Memory, seen: Observation, config: Config, elapsed: float, engines: int
+) -> tuple[tuple[float, int], ...]:
+    """Recommendations of the last while, each larger than all after it."""
+    window = list(memory.window)
+    if memory.at is None or seen.asked not in (memory.target, memory.asked):
+        # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
+        window = [*_without_smaller(window, seen.asked), (elapsed, seen.asked)]
+    window = [*_without_smaller(window, engines), (elapsed, engines)]
+    return tuple(
+        (when, each) for when, each in window if elapsed - when < config.scale_down_delay or when == elapsed
+    )
+
+
+def _without_smaller(window: list[tuple[float, int]], engines: int) -> list[tuple[float, int]]:
+    return [one for one in window if one[1] > engines]
+
+
+def _quiet(seen: Observation) -> bool | None:
+    """Whether nothing is asked of the deployment; None when that cannot be said."""
+    load, traffic = seen.load, seen.traffic
+    if traffic is not None and (traffic.in_flight or traffic.queued or traffic.held or traffic.arrivals > 0):
+        return False
+    if load is not None and (load.running or load.waiting or load.arrivals > 0):
+        return False
+    if traffic is None or (load.engines if load is not None else 0) < seen.ready:
+        return None
+    return True
+
+
+def _chosen(
+    seen: Observation,
+    config: Config,
+    coming: Starts,
+    grow: _Need,
+    keep: _Need,
+    window: tuple[tuple[float, int], ...],
+    idle: float,
+    quiet: bool,
+) -> _Need:
+    """The decision, between what is asked for, what was, and what may be."""
+    asked = seen.asked
+    if config.min_replicas == 0:
+        if asked == 0:
+            waiting = waiting_requests(seen.traffic)
+            if not waiting and not seen.woken:
+                return _Need(engines=0, binding="idle", why="no engine runs and no request waits for one")
+            return _Need(
+                engines=grow.engines, binding="wake", why=f"{waiting} requests wait and no engine runs"
+            )
+        if quiet and idle >= config.scale_down_delay:
+            why = f"no request for {idle:.0f} s, and minReplicas is 0"
+            return _Need(engines=0, binding="idle", why=why)
+    if grow.engines > asked:
+        return _grown(asked, coming, grow, config)
+    low = max(each for _, each in window)
+    floor = min(max(low, config.lowest), config.max_replicas)
+    if asked > config.max_replicas or asked < config.lowest:
+        which = "maxReplicas" if asked > config.max_replicas else "minReplicas"
+        return _Need(engines=min(max(asked, config.lowest), config.max_replicas), binding="bounds",
+                     why=f"{asked} engines are asked for, and {which} is another bound")  # fmt: skip
+    if floor >= asked:
+        return _Need(engines=asked, binding=grow.binding, why=f"{asked} engines stay: {grow.why}")
+    reporting = seen.load.engines if seen.load is not None else 0
+    if reporting < seen.ready or (seen.ready == 0 and asked > 0):
+        return _Need(
+            engines=asked, binding="data",
+            why=f"{reporting} of {seen.ready} ready engines report: {asked} stay until all of them do",
+        )  # fmt: skip
+    delay = config.scale_down_delay
+    return _Need(
+        engines=floor, binding=keep.binding,
+        why=f"{floor} engines instead of {asked}: {keep.why}, and no more than {low} in {delay:.0f} s",
+    )  # fmt: skip
+
+
+def _grown(asked: int, coming: Starts, grow: _Need, config: Config) -> _Need:
+    """More engines than are asked for."""
+    wanted = min(grow.engines + coming.replaced, config.max_replicas, 2 * grow.engines)
+    why = f"{wanted} engines instead of {asked}: {grow.why}"
+    if coming.stuck:
+        why += f"; {coming.stuck} pods do not get ready"
+        if not coming.replaced and asked >= config.lowest:
+            return _Need(
+                engines=asked, binding="data",
+                why=f"{asked} engines stay, though {grow.why}: {coming.stuck} pods do not get ready, and "
+                "more would not either",
+            )  # fmt: skip
+    return _Need(engines=wanted, binding=grow.binding, why=why)

@@ -1,0 +1,109 @@
+"""How many engines the load of this moment needs, by each thing that an engine has so much of. Pure.
+
+Larger load never gives a smaller number: what is learned from a look counts from the next one on.
+"""
+
+import math
+
+import msgspec
+
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.observation import Load, Observation, Traffic
+from mamba_operator.autoscale.starts import Starts
+from mamba_operator.autoscale.work import Costs
+
+CROWDED = 0.8
+"""Share of slots or pages in use from which on requests are taken to wait for them."""
+LEAST_DRAIN = 10.0
+"""Seconds in which a queue is to be gone once more engines run, at least."""
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines' worth that is asked for, before anything is left free."""
+
+    prefill: float = 0.0
+    """Of time, for prompts."""
+    decode: float = 0.0
+    """Of time, for generation."""
+    slots: float = 0.0
+    """Of state slots, or of places in batches."""
+    pages: float = 0.0
+    """Of KV pages."""
+    queue: float = 0.0
+    """Of time, to work off what waits once more engines could run."""
+    work_fast: float = 0.0
+    """Seconds of an engine per second, over the last half minute or so."""
+    work_slow: float = 0.0
+    """The same over some minutes."""
+
+    @property
+    def work(self) -> float:
+        """Engines' worth of time for prompts and generation."""
+        return self.prefill + self.decode
+
+    def binding(self) -> str:
+        """The unit that is asked for most."""
+        work = max((self.prefill, "prefill"), (self.decode, "decode"))[1]
+        return max((self.work, work), (self.slots, "slots"), (self.pages, "pages"), (self.queue, "queue"))[1]
+
+
+def demand(
+    memory: Memory, seen: Observation, config: Config, costs: Costs, starts: Starts, passed: float
+) -> Demand:
+    """What is asked for. `passed` is seconds since the last look."""
+    load = seen.load or Load()
+    prefill, decode = costs.prefill(load), costs.decode(load)
+    fast = _toward(memory.work_fast, prefill + decode, passed, config.fast, first=memory.at is None)
+    slow = _toward(memory.work_slow, prefill + decode, passed, config.slow, first=memory.at is None)
+    rising = max(fast - slow, 0.0) * min(starts.seconds / config.slow, 1.0)
+    total = prefill + decode
+    share = prefill / total if total > 0 else 1.0
+    time = (fast + rising) / costs.capacity
+    return Demand(
+        prefill=time * share,
+        decode=time * (1.0 - share),
+        slots=_held(load.slots_used, load),
+        pages=_held(load.pages_used, load),
+        queue=_queue(memory, seen, config, costs, starts, fast),
+        work_fast=fast,
+        work_slow=slow,
+    )
+
+
+def waiting_requests(traffic: Traffic | None) -> int:
+    """Requests that no engine has yet."""
+    return traffic.queued + traffic.held if traffic is not None else 0
+
+
+def _held(used: float, load: Load) -> float:
+    """Engines' worth of a pool: what runs holds, and what waits would, where it waits for this pool."""
+    if load.places and load.engines:
+        used = max(used, load.running * load.engines / load.places)
+    if load.engines and load.running and used >= CROWDED * load.engines:
+        used += load.waiting * used / load.running
+    return used
+
+
+def _queue(
+    memory: Memory, seen: Observation, config: Config, costs: Costs, starts: Starts, work: float
+) -> float:
+    """Engines that work off, in time, what would still wait when more of them could run."""
+    load = seen.load or Load()
+    tokens = load.waiting_tokens + waiting_requests(seen.traffic) * memory.prompt_tokens
+    ahead = starts.seconds
+    ready = seen.ready * ahead
+    # Those on their way have half of their start before them, on average.
+    coming = max(len(seen.pending) - starts.stuck, 0) * ahead / 2
+    left = tokens * costs.prompt_token + (work - (ready + coming) / max(ahead, 1e-9) * costs.capacity) * ahead
+    if tokens <= 0 or left <= 0:
+        return 0.0
+    within = max(config.ttft_target or config.wait_target, LEAST_DRAIN, ahead)
+    return (work + left / within) / costs.capacity
+
+
+def _toward(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
+    """An exponential mean, one look further."""
+    if first:
+        return new
+    return old + (1.0 - math.exp(-passed / constant)) * (new - old)

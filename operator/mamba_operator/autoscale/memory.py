@@ -1,0 +1,68 @@
+"""`Memory`: what a decision leaves for the next one. Frozen, plain data, of bounded size: it is recorded too.
+
+An autoscaler that starts anew starts with an empty one; it then keeps what runs for a whole
+`scale_down_delay`.
+"""
+
+import msgspec
+
+
+class StepFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Decaying sums of (sequences per engine, seconds of a step) for a straight line through them."""
+
+    n: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """After some decisions. Times are `elapsed`, the time that passed as far as observations tell."""
+
+    at: float | None = None
+    """`Observation.at` of the last one; None before the first."""
+    elapsed: float = 0.0
+    """Seconds that have passed; a clock that is set moves it by `Config.longest_gap` at most, never back."""
+    target: int | None = None
+    """The last decision."""
+    asked: int | None = None
+    """`Observation.asked` of the last one: what was decided takes a moment to be asked for."""
+    window: tuple[tuple[float, int], ...] = ()
+    """(elapsed, engines) recommended lately: those that a later one has not exceeded, oldest first."""
+    busy: float = 0.0
+    """Elapsed when there was last a request, or no saying that there was none."""
+    starting: tuple[tuple[str, float], ...] = ()
+    """(pod, elapsed) of pods that are not ready yet, and when each was first seen."""
+    started: float = -1.0
+    """Elapsed when a pod was last seen to become ready; -1 = never."""
+    ready: int = 0
+    """Engines that were ready then."""
+    start_seconds: float = 0.0
+    """Seconds a pod needs to be ready, learned; 0 = none was seen."""
+    speed: float = 0.0
+    """Prompt tokens per second of one engine, as last measured."""
+    step: StepFit = StepFit()
+    """Time of decoding steps by batch."""
+    efficiency: float = 1.0
+    """What saturated engines do, by what they should by `speed` and `step`."""
+    prompt_tokens: float = 0.0
+    """Mean of tokens to compute per request."""
+    work_fast: float = 0.0
+    """Engines' worth of work that came, over `Config.fast`."""
+    work_slow: float = 0.0
+    """The same over `Config.slow`."""
+    correction: float = 1.0
+    """Work that makes virtual fleets keep the targets as badly as the real one did, by the work that came."""
+    measured: float = 0.0
+    """Share of requests in time that were missed, decayed sum of late ones."""
+    foreseen: float = 0.0
+    """The same as the virtual fleet of the real size has it."""
+    requests: float = 0.0
+    """Requests whose times were measured, decayed."""
+    backlog: tuple[float, ...] = ()
+    """Seconds of work that wait in each virtual fleet, by `virtual_fleets.sizes`."""
+    met: tuple[float, ...] = ()
+    """Requests that each would have served in time, decayed."""
+    came: float = 0.0
+    """Requests that came, decayed."""
