@@ -20,6 +20,8 @@ ANNOUNCED = (
     ConditionType.DEGRADED,
     ConditionType.READY,
 )
+MAX_WORDS = 1000
+"""Of the message of an event, which may have 1024."""
 WORDS: dict[Change, tuple[str, str]] = {
     Change.MISSING: ("Created", "Created"),
     Change.OUTDATED: ("Updated", "Updated"),
@@ -39,7 +41,9 @@ class Announcement:
 
 def announce(old: Status, new: Status | None, done: Sequence[Done]) -> list[Announcement]:
     """Events of one pass, past tense, at most one per kind of change and one per condition that changed."""
-    return [*_of_children(done), *(_of_conditions(old, new) if new is not None else ())]
+    if new is None:
+        return _of_children(done)
+    return [*_of_children(done), *_of_scaling(old, new), *_of_conditions(old, new)]
 
 
 def _of_children(done: Sequence[Done]) -> list[Announcement]:
@@ -50,6 +54,16 @@ def _of_children(done: Sequence[Done]) -> list[Announcement]:
             what = ", ".join(f"{one.ref} ({one.detail})" if one.detail else str(one.ref) for one in those)
             made.append(Announcement("Normal", reason, f"{verb} {what}"))
     return made
+
+
+def _of_scaling(old: Status, new: Status) -> list[Announcement]:
+    """That the number of engines was decided anew."""
+    before, after = old.scaling, new.scaling
+    if before is None or after is None or before.desired == after.desired:
+        return []
+    word = "ScaledUp" if after.desired > before.desired else "ScaledDown"
+    message = f"Asked for {after.desired} engines instead of {before.desired}: {after.reason}"
+    return [Announcement("Normal", word, message[:MAX_WORDS])]
 
 
 def _of_conditions(old: Status, new: Status) -> list[Announcement]:

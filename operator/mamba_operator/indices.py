@@ -54,6 +54,10 @@ class Indices:
         index = self._by_id.get(index_id(kind)) or {}
         return sorted(index[key], key=lambda one: str(one["metadata"]["name"])) if key in index else []
 
+    def keys(self, kind: Kind) -> list[Key]:
+        """Whose objects of a kind there are, sorted."""
+        return sorted(self._by_id.get(index_id(kind)) or ())
+
     def differing(self, kind: Kind, listed: Iterable[Manifest]) -> set[Key]:
         """Whose objects a list shows in another version than the index has, or not at all."""
         index = self._by_id.get(index_id(kind)) or {}

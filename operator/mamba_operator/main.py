@@ -19,6 +19,9 @@ from mamba_api import names
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
 from mamba_operator.admin_key import AdminKey, admin_key
+from mamba_operator.autoscale.autoscaler import Autoscaler
+from mamba_operator.autoscale.metrics_reader import MetricsReader
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.default_images import DefaultImages
@@ -111,8 +114,17 @@ class Operator:
         """What the holder of the lease does."""
         await self._crd_served()
         self._metrics.leader.set(1)
-        settings, indices = self._settings, Indices()
+        indices = Indices()
         key = await self._admin_key()
+        async with MetricsReader() as pods:
+            await self._work(indices, key, pods)
+
+    async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
+        settings = self._settings
+        autoscaler = Autoscaler(
+            indices, pods.read, self._queue.add, ScalingMetrics(self._metrics.registry),
+            period=settings.scale_every,
+        )  # fmt: skip
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -124,6 +136,7 @@ class Operator:
             indices=indices,
             images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
             key=key,
+            decided=autoscaler.decided,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -138,7 +151,8 @@ class Operator:
         )
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
-        tasks = {watching, working, resyncing}
+        scaling = asyncio.create_task(autoscaler.run())
+        tasks = {watching, working, resyncing, scaling}
         try:
             # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
             await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
@@ -149,7 +163,7 @@ class Operator:
         finally:
             self._metrics.leader.set(0)
             # The workers first: whatever still arrives is for the next operator.
-            for one in (working, resyncing, watching):
+            for one in (scaling, working, resyncing, watching):
                 one.cancel()
                 await asyncio.wait({one}, timeout=settings.exit_timeout)
 

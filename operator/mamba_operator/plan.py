@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.documents import explain
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
@@ -27,7 +27,7 @@ from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_document, engine_pod_template
-from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
+from mamba_operator.scale import scaling_status, wake_text
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.tuning import AGAIN, Refusal, Tune, to_tell, tuning
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
@@ -94,6 +94,8 @@ class ReconcilePlan:
     """Engines to be told settings that they take over while they serve."""
     refusals: tuple[Refusal, ...] = ()
     """Those of them that were told and did not take it."""
+    scaling: ScalingStatus | None = None
+    """What is decided about the number of engines; None where spec.replicas is what runs."""
 
 
 def make_plan(
@@ -128,8 +130,9 @@ def make_plan(
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
         return ReconcilePlan(deployment, verdict, plan_differs=differs)
     asked = snapshot.child("ConfigMap", names.Children(deployment.name).wake)
-    woken = woken_at(asked)
-    replicas = engines_wanted(deployment, woken, now)
+    old = deployment.status.scaling if deployment.status is not None else None
+    scaling = scaling_status(deployment, old, engine, wake_text(asked), snapshot.decided, now)
+    replicas = scaling.desired if scaling is not None else deployment.spec.replicas
     plan = verdict.plan if isinstance(verdict, Fits) else None
     context = Context(deployment, replicas, plan, key_id, planned_for=planned_for, images=images)
     tuned = None
@@ -152,10 +155,8 @@ def make_plan(
     keep = {ref(manifest) for manifest in wanted}
     revision = engine_pod_template(context)["metadata"]["labels"][names.LABEL_REVISION]
     tunes = to_tell(snapshot.pods, tuned, revision, snapshot.told) if tuned is not None else ()
-    awake = seconds_awake(deployment, woken, now)
     trouble = index_trouble(deployment, asked, now)
     moments = [
-        *([] if awake is None else [awake]),
         *([WAITING_PERIOD] if waiting or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
         *([AGAIN] if tunes else []),
@@ -172,6 +173,7 @@ def make_plan(
         trouble,
         differs,
         tunes,
+        scaling=scaling,
     )
 
 

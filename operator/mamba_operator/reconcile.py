@@ -19,6 +19,7 @@ from mamba_api.v1alpha1 import Status
 from mamba_operator.admin_key import AdminKey
 from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
+from mamba_operator.autoscale.decided import Decided
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.client import KubeClient
 from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
@@ -72,6 +73,7 @@ class Reconciler:
         images: DefaultImages = OF_THIS_VERSION,
         key: AdminKey | None = None,
         put: Put = put_strategy,
+        decided: Callable[[Key], Decided | None] = lambda _: None,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -85,7 +87,7 @@ class Reconciler:
         self._shipped = shipped
         self._images = images
         self._indices = indices or Indices()
-        self._key, self._put = key, put
+        self._key, self._put, self._decided = key, put, decided
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -143,7 +145,7 @@ class Reconciler:
             self._told.pop(key, None)
             return None
         settled = self._settled.setdefault(key, {})
-        snapshot = replace(snapshot, settled=settled, told=self._told.get(key, {}))
+        snapshot = self._with_memories(snapshot)
         plan = self._plan(snapshot)
         if plan.deployment is not None and depends_on_nodes(plan.deployment):
             self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
@@ -157,6 +159,16 @@ class Reconciler:
         if outcome.errors:
             raise _worst(outcome.errors)
         return min(self._resync(), plan.again_in or float("inf"))
+
+    def _with_memories(self, snapshot: Snapshot) -> Snapshot:
+        """With what this process alone knows of the object."""
+        key = snapshot.key
+        return replace(
+            snapshot,
+            settled=self._settled.get(key, {}),
+            told=self._told.get(key, {}),
+            decided=self._decided(key),
+        )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:
         key, uid = self._key, snapshot.uid
@@ -185,7 +197,7 @@ class Reconciler:
         snapshot = look_up(self._indices, key, self._nodes, shipped=self._shipped)
         if snapshot is None or snapshot.owner is None:
             return None
-        plan = self._plan(replace(snapshot, settled=self._settled.get(key, {}), told=self._told.get(key, {})))
+        plan = self._plan(self._with_memories(snapshot))
         old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and (
             time.monotonic() > self._nodes_until
         )  # fmt: skip

@@ -1,40 +1,157 @@
-"""How many engines are wanted now: spec.replicas, and what a wake adds while there is none. Pure."""
+"""How many engines are wanted now: spec.replicas, or what the autoscaler decided and a wake adds to it. Pure.
+
+The number that is in force stands in `status.scaling`: it outlives the operator, and decisions are about it.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus
+from mamba_api.v1alpha1.status import HISTORY
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.decided import Decided
 from mamba_operator.manifest import Manifest
 
 
-def engines_wanted(deployment: MambaDeployment, woken: datetime | None, now: datetime) -> int:
-    """spec.replicas, whoever wrote it; in mode Internal with minReplicas 0 only while a gateway asks for it.
+def autoscaling(deployment: MambaDeployment) -> Config | None:
+    """What the autoscaler is to hold; None where spec.replicas is what runs.
 
-    Engines that a request wakes stay for `scaleDownDelay` after a gateway last asked (`woken`), at least one.
+    Without a range there may still be nothing to do: engines then stop, and start, all together.
     """
-    spec = deployment.spec
-    sleeps = spec.scaling.mode == "Internal" and spec.scaling.min_replicas == 0
-    if seconds_awake(deployment, woken, now) is not None:
-        return max(spec.replicas, 1)
-    return 0 if sleeps else spec.replicas
+    spec, scaling = deployment.spec, deployment.spec.scaling
+    delay = scaling.scale_down_delay.seconds
+    if scaling.automatic:
+        assert scaling.min_replicas is not None
+        assert scaling.max_replicas is not None
+        return Config(
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            ttft_target=scaling.ttft_target.seconds if scaling.ttft_target else None,
+            tpot_target=scaling.tpot_target.seconds if scaling.tpot_target else None,
+            scale_down_delay=delay,
+        )
+    if spec.replicas == 0 or (scaling.mode == "Internal" and scaling.min_replicas == 0):
+        engines = max(spec.replicas, 1)
+        return Config(min_replicas=0, max_replicas=engines, first=engines, scale_down_delay=delay)
+    return None
 
 
-def seconds_awake(deployment: MambaDeployment, woken: datetime | None, now: datetime) -> float | None:
-    """Seconds until a wake is over; None when there was none or it is over."""
-    if woken is None:
+def scaling_status(
+    deployment: MambaDeployment,
+    old: ScalingStatus | None,
+    engine: Manifest | None,
+    woken: str | None,
+    decided: Decided | None,
+    now: datetime,
+) -> ScalingStatus | None:
+    """What `status.scaling` shall say; None where spec.replicas is what runs.
+
+    Args:
+        deployment: the object.
+        old: what it said before.
+        engine: the engine Deployment, if there is one.
+        woken: the text in which a gateway last asked for an engine.
+        decided: the autoscaler's last decision. One that was made of another number than the one in force is
+            left out: it has been carried out, or was overtaken.
+        now: the time.
+    """
+    config = autoscaling(deployment)
+    if config is None:
         return None
-    # In seconds: the end of a delay that somebody chose may lie beyond the last year a date can have.
-    left = (woken - now).total_seconds() + deployment.spec.scaling.scale_down_delay.seconds
-    return left if left > 0 else None
+    start = deployment.spec.replicas
+    if old is None:
+        return _begun(deployment, config, engine, woken, now)
+    kept = old.model_copy(update={"start": start})
+    if start != old.start:
+        return _changed(
+            kept, _bounded(start, config), f"spec.replicas was set to {start}", "spec", woken, now
+        )
+    if old.desired == 0 and woken is not None and woken != old.answered_wake:
+        return _changed(kept, config.lowest, "a gateway holds a request", "wake", woken, now)
+    if decided is not None and decided.asked == old.desired and decided.start == start:
+        target = _bounded(decided.decision.target, config)
+        if target != old.desired:
+            made = decided.decision
+            return _changed(kept, target, made.reason, made.binding, woken, now, decided.record)
+    if (bounded := _bounded(old.desired, config)) != old.desired:
+        return _changed(kept, bounded, "the bounds were changed", "bounds", woken, now)
+    return kept
 
 
-def woken_at(request: Manifest | None) -> datetime | None:
-    """When a gateway last asked for an engine, by the ConfigMap X-wake; None when none did."""
+def _begun(
+    deployment: MambaDeployment, config: Config, engine: Manifest | None, woken: str | None, now: datetime
+) -> ScalingStatus:
+    """The first number: what runs goes on, unless the spec says that nothing shall."""
+    start = deployment.spec.replicas
+    running = (engine.get("spec") or {}).get("replicas") if engine is not None else None
+    if isinstance(running, int) and start > 0:
+        desired, reason = _bounded(running, config), f"{running} engines were asked for before"
+    elif config.min_replicas == 0 and not _asks(woken, config, now):
+        desired, reason = 0, "no request has come yet"
+    else:
+        desired, reason = max(_bounded(start, config), config.lowest), f"spec.replicas is {start}"
+    return ScalingStatus(
+        desired=desired,
+        reason=reason,
+        binding="spec",
+        start=start,
+        last_change=now.isoformat(timespec="seconds"),
+        answered_wake=woken if desired == 0 else None,
+    )
+
+
+def _asks(woken: str | None, config: Config, now: datetime) -> bool:
+    """Whether a gateway asked so lately that somebody may still wait."""
+    when = moment(woken) if woken is not None else None
+    return when is not None and (now - when).total_seconds() < config.scale_down_delay
+
+
+def _bounded(engines: int, config: Config) -> int:
+    """Within the bounds; none at all, or as many as a first request starts."""
+    if engines == 0 and config.min_replicas == 0:
+        return 0
+    return min(max(engines, config.lowest), config.max_replicas)
+
+
+def _changed(
+    old: ScalingStatus,
+    desired: int,
+    reason: str,
+    binding: str,
+    woken: str | None,
+    now: datetime,
+    record: str = "",
+) -> ScalingStatus:
+    if desired == old.desired:
+        return old
+    when = now.isoformat(timespec="seconds")
+    change = ScalingChange(time=when, before=old.desired, after=desired, reason=reason, record=record)
+    return old.model_copy(
+        update={
+            "desired": desired,
+            "reason": reason,
+            "binding": binding,
+            "last_change": when,
+            # What asked for the engines that stop now is answered; who asks again writes something else.
+            "answered_wake": woken if desired == 0 else old.answered_wake,
+            "history": [*old.history, change][-HISTORY:],
+        }
+    )
+
+
+def wake_text(request: Manifest | None) -> str | None:
+    """When a gateway last asked for an engine, as it wrote it; None when none did, or wrote no time."""
     data = request.get("data") if request else None
     text = data.get(names.WAKE_KEY) if isinstance(data, Mapping) else None
     # Gateways are not trusted with more than this: a text that is no time wakes nothing.
-    return moment(text) if isinstance(text, str) else None
+    return text if isinstance(text, str) and len(text) <= 64 and moment(text) is not None else None
+
+
+def woken_at(request: Manifest | None) -> datetime | None:
+    """The same as a time."""
+    text = wake_text(request)
+    return moment(text) if text is not None else None
 
 
 def moment(text: str) -> datetime | None:

@@ -53,6 +53,8 @@ class OperatorSettings(BaseSettings):
     """Longest time one request to the API server may take."""
     reconcile_timeout: float = Field(120.0, gt=0)
     """Longest time one reconcile may take."""
+    scale_every: float = Field(10.0, ge=1, le=60)
+    """Time between two looks at the load of engines whose number the operator decides."""
     stale_after: float = Field(90.0, gt=0)
     """How long a watch may lag behind what a list shows before liveness fails."""
     exit_timeout: float = Field(10.0, gt=0)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mamba_operator.autoscale.decided import Decided
 from mamba_operator.manifest import Key, Manifest, Ref
 
 
@@ -34,6 +35,9 @@ class Snapshot:
 
     told: Mapping[str, str] = field(default_factory=dict)
     """By run of an engine: hash of the settings that it was told and took over."""
+
+    decided: Decided | None = None
+    """What the autoscaler last decided about it."""
 
     @property
     def uid(self) -> str:

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from mamba_api import names
 from mamba_api.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason, set_condition
-from mamba_api.v1alpha1 import Condition, Status
+from mamba_api.v1alpha1 import Condition, ScalingStatus, Status
 from mamba_operator.manifest import Manifest
 from mamba_operator.plan import ReconcilePlan
 from mamba_operator.pod_trouble import is_draining, is_loading, trouble
@@ -126,8 +126,15 @@ def summarize(
             "url": names.url(snapshot.key.name, snapshot.key.namespace),
             "conditions": conditions,
             "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
+            "scaling": _scaling(plan, old.scaling, engine.replicas),
         }
     )
+
+
+def _scaling(plan: ReconcilePlan, old: ScalingStatus | None, engines: int) -> ScalingStatus | None:
+    """What was decided about the number of engines; what stood there, while nothing may be changed."""
+    made = plan.scaling if plan.replicas is not None else old
+    return made.model_copy(update={"current": engines}) if made is not None else None
 
 
 def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:

@@ -29,6 +29,7 @@ COMMANDS: tuple[str, ...] = (
     "gateway",
     "operate",
     "plan",
+    "scaling",
     "serve",
     "status",
     "up",

@@ -5,6 +5,7 @@ from seeded import Mutant
 OPERATOR, API = "operator/mamba_operator/", "operator/mamba_api/"
 UNIT = "tests/unit/operator/"
 STATUS, PLAN, RENDER = UNIT + "test_status.py", UNIT + "test_plan.py", UNIT + "test_render.py"
+DECIDE = UNIT + "test_decide.py"
 PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
 
 MUTANTS = (
@@ -116,11 +117,39 @@ MUTANTS = (
     ),
     Mutant(
         "a sleeping deployment never sleeps", OPERATOR + "scale.py",
-        "return 0 if sleeps else spec.replicas", "return spec.replicas", (SCALE,),
+        "desired, reason = 0, \"no request has come yet\"", "desired, reason = start, \"\"", (SCALE,),
     ),
     Mutant(
         "a wake starts one engine however many are wanted", OPERATOR + "scale.py",
-        "return max(spec.replicas, 1)", "return 1", (SCALE,),
+        "engines = max(spec.replicas, 1)", "engines = 1", (SCALE,),
+    ),
+    Mutant(
+        "a decision is carried out whatever number it was made of", OPERATOR + "scale.py",
+        "decided.asked == old.desired and ", "", (SCALE,),
+    ),
+    Mutant(
+        "an answered wake wakes again", OPERATOR + "scale.py", " and woken != old.answered_wake:", ":",
+        (SCALE,),
+    ),
+    Mutant(
+        "engines that do not report let the fleet shrink", OPERATOR + "autoscale/decide.py",
+        "if reporting < seen.ready or (seen.ready == 0 and asked > 0):", "if False:", (DECIDE,),
+    ),
+    Mutant(
+        "the last recommendation decides, not the largest of the window", OPERATOR + "autoscale/decide.py",
+        "low = max(each for _, each in window)", "low = window[-1][1]", (DECIDE,),
+    ),
+    Mutant(
+        "nobody asks gateways before the engines stop", OPERATOR + "autoscale/decide.py",
+        "if traffic is None or (load", "if (load", (DECIDE,),
+    ),
+    Mutant(
+        "pods that never start are made up for", OPERATOR + "autoscale/starts.py",
+        "replaced=len(stuck) if cluster_starts else 0,", "replaced=len(stuck),", (DECIDE,),
+    ),
+    Mutant(
+        "a clock that is set forward is time that passed", OPERATOR + "autoscale/decide.py",
+        "min(max(seen.at - memory.at, 0.0), config.longest_gap)", "max(seen.at - memory.at, 0.0)", (DECIDE,),
     ),
     Mutant(
         "the count of the spec reaches no Deployment", OPERATOR + "render/engine.py",

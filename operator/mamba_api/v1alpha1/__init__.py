@@ -33,6 +33,8 @@ from mamba_api.v1alpha1.status import (
     LedgerEntry,
     PlanStatus,
     RejectedChoice,
+    ScalingChange,
+    ScalingStatus,
     Status,
 )
 
@@ -59,6 +61,8 @@ __all__ = [
     "Rollout",
     "Routing",
     "Scaling",
+    "ScalingChange",
+    "ScalingStatus",
     "Scheduling",
     "SecretKeyRef",
     "SecretRef",

@@ -48,7 +48,8 @@ class Spec(ApiModel):
     """Active serves; Plan computes and shows the plan and touches nothing."""
     replicas: ReplicaCount = 1
     """Number of engines, within scaling.minReplicas and maxReplicas; `kubectl scale` and autoscalers write
-    it. With 0 none runs until a request arrives, which starts one for scaling.scaleDownDelay."""
+    it. Where the operator decides, it starts from this number, and from any other that is written here later.
+    With 0 none runs until a request arrives, which starts one until none came for scaling.scaleDownDelay."""
     engine: Engine = Engine()
     """How each engine runs."""
     state_cache: StateCache = StateCache()
@@ -86,13 +87,18 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
-            cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas",
+            cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas || "
+            "(self.scaling.mode == 'Internal' && has(self.scaling.maxReplicas) && "
+            "self.scaling.minReplicas < self.scaling.maxReplicas)",
             message=(
-                "spec.replicas is below scaling.minReplicas: this version has no autoscaler that would raise "
-                "it, so set spec.replicas to the number of engines wanted, or lower minReplicas"
+                "spec.replicas is below scaling.minReplicas, and nothing would raise it: set spec.replicas "
+                "to the number of engines wanted, lower minReplicas, or set a maxReplicas above it in mode "
+                "Internal, so that the operator decides"
             ),
             holds=lambda self: (
-                self.scaling.min_replicas is None or self.replicas >= self.scaling.min_replicas
+                self.scaling.min_replicas is None
+                or self.replicas >= self.scaling.min_replicas
+                or self.scaling.automatic
             ),
         ),
         Rule(

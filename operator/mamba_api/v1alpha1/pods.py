@@ -7,9 +7,10 @@ an engine computes.
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
 from mamba_api.quantity import Duration, Quantity
-from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule, refused
+from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule
 
 
 class Resources(ApiModel):
@@ -58,31 +59,49 @@ class Scheduling(ApiModel):
 
 
 ReplicaCount = Annotated[int, Field(ge=0, le=10_000)]
-NO_AUTOSCALER = (
-    "it has no autoscaler that could hold a target; set spec.replicas to a fixed number, or use scaling.mode "
-    "External and let an autoscaler write it"
-)
+
+
+def _held(field: str) -> tuple[Rule, Rule]:
+    """Rules of a target: only the operator's autoscaler holds it, and it cannot be no time."""
+    attribute = to_snake(field)
+    return (
+        Rule(
+            cel=f"!has(self.{field}) || (self.mode == 'Internal' && has(self.minReplicas) && "
+            "has(self.maxReplicas) && self.minReplicas < self.maxReplicas)",
+            message=f"{field} is held by the operator's autoscaler alone: use mode Internal with minReplicas "
+            f"below maxReplicas, or remove {field}",
+            holds=lambda self: getattr(self, attribute) is None or self.automatic,
+        ),
+        Rule(
+            cel=f"!has(self.{field}) || self.{field}.matches('[1-9]')",
+            message=f"{field} is 0, which no number of engines can hold: give it some time",
+            holds=lambda self: (target := getattr(self, attribute)) is None or target.seconds > 0,
+        ),
+    )
 
 
 class Scaling(ApiModel):
-    """Who writes spec.replicas, and between which bounds. This version has no autoscaler of its own."""
+    """Who decides how many engines run, and between which bounds."""
 
     mode: Literal["Internal", "External"] = "Internal"
-    """Internal: spec.replicas is a fixed number that people write, and with minReplicas 0 engines stop while
-    no request asks for them. External: a HorizontalPodAutoscaler or KEDA writes spec.replicas through the
-    scale subresource, and nothing else changes the number."""
+    """Internal: with minReplicas below maxReplicas the operator decides, by what engines and gateways report;
+    else spec.replicas is a fixed number that people write. External: a HorizontalPodAutoscaler or KEDA writes
+    spec.replicas through the scale subresource, and nothing else changes the number."""
     min_replicas: ReplicaCount | None = None
-    """Fewest engines spec.replicas may ask for; less is refused. 0 in mode Internal lets the engines stop
-    until a request arrives, which starts spec.replicas of them. While fewer answer, the condition Available
-    is False. Absent = no bound, and none stops itself."""
+    """Fewest engines. 0 in mode Internal lets the engines stop until a request arrives, which starts one, or
+    spec.replicas of them without maxReplicas. While fewer answer, the condition Available is False. Absent =
+    no bound, and none stops itself."""
     max_replicas: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Most engines spec.replicas may ask for, whoever writes it; more is refused. Absent = no bound."""
+    """Most engines, whoever decides; more is refused. Absent = no bound, and no autoscaling."""
     ttft_target: Duration | None = None
-    """Time to first token for an autoscaler to hold; refused until there is one."""
+    """Time to first token that the operator gives requests enough engines for; absent = prompts may wait 2 s
+    for their turn. Needs mode Internal with minReplicas below maxReplicas."""
     tpot_target: Duration | None = None
-    """Time per output token for an autoscaler to hold; refused until there is one."""
+    """Time per output token that the operator gives requests enough engines for; absent = no bound. Needs
+    mode Internal with minReplicas below maxReplicas."""
     scale_down_delay: Duration = Duration("300s")
-    """How long engines that a request has started keep running after a gateway last asked for them."""
+    """How long the largest recommendation holds before engines are given up, and how long no request may have
+    come before the last ones stop."""
 
     rules = (
         Rule(
@@ -94,9 +113,19 @@ class Scaling(ApiModel):
                 or self.min_replicas <= self.max_replicas
             ),
         ),
-        refused("ttftTarget", NO_AUTOSCALER),
-        refused("tpotTarget", f"{NO_AUTOSCALER}; spec.engine.stepTime bounds the time between tokens"),
+        *_held("ttftTarget"),
+        *_held("tpotTarget"),
     )
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the operator decides how many engines run, beyond none and some."""
+        return (
+            self.mode == "Internal"
+            and self.min_replicas is not None
+            and self.max_replicas is not None
+            and self.min_replicas < self.max_replicas
+        )
 
 
 class Disaggregation(ApiModel):

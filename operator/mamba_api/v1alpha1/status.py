@@ -79,6 +79,46 @@ class PlanStatus(StatusModel):
     """The other choices, and why not."""
 
 
+class ScalingChange(StatusModel):
+    """One time that the number of engines was decided anew."""
+
+    time: Timestamp
+    """When."""
+    before: Count
+    """Engines before."""
+    after: Count
+    """Engines since."""
+    reason: LongText
+    """Why, with numbers."""
+    record: Annotated[str, Field(max_length=16_384)] = ""
+    """All that the decision was made from, for `mambaserve scaling replay`; empty where none was computed."""
+
+
+HISTORY = 8
+"""Decisions that are kept."""
+
+
+class ScalingStatus(StatusModel):
+    """What the operator's autoscaler decided; absent while somebody else does."""
+
+    current: Count = 0
+    """Engine pods that exist."""
+    desired: Count
+    """Engines that shall run."""
+    reason: LongText = ""
+    """Why, with numbers."""
+    binding: Annotated[str, Field(max_length=64)] = ""
+    """What asks for them: prefill, decode, slots, pages, queue, history, idle, wake, bounds, data or spec."""
+    last_change: Timestamp | None = None
+    """When desired last changed."""
+    start: Count = 0
+    """The spec.replicas that was started from; another one there starts from it anew."""
+    answered_wake: Annotated[str, Field(max_length=64)] | None = None
+    """What a gateway last asked for before the engines stopped: only another request wakes them."""
+    history: Annotated[list[ScalingChange], Field(max_length=HISTORY)] = []
+    """The last decisions that changed the number, newest last."""
+
+
 class Status(StatusModel):
     """What the operator saw and decided."""
 
@@ -103,3 +143,5 @@ class Status(StatusModel):
     that this generation of the spec is what runs."""
     plan: PlanStatus | None = None
     """What the planner chose; absent while the model or the memory is unknown."""
+    scaling: ScalingStatus | None = None
+    """How many engines the operator's autoscaler wants; absent while somebody else decides."""

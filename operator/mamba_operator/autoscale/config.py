@@ -8,12 +8,14 @@ Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one MambaDeployment. The first five are its fields; the others are the same for all."""
+    """Of one MambaDeployment. The first six are its fields; the others are the same for all."""
 
     min_replicas: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Fewest engines; with 0 they stop when nothing came for `scale_down_delay`."""
     max_replicas: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Most engines."""
+    first: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Fewest engines that serve, and as many as the first request starts."""
     ttft_target: float | None = None
     """Seconds to the first token; None = requests may wait `wait_target` for their turn."""
     tpot_target: float | None = None
@@ -49,4 +51,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lowest(self) -> int:
         """Fewest engines that requests are served with."""
-        return max(1, self.min_replicas)
+        return max(self.first, self.min_replicas)

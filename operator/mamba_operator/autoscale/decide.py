@@ -1,8 +1,8 @@
 """`decide`: from an observation, a config and a memory to how many engines there shall be. Pure; no clock.
 
-Called by the operator's autoscaler, by `mambaserve scaling replay` and by the fleet simulator, with the same result.
-A fleet grows at once to what is needed now and to what would have been enough lately; it shrinks to the largest
-number recommended in the last `scale_down_delay`, and never on data that is missing.
+Called by the operator's autoscaler, by `mambaserve scaling replay` and by the fleet simulator, with the same
+result. A fleet grows at once to what is needed now and to what would have been enough lately; it shrinks to
+the largest number recommended in the last `scale_down_delay`, and never on data that is missing.
 """
 
 import math
@@ -73,6 +73,7 @@ def decide(observation: Observation, config: Config, memory: Memory) -> Decision
             at=observation.at,
             elapsed=elapsed,
             target=need.engines,
+            asked=observation.asked,
             window=window,
             busy=busy,
             starting=coming.starting,
@@ -122,7 +123,7 @@ def _window(
 ) -> tuple[tuple[float, int], ...]:
     """Recommendations of the last while, each larger than all after it."""
     window = list(memory.window)
-    if memory.at is None or memory.target != seen.asked:
+    if memory.at is None or seen.asked not in (memory.target, memory.asked):
         # Nothing is known of before, or somebody else has set the number: it stands for its time, too.
         window = [*_without_smaller(window, seen.asked), (elapsed, seen.asked)]
     window = [*_without_smaller(window, engines), (elapsed, engines)]

@@ -1,7 +1,7 @@
-"""`FleetView`: from what single engines and gateways report to one `Observation`. Holds the last reports; no I/O.
+"""`FleetView`: from what single engines and gateways report to one `Observation`. Holds the last reports.
 
-Rates are differences of counters. A counter that fell was started anew and counts from zero; an engine that was
-not seen before gives no rate, since nobody knows over which time it counted.
+Rates are differences of counters. A counter that fell was started anew and counts from zero; an engine that
+was not seen before gives no rate, since nobody knows over which time it counted.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,6 @@ class FleetView:
         doors = {name: one for name, one in sorted(gateways.items()) if one is not None}
         load = self._load(engines, passed) if engines else None
         traffic = self._traffic(doors, passed) if gateways and len(doors) == len(gateways) else None
-        # Who does not report now is compared with its last report when it does again, over a wrong time.
         self._at, self._engines, self._gateways = at, engines, doors
         return Observation(
             at=at, asked=asked, ready=len(ready), pending=tuple(sorted(pending)), load=load, traffic=traffic,

@@ -1,4 +1,4 @@
-"""What a look teaches: speed, costs, how full engines can be, and whether virtual fleets tell the truth. Pure."""
+"""What a look teaches: speed, costs, how full engines can be, if virtual fleets tell the truth. Pure."""
 
 import math
 

@@ -1,6 +1,7 @@
 """`Memory`: what a decision leaves for the next one. Frozen, plain data, of bounded size: it is recorded too.
 
-An autoscaler that starts anew starts with an empty one; it then keeps what runs for a whole `scale_down_delay`.
+An autoscaler that starts anew starts with an empty one; it then keeps what runs for a whole
+`scale_down_delay`.
 """
 
 import msgspec
@@ -25,6 +26,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that have passed; a clock that is set moves it by `Config.longest_gap` at most, never back."""
     target: int | None = None
     """The last decision."""
+    asked: int | None = None
+    """`Observation.asked` of the last one: what was decided takes a moment to be asked for."""
     window: tuple[tuple[float, int], ...] = ()
     """(elapsed, engines) recommended lately: those that a later one has not exceeded, oldest first."""
     busy: float = 0.0

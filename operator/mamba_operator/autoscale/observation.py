@@ -1,7 +1,7 @@
 """`Observation`: what one decision of the autoscaler sees of all engines and gateways. Frozen; plain data.
 
-Made by `fleet_view` from single reports, in the operator and in the simulator alike. Sums over engines, so that its
-size does not depend on how many there are and a decision can be recorded with it.
+Made by `fleet_view` from single reports, in the operator and in the simulator alike. Sums over engines:
+its size does not depend on how many there are, and a decision can be recorded with it.
 """
 
 import msgspec

@@ -1,8 +1,8 @@
 """Fleets of every size that could have run, each with the queue that the traffic would have made in it. Pure.
 
-The answer to "how many engines would have been enough lately" is counted, not guessed from averages: bursts are in
-it as often as they come. Queues are fluid, one per fleet, with a waiting time for chance on top (Sakasegawa's
-approximation of M/G/c: J. Math. 29, 1977).
+The answer to "how many engines would have been enough lately" is counted, not guessed from averages: bursts
+are in it as often as they come. Queues are fluid, one per fleet, with a waiting time for chance on top
+(Sakasegawa's approximation of M/M/c, Ann. Inst. Stat. Math. 29, 1977).
 """
 
 import functools
@@ -15,7 +15,7 @@ from mamba_operator.autoscale.memory import Memory
 from mamba_operator.autoscale.work import Costs
 
 EXACT = 48
-"""Up to so many engines there is a virtual fleet of each size; beyond, each is 4 % larger than the one before."""
+"""Up to so many engines there is a virtual fleet of each size; beyond, each is 4 % larger than the last."""
 VARIABILITY = 1.25
 """(1 + squared coefficient of variation of prompts) / 2."""
 ENOUGH = 20.0

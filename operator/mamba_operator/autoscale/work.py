@@ -1,7 +1,7 @@
-"""What requests cost an engine: seconds of its device per second, from what engines measured of themselves. Pure.
+"""What requests cost an engine: seconds of its device per second, from what engines measured. Pure.
 
-A prompt token costs 1 / speed. A generated token costs what one more sequence adds to a step: the rest of a step
-is paid once, however many sequences and prompt tokens share it, and bounds the time per token from below.
+A prompt token costs 1 / speed. A generated token costs what one more sequence adds to a step: the rest
+of a step is paid once, however many sequences and prompts share it, and bounds the time per token from below.
 """
 
 import msgspec

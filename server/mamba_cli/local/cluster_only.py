@@ -14,6 +14,8 @@ ONE_ENGINE = (
     "scaling.mode",
     "scaling.minReplicas",
     "scaling.maxReplicas",
+    "scaling.ttftTarget",
+    "scaling.tpotTarget",
     "scaling.scaleDownDelay",
 )
 OF_PODS = (

@@ -46,7 +46,15 @@ class DeploymentStatus:
 async def deployment_statuses(
     namespace: str, name: str | None, kubeconfig: str | None, timeout: float
 ) -> list[DeploymentStatus]:
-    """Those of a namespace, or the one of that `name`, by name.
+    """Those of a namespace, or the one of that `name`, by name. Raises as `deployments_of` does."""
+    objects = await deployments_of(namespace, name, kubeconfig, timeout)
+    return sorted(map(_status, objects), key=lambda each: each.name)
+
+
+async def deployments_of(
+    namespace: str, name: str | None, kubeconfig: str | None, timeout: float
+) -> list[dict[str, Any]]:
+    """The MambaDeployments of a namespace, or the one of that `name`, as the cluster gives them.
 
     Raises `InvalidInput` without a usable kubeconfig, `RunFailed` when the cluster refuses or there is none.
     """
@@ -71,7 +79,7 @@ async def deployment_statuses(
 
     try:
         async with connected(await load_access(kubeconfig), timeout=timeout) as server:
-            objects = await found(server)
+            return await found(server)
     except NoClusterAccess as error:
         raise InvalidInput(str(error)) from error
     except ApiError as error:
@@ -81,14 +89,13 @@ async def deployment_statuses(
             "the cluster knows no MambaDeployments: install the chart" if error.status == 404 else str(error)
         )
         raise RunFailed(said) from error
-    return sorted(map(_status, objects), key=lambda each: each.name)
 
 
 def _status(manifest: dict[str, Any]) -> DeploymentStatus:
     meta, spec, status = (manifest.get(part) or {} for part in ("metadata", "spec", "status"))
     conditions = {str(each.get("type")): each for each in status.get("conditions") or ()}
     ready, plan = conditions.get("Ready") or {}, status.get("plan") or {}
-    wanted = spec.get("replicas")
+    wanted = (status.get("scaling") or {}).get("desired", spec.get("replicas"))
     return DeploymentStatus(
         name=str(meta.get("name", "")),
         namespace=str(meta.get("namespace", "")),

@@ -116,7 +116,6 @@ def test_the_fields_a_readme_tells_to_change_exist(file: Path, example: MambaDep
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "tensorParallel": {"engine": {"tensorParallel": 2}},
     "disaggregation": {"disaggregation": {}},
-    "ttftTarget": {"scaling": {"ttftTarget": "1s"}},
 }
 
 

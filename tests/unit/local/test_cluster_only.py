@@ -12,11 +12,14 @@ def spec(**parts: Any) -> Spec:
     return Spec.model_validate({"model": {"uri": "hf://a/b"}, **parts})
 
 
+RANGE = {"minReplicas": 1, "maxReplicas": 2}
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("replicas", {"replicas": 2}, "one engine runs here"),
     ("scaling.mode", {"scaling": {"mode": "External"}}, "one engine runs here"),
     ("scaling.minReplicas", {"scaling": {"minReplicas": 0}}, "one engine runs here"),
     ("scaling.maxReplicas", {"scaling": {"maxReplicas": 3}}, "one engine runs here"),
+    ("scaling.ttftTarget", {"scaling": {**RANGE, "ttftTarget": "1s"}}, "one engine runs here"),
+    ("scaling.tpotTarget", {"scaling": {**RANGE, "tpotTarget": "1s"}}, "one engine runs here"),
     ("scaling.scaleDownDelay", {"scaling": {"scaleDownDelay": "1s"}}, "one engine runs here"),
     ("gateway.auth", {"gateway": {"auth": {"secretRef": {"name": "s"}}}}, "anyone on this machine"),
     (

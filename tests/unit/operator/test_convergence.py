@@ -39,7 +39,7 @@ SPECS: list[dict[str, Any]] = [
     {"engine": {"image": "registry.test/engine:2"}},
     {"gateway": {"replicas": 3}},
     {"stateCache": {"strategy": "NoBuffer"}},
-    {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 4}},
+    {"replicas": 2, "scaling": {"minReplicas": 2, "maxReplicas": 2}},
 ]
 ERRORS: list[ClusterError] = [
     Unreachable("away", status=503), Conflict("changed", status=409), Refused("no", status=422),

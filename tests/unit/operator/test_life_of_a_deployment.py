@@ -7,6 +7,10 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_api import names
+from mamba_operator.autoscale.decide import Decision
+from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.demand import Demand
+from mamba_operator.autoscale.memory import Memory
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
@@ -17,15 +21,22 @@ POD = {"app.kubernetes.io/instance": "nano", "app.kubernetes.io/managed-by": "ma
        "app.kubernetes.io/component": "engine"}  # fmt: skip
 
 
+def decision(target: int, *, asked: int, start: int = 1) -> Decided:
+    """What an autoscaler decided."""
+    made = Decision(target=target, reason="because", binding="slots", demand=Demand(), memory=Memory())
+    return Decided(asked, start, made, "")
+
+
 class Life:
     """A cluster, its operator, and a hand that plays controllers and users."""
 
     def __init__(self, of: Manifest) -> None:
         self.cluster = FakeCluster(of)
         self.now = NOW
+        self.decided: Decided | None = None
         self._again = Reconciler(
             self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
-            resync=lambda: 300.0,
+            resync=lambda: 300.0, decided=lambda _: self.decided,
         )  # fmt: skip
         self._told: dict[str, int] = {}
 
@@ -168,23 +179,43 @@ async def test_a_sleeping_deployment_wakes_serves_and_falls_asleep_when_its_time
     life.controllers(engines=0)
     conditions, _ = await life.look()
     assert conditions["Ready"] == ("True", "ScaledToZero")
-    assert life.again_in == 300.0
 
     life.wake()
-    conditions, _ = await life.look(seconds=10)
+    conditions, events = await life.look(seconds=10)
     assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 1
-    assert life.again_in == pytest.approx(90)
     assert conditions["Progressing"] == ("True", "RollingOut")
+    assert "ScaledUp" in events
 
     life.controllers(engines=1)
     assert (await life.look(seconds=30))[0]["Ready"] == ("True", "Serving")
-    assert life.again_in == pytest.approx(60)
 
-    await life.look(seconds=61)
+    assert (await life.look(hours=30))[0]["Ready"] == ("True", "Serving")
+
+    life.decided = decision(0, asked=1)
+    _, events = await life.look(seconds=10)
     assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 0
+    assert "ScaledDown" in events
     life.controllers(engines=0)
     assert (await life.look())[0]["Ready"] == ("True", "ScaledToZero")
     assert life.again_in == 300.0
+
+
+async def test_the_number_that_is_decided_runs_and_is_told_once() -> None:
+    life = Life(fitting_owner(scaling={"minReplicas": 1, "maxReplicas": 4}))
+    await life.look()
+    life.controllers(engines=1)
+    await life.look()
+    life.decided = decision(3, asked=1)
+
+    _, events = await life.look()
+    assert life.cluster.find("Deployment", "nano-engine")["spec"]["replicas"] == 3
+    assert events.count("ScaledUp") == 1
+    life.controllers(engines=3)
+    conditions, events = await life.look()
+    assert conditions["Ready"] == ("True", "Serving")
+    assert "ScaledUp" not in events
+    scaling = life.cluster.find("MambaDeployment", "nano")["status"]["scaling"]
+    assert (scaling["desired"], scaling["current"], scaling["reason"]) == (3, 3, "because")
 
 
 async def test_plan_mode_before_serving_creates_nothing_and_active_makes_everything() -> None:

@@ -1,4 +1,4 @@
-"""How many engines are wanted: what spec.replicas says, who sleeps, and what a wake does."""
+"""How many engines are wanted: what spec.replicas says, what the autoscaler decided, and what a wake does."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -6,24 +6,54 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
+from mamba_operator.autoscale.decide import Decision
+from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.demand import Demand
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.manifest import Manifest
 from mamba_operator.record import readable
-from mamba_operator.scale import engines_wanted, seconds_awake, woken_at
+from mamba_operator.scale import autoscaling, scaling_status, wake_text, woken_at
 from operator_objects import NOW, owner
 
-Given = tuple[MambaDeployment, datetime | None]
+Given = tuple[MambaDeployment, str | None]
 
 
 def deployment(*, wake: Any = None, **spec: Any) -> Given:
     of = MambaDeployment.model_validate(readable(owner(**spec)), by_alias=True, by_name=False)
-    return of, woken_at({"kind": "ConfigMap", "data": {names.WAKE_KEY: wake}} if wake is not None else None)
+    return of, wake_text({"kind": "ConfigMap", "data": {names.WAKE_KEY: wake}} if wake is not None else None)
+
+
+def engine(replicas: int) -> Manifest:
+    return {"kind": "Deployment", "spec": {"replicas": replicas}}
+
+
+def wanted(given: Given, old: ScalingStatus | None = None, **more: Any) -> int:
+    """Engines that shall run."""
+    made = status(given, old, **more)
+    return given[0].spec.replicas if made is None else made.desired
+
+
+def status(
+    given: Given, old: ScalingStatus | None = None, *, running: int | None = None,
+    decided: Decided | None = None, now: datetime = NOW,
+) -> ScalingStatus | None:  # fmt: skip
+    of, wake = given
+    return scaling_status(of, old, None if running is None else engine(running), wake, decided, now)
+
+
+def decision(target: int, *, asked: int, start: int = 1) -> Decided:
+    made = Decision(target=target, reason="because", binding="slots", demand=Demand(), memory=Memory())
+    return Decided(asked, start, made, "a record")
 
 
 RECENT = (NOW - timedelta(seconds=100)).isoformat()
 LONG_AGO = (NOW - timedelta(seconds=400)).isoformat()
 AHEAD = (NOW + timedelta(seconds=30)).isoformat()
-FIXED = {"minReplicas": 2, "maxReplicas": 5}
+FIXED = {"minReplicas": 2}
+RANGE = {"minReplicas": 2, "maxReplicas": 5}
 IDLE = {"minReplicas": 0, "maxReplicas": 5}
+TOGETHER = {"minReplicas": 0}
 EXTERNAL = {"mode": "External"}
 
 TABLE: list[tuple[str, Given, int]] = [
@@ -39,7 +69,7 @@ TABLE: list[tuple[str, Given, int]] = [
     ("asleep", deployment(scaling=IDLE), 0),
     ("asleep, however many it wakes to", deployment(scaling=IDLE, replicas=3), 0),
     ("woken", deployment(scaling=IDLE, wake=RECENT), 1),
-    ("woken to what the spec says", deployment(scaling=IDLE, replicas=3, wake=RECENT), 3),
+    ("woken to what the spec says", deployment(scaling=TOGETHER, replicas=3, wake=RECENT), 3),
     ("woken with nothing to wake to", deployment(scaling=IDLE, replicas=0, wake=RECENT), 1),
     ("woken long ago", deployment(scaling=IDLE, wake=LONG_AGO), 0),
     ("woken by nonsense", deployment(scaling=IDLE, wake="now, please"), 0),
@@ -58,31 +88,115 @@ TABLE: list[tuple[str, Given, int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "wanted"), [one[1:] for one in TABLE], ids=[one[0] for one in TABLE])
-def test_wanted(given: Given, wanted: int) -> None:
-    assert engines_wanted(*given, NOW) == wanted
+@pytest.mark.parametrize(("given", "engines"), [one[1:] for one in TABLE], ids=[one[0] for one in TABLE])
+def test_wanted(given: Given, engines: int) -> None:
+    assert wanted(given) == engines
 
 
-def test_the_end_of_a_wake_is_known_so_that_it_is_looked_at_again() -> None:
-    assert seconds_awake(*deployment(wake=RECENT), NOW) == pytest.approx(200)
-    assert seconds_awake(*deployment(wake=LONG_AGO), NOW) is None
-    assert seconds_awake(*deployment(), NOW) is None
+@pytest.mark.parametrize(
+    ("given", "engines"),
+    [
+        (deployment(scaling=RANGE, replicas=4), 4),
+        (deployment(scaling=RANGE), 2),
+        (deployment(scaling=IDLE, replicas=3, wake=RECENT), 3),
+    ],
+)
+def test_the_operator_starts_from_what_the_spec_says_within_the_bounds(given: Given, engines: int) -> None:
+    assert wanted(given) == engines
+
+
+def test_what_runs_goes_on_when_nothing_was_recorded() -> None:
+    assert wanted(deployment(scaling=RANGE), running=5) == 5
+    assert wanted(deployment(scaling=RANGE), running=9) == 5
+    assert wanted(deployment(scaling=IDLE), running=2) == 2
+    assert wanted(deployment(replicas=0), running=3) == 0
+
+
+def old(desired: int, **more: Any) -> ScalingStatus:
+    return ScalingStatus(**{"desired": desired, "start": 1, **more})
+
+
+def test_a_decision_is_carried_out_once_and_told_with_its_record() -> None:
+    given = deployment(scaling=RANGE)
+
+    made = status(given, old(2), decided=decision(4, asked=2))
+
+    assert made is not None
+    assert (made.desired, made.reason, made.binding) == (4, "because", "slots")
+    assert made.last_change == NOW.isoformat(timespec="seconds")
+    assert [(one.before, one.after, one.record) for one in made.history] == [(2, 4, "a record")]
+    assert status(given, made, decided=decision(4, asked=2), now=NOW + timedelta(seconds=5)) == made
+
+
+def test_a_decision_about_another_number_is_left_out() -> None:
+    assert wanted(deployment(scaling=RANGE), old(3), decided=decision(2, asked=5)) == 3
+    assert wanted(deployment(scaling=RANGE), old(3), decided=decision(2, asked=3, start=4)) == 3
+
+
+def test_the_bounds_hold_whatever_was_decided() -> None:
+    assert wanted(deployment(scaling=RANGE), old(3), decided=decision(50, asked=3)) == 5
+    assert wanted(deployment(scaling=RANGE), old(9)) == 5
+    assert wanted(deployment(scaling=RANGE), old(0)) == 2
+
+
+def test_another_number_in_the_spec_is_where_it_starts_anew() -> None:
+    made = status(deployment(scaling=RANGE, replicas=5), old(2, start=1), decided=decision(3, asked=2))
+
+    assert made is not None
+    assert (made.desired, made.start, made.binding) == (5, 5, "spec")
+
+
+def test_a_wake_starts_engines_once_and_is_answered_when_they_stop() -> None:
+    given = deployment(scaling=IDLE, wake=RECENT)
+    awake = status(given, old(0, answered_wake=LONG_AGO))
+    assert awake is not None
+    assert (awake.desired, awake.binding) == (1, "wake")
+
+    asleep = status(given, awake, decided=decision(0, asked=1))
+    assert asleep is not None
+    assert (asleep.desired, asleep.answered_wake) == (0, RECENT)
+    assert wanted(given, asleep) == 0
+    assert wanted(deployment(scaling=IDLE, wake=AHEAD), asleep) == 1
+
+
+@pytest.mark.parametrize("age", [0, 299, 301, 10**6])
+def test_time_alone_never_stops_an_engine(age: int) -> None:
+    later = NOW + timedelta(seconds=age)
+
+    assert wanted(deployment(scaling=IDLE, wake=RECENT), old(1), now=later) == 1
+    assert wanted(deployment(replicas=0, wake=RECENT), old(1, start=0), now=later) == 1
+
+
+def test_engines_without_a_range_start_and_stop_together() -> None:
+    config = autoscaling(deployment(scaling=TOGETHER, replicas=3)[0])
+
+    assert config is not None
+    assert (config.min_replicas, config.lowest, config.max_replicas) == (0, 3, 3)
+
+
+def test_the_history_is_bounded_and_keeps_the_newest() -> None:
+    made: ScalingStatus | None = old(2)
+    for number in range(20):
+        assert made is not None
+        made = status(deployment(scaling=RANGE), made, decided=decision(3 + number % 2, asked=made.desired))
+
+    assert made is not None
+    assert len(made.history) == 8
+    assert made.history[-1].after == made.desired
+
+
+def test_what_somebody_else_decides_has_no_status() -> None:
+    assert status(deployment(scaling={**EXTERNAL, **RANGE}, replicas=2), old(4)) is None
+    assert status(deployment(replicas=2), old(4)) is None
 
 
 @pytest.mark.parametrize("zone", ["Z", "+00:00", "-11:59", "+14:00"])
 def test_a_wake_means_the_same_moment_in_every_zone(zone: str) -> None:
     moment = datetime.fromisoformat(f"2026-01-02T12:00:00{zone}")
+    given = deployment(scaling=IDLE, wake=moment.isoformat())
 
-    left = seconds_awake(*deployment(wake=moment.isoformat()), moment + timedelta(seconds=299))
-
-    assert left == pytest.approx(1)
-
-
-def test_a_wake_ends_at_its_last_second_and_not_after() -> None:
-    of = deployment(scaling=IDLE, wake=NOW.isoformat())
-
-    assert engines_wanted(*of, NOW + timedelta(seconds=299)) == 1
-    assert engines_wanted(*of, NOW + timedelta(seconds=300)) == 0
+    assert wanted(given, now=moment + timedelta(seconds=299)) == 1
+    assert wanted(given, now=moment + timedelta(seconds=300)) == 0
 
 
 @pytest.mark.parametrize("data", [None, "now", [NOW.isoformat()], {}, {"other": NOW.isoformat()}])

@@ -1,0 +1,175 @@
+"""`Autoscaler`: looks at what it scales, over and over, and decides how many engines each deployment needs.
+
+Beside the reconcile passes, which only carry out what it last decided: a pod that does not answer delays none
+of them. Which deployments, pods and gateways there are it takes from the watches; it writes nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.decide import decide
+from mamba_operator.autoscale.decided import Decided, DecisionRecord
+from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, GatewayReport
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.reports import ReportInvalid, engine_report, gateway_report
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.indices import Indices
+from mamba_operator.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
+from mamba_operator.manifest import Key, Manifest, is_terminating, metadata
+from mamba_operator.pod_trouble import is_engine, says_ready
+from mamba_operator.record import readable
+from mamba_operator.scale import autoscaling, wake_text
+
+log = structlog.get_logger(__name__)
+Report = TypeVar("Report", EngineReport, GatewayReport)
+ENDED = ("Failed", "Succeeded")
+
+
+class _Watch:
+    """What is kept of one deployment between two looks."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.view = FleetView()
+        self.memory = Memory()
+        self.decided: Decided | None = None
+
+
+class Autoscaler:
+    """Of one operator that acts.
+
+    Args:
+        indices: what the watches hold.
+        read: gives the `/metrics` of a pod.
+        wake: told which deployment shall have another number of engines.
+        metrics: where demand and capacity are shown.
+        period: seconds between two looks.
+        now: a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        indices: Indices,
+        read: Read,
+        wake: Callable[[Key], None],
+        metrics: ScalingMetrics,
+        *,
+        period: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._indices, self._read, self._wake = indices, read, wake
+        self._metrics, self._period, self._now = metrics, period, now
+        self._watched: dict[Key, _Watch] = {}
+
+    def decided(self, key: Key) -> Decided | None:
+        """The last decision about a deployment."""
+        watched = self._watched.get(key)
+        return watched.decided if watched is not None else None
+
+    async def run(self) -> None:
+        """Look for ever; ends only by cancellation."""
+        while True:
+            began = self._now()
+            await self.look()
+            await asyncio.sleep(max(self._period - (self._now() - began), self._period / 10))
+
+    async def look(self) -> None:
+        """Once at every deployment, all at the same time."""
+        scaled = {key: found for key in self._indices.keys(MAMBA_DEPLOYMENT) if (found := self._scaled(key))}
+        for key in self._watched.keys() - scaled.keys():
+            del self._watched[key]
+            self._metrics.forget(key)
+        done = await asyncio.gather(
+            *(self._look_at(key, *found) for key, found in scaled.items()), return_exceptions=True
+        )
+        for key, error in zip(scaled, done, strict=True):
+            if isinstance(error, Exception):
+                # One object must not keep the others from being looked at.
+                log.error("autoscaler_broken", key=str(key), error=repr(error))
+
+    def _scaled(self, key: Key) -> tuple[Config, ScalingStatus, int] | None:
+        """(what to hold, the number in force, spec.replicas); None when somebody else decides."""
+        found = self._indices.of(MAMBA_DEPLOYMENT, key)
+        if len(found) != 1 or is_terminating(found[0]):
+            return None
+        try:
+            deployment = MambaDeployment.model_validate(readable(found[0]), by_alias=True, by_name=False)
+        except ValidationError:
+            return None
+        config, status = autoscaling(deployment), deployment.status
+        if config is None or status is None or status.scaling is None or deployment.spec.mode == "Plan":
+            return None
+        return config, status.scaling, deployment.spec.replicas
+
+    async def _look_at(self, key: Key, config: Config, status: ScalingStatus, start: int) -> None:
+        watched = self._watched.get(key)
+        if watched is None or watched.config != config:
+            # What was learned of other bounds and targets is not what these ask for.
+            watched = self._watched[key] = _Watch(config)
+        pods = [pod for pod in self._indices.of(POD, key) if _lives(pod)]
+        engines = [pod for pod in pods if is_engine(pod)]
+        ready = [pod for pod in engines if says_ready(pod.get("status") or {})]
+        doors = [pod for pod in pods if not is_engine(pod) and says_ready(pod.get("status") or {})]
+        told, heard = await asyncio.gather(
+            self._ask(ready, lambda text: engine_report(text, config)), self._ask(doors, gateway_report)
+        )
+        woken = wake_text(next(iter(self._wakes(key)), None))
+        seen = watched.view.observe(
+            self._now(),
+            asked=status.desired,
+            ready=told,
+            pending=tuple(_name(pod) for pod in engines if pod not in ready),
+            gateways=heard,
+            woken=woken is not None and woken != status.answered_wake,
+        )
+        before = watched.memory
+        made = decide(seen, config, before)
+        watched.memory = made.memory
+        record = ""
+        if made.target != status.desired:
+            record = DecisionRecord(config=config, observation=seen, memory=before, decision=made).encode()
+        watched.decided = Decided(status.desired, start, made, record)
+        self._metrics.show(key, seen, made)
+        if made.target != status.desired:
+            log.info(
+                "engines_decided", key=str(key), before=status.desired, after=made.target, why=made.reason
+            )
+            self._wake(key)
+
+    def _wakes(self, key: Key) -> list[Manifest]:
+        wanted = names.Children(key.name).wake
+        return [one for one in self._indices.of(CONFIG_MAP, key) if _name(one) == wanted]
+
+    async def _ask(
+        self, pods: Iterable[Manifest], understood: Callable[[str], Report]
+    ) -> Mapping[str, Report | None]:
+        async def one(pod: Manifest) -> Report | None:
+            address = (pod.get("status") or {}).get("podIP")
+            text = await self._read(str(address)) if address else None
+            try:
+                return understood(text) if text is not None else None
+            except ReportInvalid as error:
+                log.warning("pod_not_understood", pod=_name(pod), error=str(error))
+                return None
+
+        those = list(pods)
+        answers = await asyncio.gather(*map(one, those))
+        return {_name(pod): answer for pod, answer in zip(those, answers, strict=True)}
+
+
+def _lives(pod: Manifest) -> bool:
+    """Whether the pod may still serve, or be about to; one that drains is on its way out."""
+    return not is_terminating(pod) and (pod.get("status") or {}).get("phase") not in ENDED
+
+
+def _name(one: Manifest) -> str:
+    return str(metadata(one).get("name", ""))

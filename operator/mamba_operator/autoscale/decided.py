@@ -1,0 +1,78 @@
+"""`Decided`: a decision with the number it was made about, and its record for `status.scaling.history`.
+
+A record is the compressed JSON of all that went into one decision, and of what came out. Pure.
+"""
+
+import base64
+import binascii
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.decide import Decision, decide
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.observation import Observation
+
+LONGEST = 16_384
+"""Characters of a record; a longer one is left out. It is about 1,500."""
+LARGEST = 1 << 20
+"""Bytes of JSON that a record may hold."""
+
+
+class RecordInvalid(ValueError):
+    """A record cannot be read; the message says why."""
+
+
+class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision, whole."""
+
+    config: Config
+    observation: Observation
+    memory: Memory
+    decision: Decision
+
+    def to_json(self) -> bytes:
+        """The same for the same decision, always."""
+        return msgspec.json.encode(self)
+
+    def encode(self) -> str:
+        """For `status.scaling.history`; empty if it does not fit there."""
+        text = base64.b64encode(zlib.compress(self.to_json(), 9)).decode()
+        return text if len(text) <= LONGEST else ""
+
+    def replayed(self) -> Decision:
+        """The decision, made again."""
+        return decide(self.observation, self.config, self.memory)
+
+
+def from_json(text: bytes | str) -> DecisionRecord:
+    """Raises RecordInvalid."""
+    try:
+        return msgspec.json.decode(text, type=DecisionRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordInvalid(f"not a recorded decision: {error}") from error
+
+
+def from_text(text: str) -> DecisionRecord:
+    """Of `status.scaling.history`. Raises RecordInvalid."""
+    try:
+        unpacker = zlib.decompressobj()
+        found = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise RecordInvalid(f"not a recorded decision: {error}") from error
+    return from_json(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the autoscaler last decided about one deployment."""
+
+    asked: int
+    """Engines that were asked for."""
+    start: int
+    """spec.replicas at that time."""
+    decision: Decision
+    record: str
+    """For the history; empty while the number stays."""

@@ -1,0 +1,118 @@
+"""From the Prometheus text of an engine or a gateway to its report. Pure; other lines cost nothing."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.fleet_view import EngineReport, GatewayReport
+
+_E = "mambaserve_"
+_G = "mambaserve_gateway_"
+_ENGINE = frozenset(
+    _E + name
+    for name in (
+        "requests_running", "requests_waiting", "max_running_requests", "state_usage", "kv_usage",
+        "arena_usage",
+        "prompt_tokens_waiting", "prefill_tokens_per_second", "decode_step_seconds", "prompt_tokens_total",
+        "cached_tokens_total", "generated_tokens_total", "request_prompt_tokens_count",
+        "time_to_first_token_seconds_bucket", "time_per_output_token_seconds_bucket",
+    )
+)  # fmt: skip
+_GATEWAY = frozenset(_G + name for name in ("requests_total", "in_flight", "queued", "held"))
+Sample = tuple[Mapping[str, str], float]
+
+
+class ReportInvalid(ValueError):
+    """The text is not that of an engine or a gateway of this product."""
+
+
+def engine_report(text: str, config: Config) -> EngineReport:
+    """Raises ReportInvalid."""
+    found = _read(text, _ENGINE)
+    if _E + "requests_running" not in found:
+        raise ReportInvalid("no mambaserve_requests_running in it")
+
+    def one(name: str) -> float:
+        return sum(value for _, value in found.get(_E + name, ()))
+
+    states, pages, arena = one("state_usage"), one("kv_usage"), one("arena_usage")
+    firsts, late = _late(found.get(_E + "time_to_first_token_seconds_bucket", []), config.ttft_target)
+    ended, slow = _late(found.get(_E + "time_per_output_token_seconds_bucket", []), config.tpot_target)
+    return EngineReport(
+        running=int(one("requests_running")),
+        waiting=int(one("requests_waiting")),
+        places=int(one("max_running_requests")),
+        # Slots and pages share one arena: what of it is taken counts for the one that takes more.
+        slots_used=max(states, arena) if states > pages else states,
+        pages_used=pages if states > pages else max(pages, arena),
+        waiting_tokens=one("prompt_tokens_waiting"),
+        prefill_speed=one("prefill_tokens_per_second"),
+        decode_step=one("decode_step_seconds"),
+        arrivals_total=one("request_prompt_tokens_count"),
+        prompt_tokens_total=one("prompt_tokens_total"),
+        cached_tokens_total=one("cached_tokens_total"),
+        output_tokens_total=one("generated_tokens_total"),
+        first_tokens_total=firsts,
+        first_tokens_late_total=late,
+        finished_total=ended,
+        finished_slow_total=slow,
+    )
+
+
+def gateway_report(text: str) -> GatewayReport:
+    """Raises ReportInvalid."""
+    found = _read(text, _GATEWAY)
+    if _G + "in_flight" not in found:
+        raise ReportInvalid("no mambaserve_gateway_in_flight in it")
+    arrived = sum(value for labels, value in found.get(_G + "requests_total", ()) if _is_work(labels))
+    gauges = {name: int(sum(value for _, value in found.get(_G + name, ()))) for name in
+              ("in_flight", "queued", "held")}  # fmt: skip
+    return GatewayReport(
+        in_flight=gauges["in_flight"], queued=gauges["queued"], held=gauges["held"], arrivals_total=arrived
+    )
+
+
+def _is_work(labels: Mapping[str, str]) -> bool:
+    """Whether engines were asked; who has no key, or asks for nonsense, keeps none awake."""
+    code = labels.get("code", "")
+    return not code.startswith("4") or code == "429"
+
+
+def _read(text: str, wanted: frozenset[str]) -> dict[str, list[Sample]]:
+    """(labels, value) of the wanted series by name."""
+    found: dict[str, list[Sample]] = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(_lines(text, wanted)) + "\n"):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+    except (ValueError, KeyError, IndexError) as error:
+        raise ReportInvalid(f"not Prometheus text: {error}") from error
+    return found
+
+
+def _lines(text: str, wanted: frozenset[str]) -> Iterator[str]:
+    for line in text.splitlines():
+        name = line[: min(at for at in (line.find("{"), line.find(" "), len(line)) if at >= 0)]
+        if name in wanted:
+            yield line
+
+
+def _late(buckets: list[Sample], target: float | None) -> tuple[float, float]:
+    """(all, those above the target) of a histogram; inside a bucket they are taken to lie evenly."""
+    edges: dict[float, float] = {}
+    for labels, value in buckets:
+        edge = float(labels.get("le", "inf"))
+        edges[edge] = edges.get(edge, 0.0) + value
+    if not edges:
+        return 0.0, 0.0
+    total = edges[max(edges)]
+    if target is None:
+        return total, 0.0
+    below, count = 0.0, 0.0
+    for edge, value in sorted(edges.items()):
+        if edge >= target:
+            inside = (target - below) / (edge - below) if edge != float("inf") else 0.0
+            return total, total - (count + inside * (value - count))
+        below, count = edge, value
+    return total, 0.0

@@ -1,0 +1,1 @@
+"""The decisions of the operator's autoscaler, read and made again."""

@@ -1,0 +1,87 @@
+"""A fleet that an autoscaler scales, as fluid: requests per second in, a queue, pods that take time to start.
+
+One look every ten seconds, in numbers alone: no clock, no process.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable
+
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.decide import Decision, decide
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.observation import Load, Observation, Traffic
+
+LOOK = 10.0
+PROMPT, OUTPUT = 2000, 100
+"""Tokens of a request."""
+SPEED, STEP = 10_000.0, 0.02
+"""Of one engine: prompt tokens per second, seconds of a decoding step."""
+
+
+def load(engines: int, requests: float, **more: float) -> Load:
+    """What engines report that serve so many requests per second and keep up."""
+    running = round(requests * OUTPUT * STEP * 1.5)
+    return Load(
+        **{
+            "engines": engines, "running": running, "places": 64 * engines, "arrivals": requests,
+            "prompt_rate": requests * PROMPT, "output_rate": requests * OUTPUT, "prefill_speed": SPEED,
+            "decode_step": STEP, **more,
+        }
+    )  # fmt: skip
+
+
+def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) -> Observation:
+    """A fleet that is whole and keeps up."""
+    found: dict[str, object] = {
+        "at": at, "asked": asked, "ready": asked, "load": load(asked, requests) if asked else None,
+        "traffic": Traffic(arrivals=requests), **more,
+    }  # fmt: skip
+    return Observation(**found)  # type: ignore[arg-type]
+
+
+class Fleet:
+    """`decisions` and `asked` are what the autoscaler made of it."""
+
+    def __init__(self, config: Config, *, engines: int = 1, start: float = 60.0) -> None:
+        self.config, self.memory, self.asked = config, Memory(), engines
+        self.at, self._start, self._queue = 0.0, start, 0.0
+        self._born = {f"pod-{number}": -start for number in range(engines)}
+        self._count = engines
+        self.decisions: list[Decision] = []
+        self.clock: Callable[[float], float] = lambda at: at
+
+    def run(self, requests: Iterable[float]) -> list[int]:
+        """Engines asked for after each look."""
+        return [self._look(each) for each in requests]
+
+    def _look(self, requests: float) -> int:
+        self.at += LOOK
+        ready = [name for name, born in self._born.items() if self.at - born >= self._start]
+        pending = tuple(sorted(set(self._born) - set(ready)))
+        capacity = len(ready) * SPEED / PROMPT
+        self._queue = max(self._queue + (requests - capacity) * LOOK, 0.0)
+        waits = {"waiting": round(self._queue), "waiting_tokens": self._queue * PROMPT}
+        made = decide(
+            Observation(
+                at=self.clock(self.at), asked=self.asked, ready=len(ready), pending=pending,
+                load=load(len(ready), min(requests, capacity), **waits,
+                          arrivals=requests, prompt_rate=requests * PROMPT) if ready else None,
+                traffic=Traffic(arrivals=requests, held=0 if ready else round(requests * LOOK)),
+            ),
+            self.config,
+            self.memory,
+        )  # fmt: skip
+        self.memory, self.asked = made.memory, made.target
+        self.decisions.append(made)
+        while len(self._born) < made.target:
+            self._count += 1
+            self._born[f"pod-{self._count}"] = self.at
+        for name in sorted(self._born, key=lambda one: -self._born[one])[: len(self._born) - made.target]:
+            del self._born[name]
+        return made.target
+
+
+def reversals(targets: list[int]) -> int:
+    """Changes of direction."""
+    steps = [b - a for a, b in itertools.pairwise(targets) if a != b]
+    return sum(a * b < 0 for a, b in itertools.pairwise(steps))

@@ -1,0 +1,147 @@
+"""The autoscaler looks at what the watches hold, asks pods, and decides; what fails stops nothing else."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from mamba_api import names
+from mamba_operator.autoscale.autoscaler import Autoscaler
+from mamba_operator.autoscale.decided import from_text
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.indices import Indices, index_id
+from mamba_operator.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.manifest import Key, Manifest
+from operator_objects import fitting_owner
+
+KEY = Key("models", "nano")
+BUSY = """mambaserve_requests_running{model="m"} 60
+mambaserve_requests_waiting{model="m"} 40
+mambaserve_max_running_requests{model="m"} 64
+mambaserve_state_usage{model="m"} 0.95
+mambaserve_prefill_tokens_per_second{model="m"} 9000
+mambaserve_request_prompt_tokens_count{model="m"} 500
+"""
+QUIET = "mambaserve_requests_running 0\n"
+DOOR = "mambaserve_gateway_in_flight 0\n"
+
+
+def pod(name: str, component: Any = "engine", *, ready: bool = True, **meta: Any) -> Manifest:
+    return {
+        "metadata": {"name": name, "namespace": "models", "labels": names.labels("nano", component), **meta},
+        "status": {
+            "phase": "Running", "podIP": name,
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }  # fmt: skip
+
+
+class World:
+    """What the watches hold, and what pods say to who asks them."""
+
+    def __init__(self, desired: int, *pods: Manifest, **scaling: Any) -> None:
+        of = fitting_owner(scaling={"minReplicas": 1, "maxReplicas": 8, **scaling})
+        of["status"] = {"scaling": {"desired": desired, "start": 1}}
+        self.said: dict[str, str | None] = {}
+        self.asked: list[str] = []
+        self.woken: list[Key] = []
+        self.now = 0.0
+        self.by_id: dict[str, dict[Key, list[Manifest]]] = {
+            index_id(MAMBA_DEPLOYMENT): {KEY: [of]}, index_id(POD): {KEY: list(pods)},
+        }  # fmt: skip
+        self.registry = CollectorRegistry()
+        indices = Indices()
+        indices.take(self.by_id)
+        self.autoscaler = Autoscaler(
+            indices, self._read, self.woken.append, ScalingMetrics(self.registry), period=10,
+            now=lambda: self.now,
+        )  # fmt: skip
+
+    async def _read(self, address: str) -> str | None:
+        self.asked.append(address)
+        return self.said.get(address)
+
+    async def look(self, times: int = 1) -> int:
+        for _ in range(times):
+            await self.autoscaler.look()
+            self.now += 10
+        decided = self.autoscaler.decided(KEY)
+        assert decided is not None
+        return decided.decision.target
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        who = {"namespace": "models", "name": "nano", **labels}
+        return self.registry.get_sample_value(f"mambaserve_operator_scaling_{name}", who)
+
+
+async def test_crowded_engines_get_more_beside_them_and_the_decision_is_recorded() -> None:
+    world = World(2, pod("a"), pod("b"), pod("door", "gateway"))
+    world.said = {"a": BUSY, "b": BUSY, "door": DOOR}
+
+    target = await world.look()
+
+    decided = world.autoscaler.decided(KEY)
+    assert decided is not None
+    assert target > 2
+    assert world.woken == [KEY]
+    assert from_text(decided.record).replayed() == decided.decision
+    assert world.metric("desired_engines") == target
+    assert world.metric("capacity_engines") == world.metric("reporting_engines") == 2
+    assert (world.metric("demand_engines", unit="slots") or 0) > 2
+
+
+async def test_quiet_engines_are_given_up_after_the_delay() -> None:
+    world = World(3, pod("a"), pod("b"), pod("c"), pod("door", "gateway"), scaleDownDelay="100s")
+    world.said = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR}
+
+    assert await world.look(10) == 3
+    assert await world.look(2) == 1
+
+
+@pytest.mark.parametrize("silent", ["a", "b", "c"])
+async def test_one_engine_that_does_not_answer_keeps_them_all(silent: str) -> None:
+    world = World(3, pod("a"), pod("b"), pod("c"), pod("door", "gateway"), scaleDownDelay="100s")
+    world.said = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR, silent: None}
+
+    assert await world.look(30) == 3
+
+
+async def test_only_pods_that_may_serve_are_asked() -> None:
+    world = World(
+        3, pod("a"), pod("loading", ready=False), pod("draining", deletionTimestamp="2026-01-02T12:00:00Z"),
+        pod("door", "gateway"),
+    )  # fmt: skip
+
+    await world.look()
+
+    assert sorted(world.asked) == ["a", "door"]
+
+
+async def test_what_somebody_else_scales_is_left_alone_and_forgotten() -> None:
+    world = World(1, pod("a"))
+    await world.look()
+    [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
+    of["spec"]["scaling"]["mode"] = "External"
+
+    await world.autoscaler.look()
+
+    assert world.autoscaler.decided(KEY) is None
+    assert world.metric("desired_engines") is None
+
+
+async def test_one_deployment_that_breaks_does_not_keep_others_from_being_looked_at() -> None:
+    world = World(1, pod("a"), pod("door", "gateway"))
+    other = Key("models", "other")
+    broken = pod("x")
+    broken["metadata"]["labels"] = names.labels("other", "engine")
+    broken["status"]["conditions"] = 3
+    of = fitting_owner()
+    of["spec"]["scaling"] = {"minReplicas": 1, "maxReplicas": 8}
+    of["metadata"]["name"] = "other"
+    of["status"] = {"scaling": {"desired": 1}}
+    world.by_id[index_id(MAMBA_DEPLOYMENT)] = {other: [of], **world.by_id[index_id(MAMBA_DEPLOYMENT)]}
+    world.by_id[index_id(POD)][other] = [broken]
+    world.said = {"a": QUIET, "door": DOOR}
+
+    assert await world.look() == 1
+    assert world.autoscaler.decided(other) is None

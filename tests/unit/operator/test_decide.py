@@ -1,0 +1,216 @@
+"""How many engines there shall be: what grows a fleet, what shrinks it, and what keeps it as it is."""
+
+import random
+
+import msgspec
+import pytest
+
+from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.decide import decide
+from mamba_operator.autoscale.memory import Memory
+from mamba_operator.autoscale.observation import Traffic
+from scaled_fleet import SPEED, Fleet, load, reversals, seen
+
+RANGE = Config(min_replicas=1, max_replicas=32, ttft_target=2.0, tpot_target=0.1)
+"""5 requests per second are the whole of one engine."""
+IDLE = Config(min_replicas=0, max_replicas=8, scale_down_delay=100.0)
+
+
+def test_a_load_of_six_engines_asks_for_more_than_six_and_not_for_twice_as_many() -> None:
+    fleet = Fleet(RANGE)
+
+    engines = fleet.run([30.0] * 120)
+
+    assert 7 <= engines[-1] <= 12
+
+
+def test_a_jump_of_the_load_is_followed_at_once_and_pods_on_their_way_are_not_asked_for_again() -> None:
+    fleet = Fleet(RANGE, engines=2, start=120.0)
+    fleet.run([4.0] * 60)
+
+    engines = fleet.run([40.0] * 60)
+
+    assert engines[3] >= 8
+    assert max(engines) <= 24
+
+
+def test_a_steady_load_with_noise_is_no_reason_to_go_up_and_down() -> None:
+    noise = random.Random(3)
+    fleet = Fleet(RANGE, engines=4)
+    fleet.run([20.0 * noise.uniform(0.85, 1.15) for _ in range(120)])
+
+    engines = fleet.run([20.0 * noise.uniform(0.85, 1.15) for _ in range(600)])
+
+    assert reversals(engines) <= 1
+    assert max(engines) - min(engines) <= 1
+
+
+def test_a_fleet_shrinks_only_to_the_largest_number_of_the_window() -> None:
+    fleet = Fleet(msgspec.structs.replace(RANGE, history=60.0), engines=8)
+    fleet.run([30.0] * 60)
+    before = fleet.asked
+
+    engines = fleet.run([2.0] * 120)
+
+    assert engines[: 300 // 10 - 2] == [before] * (300 // 10 - 2)
+    assert engines[-1] < before / 2
+
+
+def test_a_first_look_shrinks_nothing_for_a_whole_delay() -> None:
+    engines = Fleet(RANGE, engines=9).run([1.0] * 29)
+
+    assert engines == [9] * 29
+
+
+def test_a_number_that_somebody_sets_stands_for_a_whole_delay() -> None:
+    fleet = Fleet(RANGE, engines=2)
+    fleet.run([5.0] * 100)
+    fleet.asked = 9
+
+    assert fleet.run([5.0] * 40) == [9] * 30 + [fleet.asked] * 10
+    assert fleet.asked < 9
+
+
+@pytest.mark.parametrize("missing", [{"load": None}, {"load": load(3, 1.0)}, {"ready": 0, "load": None}])
+def test_nothing_shrinks_while_engines_do_not_report(missing: dict[str, object]) -> None:
+    memory, asked = Memory(), 9
+    for number in range(200):
+        made = decide(seen(asked, 1.0, at=10.0 * number, **missing), RANGE, memory)
+        memory, asked = made.memory, made.target
+
+    assert asked == 9
+    assert made.binding == "data"
+
+
+def test_slots_ask_for_engines_while_time_is_left() -> None:
+    crowded = load(4, 4.0, slots_used=3.9, running=60, waiting=30)
+
+    made = decide(seen(4, 4.0, load=crowded), RANGE, Memory())
+
+    assert made.binding == "slots"
+    assert made.target == 7
+    assert made.reason == "7 engines instead of 4: slots asks for 6.88 engines"
+
+
+def test_pages_ask_for_engines_while_time_is_left() -> None:
+    crowded = load(4, 4.0, pages_used=3.8, running=60)
+
+    made = decide(seen(4, 4.0, load=crowded), RANGE, Memory())
+
+    assert (made.binding, made.target) == ("pages", 5)
+
+
+def test_a_queue_that_is_gone_before_a_pod_could_start_asks_for_none() -> None:
+    short = load(4, 4.0, waiting=10, waiting_tokens=20_000.0)
+    long = load(4, 4.0, waiting=4000, waiting_tokens=8e6)
+
+    assert decide(seen(4, 4.0, load=short), RANGE, Memory()).target == 4
+    assert decide(seen(4, 4.0, load=long), RANGE, Memory()).binding == "queue"
+
+
+@pytest.mark.parametrize("target", ["ttft_target", "tpot_target"])
+def test_a_shorter_target_asks_for_more_engines(target: str) -> None:
+    def engines(seconds: float) -> int:
+        fleet = Fleet(msgspec.structs.replace(RANGE, **{target: seconds}), engines=8)
+        return fleet.run([20.0 + (number % 6 == 0) * 25.0 for number in range(300)])[-1]
+
+    long, short = {"ttft_target": (20.0, 0.4), "tpot_target": (0.2, 0.024)}[target]
+    assert engines(short) > engines(long)
+
+
+def test_bursts_that_come_again_keep_the_engines_that_they_need() -> None:
+    fleet = Fleet(RANGE, engines=4)
+
+    engines = fleet.run([40.0 if number % 30 < 3 else 2.0 for number in range(360)])
+
+    assert min(engines[180:]) >= 5
+    assert reversals(engines) <= 2
+
+
+def test_pods_that_never_start_let_the_fleet_stop_growing() -> None:
+    memory, asked = Memory(), 2
+    for number in range(400):
+        pending = tuple(f"pod-{one}" for one in range(asked - 2))
+        crowd = load(2, 40.0, waiting=500, waiting_tokens=1e6 + 1e5 * number)
+        now = seen(asked, 40.0, at=10.0 * number, ready=2, pending=pending, load=crowd)
+        made = decide(now, RANGE, memory)
+        memory, asked = made.memory, made.target
+        if number == 100:
+            settled = asked
+
+    assert asked == settled <= RANGE.max_replicas
+    assert "do not get ready" in made.reason
+
+
+def test_a_pod_that_is_stuck_where_others_start_is_made_up_for() -> None:
+    memory, asked = Memory(), 4
+    for number in range(100):
+        pending = ("stuck", "young") if number < 20 else ("stuck",)
+        now = seen(asked, 25.0, at=10.0 * number, ready=asked - len(pending), pending=pending)
+        made = decide(now, RANGE, memory)
+        memory, asked = made.memory, max(made.target, asked)
+
+    assert asked - 1 >= 6
+
+
+def test_nothing_runs_once_no_request_came_for_the_delay_and_a_request_brings_it_back() -> None:
+    memory, asked = Memory(), 2
+    seen_at: list[int] = []
+    for number in range(14):
+        made = decide(seen(asked, at=10.0 * number), IDLE, memory)
+        memory, asked = made.memory, made.target
+        seen_at.append(asked)
+    assert seen_at == [2] * 10 + [0] * 4
+    assert made.reason == "no engine runs and no request waits for one"
+
+    held = seen(0, at=140.0, traffic=Traffic(held=3))
+    assert (decide(held, IDLE, memory).target, decide(held, IDLE, memory).binding) == (1, "wake")
+    assert decide(seen(0, at=140.0, traffic=None, woken=True), IDLE, memory).target == 1
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        {"traffic": Traffic(in_flight=1)}, {"traffic": Traffic(queued=1)}, {"traffic": Traffic(held=1)},
+        {"traffic": Traffic(arrivals=0.01)}, {"traffic": None}, {"load": load(1, 0.0)},
+        {"load": load(2, 0.0, running=1)}, {"load": load(2, 0.0, waiting=1)},
+    ],
+)  # fmt: skip
+def test_an_engine_that_may_have_a_request_is_never_the_last_to_stop(busy: dict[str, object]) -> None:
+    memory, asked = Memory(), 2
+    for number in range(100):
+        made = decide(seen(asked, at=10.0 * number, **busy), IDLE, memory)
+        memory, asked = made.memory, made.target
+
+    assert asked >= 1
+
+
+def test_what_saturated_engines_do_not_do_is_learned() -> None:
+    memory = Memory()
+    for number in range(60):
+        full = load(4, 20.0, saturated=4, saturated_prompt_rate=0.5 * 4 * SPEED, waiting=9)
+        memory = decide(seen(4, 20.0, at=10.0 * number, load=full), RANGE, memory).memory
+
+    assert memory.efficiency == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_clock_that_is_set_moves_nothing() -> None:
+    fleet = Fleet(RANGE, engines=4)
+    calm = Fleet(RANGE, engines=4)
+    fleet.clock = lambda at: at + (1e9 if at > 2000 else 0) - (2e9 if at > 3000 else 0)
+    load_of_both = [20.0] * 400
+
+    assert set(fleet.run(load_of_both)[150:]) == set(calm.run(load_of_both)[150:])
+
+
+def test_a_decision_is_made_again_to_the_byte_from_what_was_written_of_it() -> None:
+    fleet = Fleet(RANGE)
+    fleet.run([30.0, 2.0, 80.0] * 20)
+    now = msgspec.json.encode(seen(3, 17.3, at=611.7))
+
+    for _ in range(2):
+        memory = msgspec.json.decode(msgspec.json.encode(fleet.memory), type=Memory)
+        again = decide(msgspec.json.decode(now, type=type(seen(1))), RANGE, memory)
+        assert msgspec.json.encode(again) == msgspec.json.encode(
+            decide(seen(3, 17.3, at=611.7), RANGE, fleet.memory)
+        )
