@@ -49,9 +49,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def costs(memory: Memory, load: Load | None) -> Costs:
-    """What is known of an engine; before anything was learned, what this look says."""
+    """What is known of an engine; before its speed was learned, what this look says of it."""
     speed = memory.speed or (load.prefill_speed if load else 0.0)
-    step, slope = _line(memory.step if memory.step.n else learn_step(memory.step, load))
+    step, slope = _line(memory.step)
     return Costs(
         prompt_token=1.0 / speed if speed > 0 else 0.0,
         output_token=slope,
