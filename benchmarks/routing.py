@@ -11,11 +11,11 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from benchmarks.cache.block_trace import BLOCK, Tokens, generated, prompt, usable
 from benchmarks.cache.drive import cache_of, drive, serve
@@ -81,26 +81,37 @@ class SimulatedEngine:
         )  # fmt: skip
 
 
-class _Index(PrefixIndex):
-    """What the engines' caches hold, as a gateway that follows them would see it."""
+class HasCache(Protocol):
+    """A simulated engine, as far as an index of caches asks."""
 
-    def __init__(self, engines: Sequence[SimulatedEngine], knowledge: Knowledge) -> None:
+    @property
+    def cache(self) -> StateCache: ...
+
+
+class CacheIndex(PrefixIndex):
+    """What the engines' caches hold, as a gateway that follows them would see it; `engines` by name may
+    change meanwhile."""
+
+    def __init__(self, engines: Mapping[str, HasCache], knowledge: Knowledge) -> None:
         super().__init__()
         self._engines, self._attention = engines, knowledge == "attention"
-        self._page = engines[0].cache.page_size
         self.state = "off" if knowledge == "own" else "following"
 
     def depths(self, token_ids: Tokens, salt: str) -> Depths:
         if self.state == "off":
             return NOTHING
-        found = {engine.name: engine.cache.match(token_ids, salt, 1) for engine in self._engines}
+        found = {name: engine.cache.match(token_ids, salt, 1) for name, engine in self._engines.items()}
         if self._attention:
             attention = {name: match.kv_depth for name, match in found.items()}
             return Depths(attention, attention)
         return Depths(
             {name: match.resumable for name, match in found.items()},
-            {name: _last_rung(match.kv_depth // self._page) * self._page for name, match in found.items()},
+            {name: self._told(name, match.kv_depth) for name, match in found.items()},
         )
+
+    def _told(self, name: str, depth: int) -> int:
+        page = self._engines[name].cache.page_size
+        return _last_rung(depth // page) * page
 
 
 def _last_rung(pages: int) -> int:
@@ -130,7 +141,7 @@ class Fleet:
         for seed in range(gateways):
             pool = Pool(clock=lambda: self.now)
             pool.set_targets(Target(f"http://{name}", name) for name in self.engines)
-            index = _Index(list(self.engines.values()), knowledge)
+            index = CacheIndex(self.engines, knowledge)
             weights = Weights(0.0 if knowledge == "load" else 1.0)
             metrics = GatewayMetrics(pool.snapshot)
             self.pools.append(pool)

@@ -1,0 +1,177 @@
+"""Simulate a fleet over a trace: `python -m benchmarks.fleet --trace FILE [--router R] [--scaler S]`.
+
+Prints one run's score as a table or as JSON; with `--compare` the table of routers and autoscalers, which is
+also written, with a plot, to `--out`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.cache.record import RESULTS, write
+from benchmarks.cache.workloads import GENERATED
+from benchmarks.fleet.comparison import HEAD, Row, compare, line
+from benchmarks.fleet.duration import duration
+from benchmarks.fleet.engine_profile import ProfileError, profile
+from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
+from benchmarks.fleet.plots import draw
+from benchmarks.fleet.routers import ROUTERS
+from benchmarks.fleet.simulation import Conditions
+from benchmarks.fleet.slo import Slo
+from benchmarks.fleet.workload import Asked, day, flat, generated, read, scaled
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from mamba_cli.bench.traces import TraceError
+
+STEPS = 10
+"""Lines of progress where there is no terminal."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", type=Path, help="recorded requests")
+    source.add_argument("--workload", choices=[make.__name__ for make in GENERATED], help="generated ones")
+    made.add_argument("--requests", type=int, default=4000, help="of a generated workload")
+    made.add_argument("--format", choices=("mooncake", "azure"), help="of the trace; default: as found")
+    made.add_argument("--router", choices=ROUTERS, default="ours")
+    made.add_argument("--scaler", choices=SCALERS, default="ours")
+    made.add_argument("--slo-ttft", type=duration, default=2.0, metavar="TIME", help="such as 2s; default 2s")
+    made.add_argument(
+        "--slo-tpot", type=duration, default=0.1, metavar="TIME", help="such as 100ms; default 100ms"
+    )
+    made.add_argument("--engine-profile", default="gpu-80g-assumed", help="a shipped one's name, or a file")
+    made.add_argument(
+        "--load-scale", type=float, nargs="+", default=[1.0], help="requests for each of the trace"
+    )
+    made.add_argument("--hours", type=float, help="play it for so long, again and again; default: once")
+    made.add_argument("--diurnal", action="store_true", help="with the shape of a day")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument(
+        "--initial", type=int, default=1, help="engines at the beginning; of fixed: all the time"
+    )
+    made.add_argument("--min", type=int, default=1, help="fewest engines")
+    made.add_argument("--max", type=int, default=16, help="most engines")
+    made.add_argument(
+        "--cold-start", type=duration, default=120.0, metavar="TIME", help="of an engine; default 120s"
+    )
+    made.add_argument("--failures", type=float, default=0.0, help="deaths per engine and hour")
+    made.add_argument(
+        "--spot", type=float, default=0.0, help="losses with two minutes' notice per engine and hour"
+    )
+    made.add_argument("--output", choices=("table", "json"), default="table")
+    made.add_argument(
+        "--compare", action="store_true", help="all routers and autoscalers, at each load scale"
+    )
+    made.add_argument("--out", type=Path, default=RESULTS, help="folder for what --compare writes")
+    return made
+
+
+@contextmanager
+def shown(what: str) -> Iterator[Progress]:
+    """Progress on standard error: a bar on a terminal, else a line for each tenth."""
+    if sys.stderr.isatty():
+        with Bar(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=1.0)
+            yield lambda share: bar.update(task, completed=share)
+        return
+    last = 0
+
+    def tell(share: float) -> None:
+        nonlocal last
+        if (step := int(share * STEPS)) > last:
+            print(f"{what}: {share:.0%}", file=sys.stderr, flush=True)
+        last = step
+
+    yield tell
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked; 0, or 2 for what cannot be run."""
+    asked = parser().parse_args(arguments)
+    try:
+        source = (
+            read(asked.trace, asked.format)
+            if asked.trace
+            else generated(asked.workload, asked.requests, asked.seed)
+        )
+        experiments = [(scale, _experiment(asked, source, scale)) for scale in asked.load_scale]
+    except (OSError, TraceError, ProfileError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if asked.compare:
+        _compare(asked, experiments)
+        return 0
+    for scale, experiment in experiments:
+        with shown(f"{asked.router}, {asked.scaler}, x{scale:g}") as progress:
+            found = asdict(experiment.run(asked.router, asked.scaler, progress))
+        if asked.output == "json":
+            print(json.dumps(found))
+        else:
+            table = Table(
+                title=f"{experiment.asked.workload.name} x{scale:g}: {asked.router}, {asked.scaler}"
+            )
+            table.add_column("score")
+            table.add_column("value", justify="right")
+            for name, value in found.items():
+                table.add_row(name, f"{value:,}")
+            Console().print(table)
+    return 0
+
+
+def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Experiment:
+    if not 1 <= asked.min <= asked.initial <= asked.max:
+        raise ValueError(
+            f"engines: 1 <= --min {asked.min} <= --initial {asked.initial} <= --max {asked.max} must hold"
+        )
+    whole = scaled(source, scale, asked.hours, day if asked.diurnal else flat, asked.seed)
+    if not whole.workload.arrivals:
+        raise ValueError("no request is left at this load scale: take a larger one, or more hours")
+    conditions = Conditions(
+        asked.cold_start,
+        failures=asked.failures,
+        spot=asked.spot,
+        least=asked.min,
+        most=asked.max,
+        initial=asked.initial,
+    )
+    return Experiment(
+        whole, profile(asked.engine_profile), Slo(asked.slo_ttft, asked.slo_tpot), conditions, asked.seed
+    )
+
+
+def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Experiment]]) -> None:
+    rows: list[Row] = []
+    for scale, experiment in experiments:
+        name = f"{experiment.asked.workload.name} x{scale:g}"
+        with shown(name) as progress:
+            rows += compare(
+                name, experiment, lambda row: print(line(row), file=sys.stderr, flush=True), progress
+            )
+    first = experiments[0][1]
+    slo, around = first.slo, first.conditions
+    facts = [
+        f"- engines: {first.profile.name} ({first.profile.origin})",
+        f"- promised: first token within {slo.ttft:g} s, {1000 * slo.tpot:g} ms per token after it",
+        f"- {around.least} to {around.most} engines, which start in {around.cold_start:g} s",
+    ]
+    plain = [row.plain() for row in rows]
+    stem = f"fleet-{first.asked.workload.name}"
+    path = write(
+        stem,
+        {"profile": first.profile.name, "rows": plain},
+        [*facts, "", *HEAD, *map(line, rows), ""],
+        asked.out,
+    )
+    draw(rows, path.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""All autoscalers behind the product's router, and all routers with the product's autoscaler: one table.
+
+Each run begins with as many engines as the cheapest fixed fleet that attains the goal has, so that nobody is
+judged by a start from nothing. The oracle makes engines as full as the goal allows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.fleet.experiment import SCALERS, Experiment, Progress, ScalerName, silent
+from benchmarks.fleet.routers import ROUTERS, RouterName
+from benchmarks.fleet.score import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    workload: str
+    router: RouterName
+    scaler: ScalerName
+    score: Score
+    cost: float
+    """GPU-seconds by those of the cheapest fixed fleet behind the product's router."""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "workload": self.workload, "router": self.router, "scaler": self.scaler, "cost": self.cost,
+            **asdict(self.score),
+        }  # fmt: skip
+
+
+COLUMNS = (
+    "workload", "router", "scaler", "attained", "GPU-seconds", "to fixed", "reversals", "pending excess",
+    "recovery", "lost", "hit rate", "computed again",
+)  # fmt: skip
+HEAD = (f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |")
+
+
+def line(row: Row) -> str:
+    """One row of the Markdown table."""
+    found = row.score
+    shown = (
+        row.workload, row.router, row.scaler, f"{found.sloAttainment:.1%}", f"{found.gpuSeconds:,.0f}",
+        f"{row.cost:.2f}", found.reversals, found.worstPendingExcess, f"{found.recoverySeconds:.0f} s",
+        found.lostRequests, f"{found.tokenHitRate:.1%}", f"{found.recomputedTokens:,}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, shown))} |"
+
+
+def compare(
+    name: str,
+    experiment: Experiment,
+    done: Callable[[Row], None],
+    progress: Progress = silent,
+    routers: Sequence[RouterName] = ROUTERS,
+    scalers: Sequence[ScalerName] = SCALERS,
+) -> list[Row]:
+    """All rows of one workload; `done` is told each as it is found."""
+    replicas, fixed = experiment.cheapest_fixed("ours", progress)
+    begun = experiment.starting_with(replicas)
+    rows: list[Row] = []
+
+    def add(router: RouterName, scaler: ScalerName, score: Score) -> None:
+        rows.append(Row(name, router, scaler, score, round(score.gpuSeconds / fixed.gpuSeconds, 3)))
+        done(rows[-1])
+
+    add("ours", "fixed", fixed)
+    for scaler in scalers:
+        if scaler != "fixed":
+            add("ours", scaler, begun.run("ours", scaler, progress))
+    # Without prefixes to know, all routers but the product's go by load as well.
+    for router in routers if experiment.asked.identity else ():
+        if router != "ours":
+            add(router, "ours", begun.run(router, "ours", progress))
+    return rows

@@ -1,0 +1,253 @@
+"""One simulated engine: the product's state cache, and a model of how long its steps take.
+
+Memory, matching, checkpoints and eviction are the cache's own; time is the profile's. Steps that hold the
+same work are taken together as one spell, which ends early when a request comes. How long an answer will be
+is known at its start, so that its pages are taken at once and nobody is preempted.
+"""
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from benchmarks.cache.drive import CAP
+from benchmarks.cache.replay import CacheSize
+from benchmarks.fleet.engine_profile import EngineProfile
+from benchmarks.fleet.request import Request
+
+from mamba_gateway.endpoints import Report
+from mamba_gateway.engine_speed import EngineSpeed
+from mamba_planner.prefill_work import prefill_work
+from mamba_planner.strategy import reservation
+from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.cache.state_cache import StateCache
+from mamba_server.cache.tree import RadixTree
+
+STRATEGY = "ExtraBuffer"
+
+
+def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> StateCache:
+    """The cache of such an engine, for sequences of up to `longest` tokens."""
+    return StateCache(
+        CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(block),
+        RadixTree(block, Eviction("RecomputeCost")),
+        PersistentBatch(profile.max_running, -(-longest // block)),
+        reservation(STRATEGY, overlap=False),
+        track_interval=block,
+        cap=CAP,
+        prefix_caching=prefix_caching,
+    )
+
+
+@dataclass(slots=True)
+class Spell:
+    """`steps` steps with the same work, from `begin` to `end`; `group`: prompts that are computed in them."""
+
+    begin: float
+    end: float
+    steps: int
+    group: list[Request]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters of an engine since its start, as its metrics have them."""
+
+    arrivals: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: float = 0.0
+    first_tokens: int = 0
+    first_tokens_late: int = 0
+    finished: int = 0
+    finished_slow: int = 0
+
+
+class SimulatedEngine:
+    """Told of requests with `add`, and of time with `advance` whenever `spell` ends."""
+
+    def __init__(self, name: str, profile: EngineProfile, cache: StateCache) -> None:
+        self.name, self.profile, self.cache = name, profile, cache
+        self.queue: deque[Request] = deque()
+        self.spell: Spell | None = None
+        self.version = 0
+        """Of the spell: an event for another version is out of date."""
+        self.queued_tokens = 0
+        """Prompt tokens that wait, less those of the spell."""
+        self.totals = Totals()
+        self._decoding: list[tuple[int, int, Request]] = []
+        self._context = 0
+        self._step = 0
+        self._cache_step = 0
+
+    # --- what it says of itself ----------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return len(self._decoding) + (len(self.spell.group) if self.spell else 0)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Of a step that only decodes what is decoded now."""
+        own = self.profile
+        return (
+            own.step_seconds
+            + len(self._decoding) * own.sequence_seconds
+            + self._context * own.context_seconds
+        )
+
+    @property
+    def waiting_tokens(self) -> float:
+        """Prompt tokens that are still to be computed, taken off what was resumed before of such prompts."""
+        totals = self.totals
+        share = 1.0 - totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 1.0
+        spell = self.spell
+        return self.queued_tokens * share + sum(
+            r.prompt_tokens - r.resumed for r in (spell.group if spell else ())
+        )
+
+    @property
+    def running_tokens(self) -> int:
+        """Tokens of the sequences that run."""
+        return self._context + sum(r.prompt_tokens for r in (self.spell.group if self.spell else ()))
+
+    @property
+    def slots_used(self) -> float:
+        """Share of the state slots that sequences hold."""
+        return self.running * self.cache.strategy.slots_per_sequence / self.profile.slabs
+
+    @property
+    def pages_used(self) -> float:
+        """Share of the pages that sequences hold."""
+        return self.running_tokens / (self.profile.slabs * self.profile.tokens_per_state)
+
+    @property
+    def usage(self) -> float:
+        """Of the arena: what slots and pages of sequences take together."""
+        return min(1.0, self.slots_used + self.pages_used)
+
+    def report(self, *, draining: bool = False) -> Report:
+        """As gateways read it."""
+        speed = EngineSpeed(
+            self.profile.prefill_tokens_per_second, self.profile.attention_ratio, self.decode_seconds
+        )
+        return Report(
+            True, draining, running=self.running, waiting=len(self.queue), kv_usage=self.usage, speed=speed,
+            prompt_tokens_waiting=self.waiting_tokens,
+            room=float(self.cache.available_pages * self.cache.page_size),
+            max_running=self.profile.max_running,
+        )  # fmt: skip
+
+    def requests(self) -> list[Request]:
+        """All it has."""
+        group = self.spell.group if self.spell else []
+        return [*self.queue, *group, *(request for _, _, request in self._decoding)]
+
+    # --- what happens to it --------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> None:
+        """A request comes. A spell that only decodes ends with the step that is under way."""
+        self.queue.append(request)
+        self.queued_tokens += request.prompt_tokens
+        self.totals.arrivals += 1
+        self.totals.prompt_tokens += request.prompt_tokens
+        spell = self.spell
+        if spell is None:
+            self._begin(now)
+        elif not spell.group and spell.steps > 1:
+            each = (spell.end - spell.begin) / spell.steps
+            steps = min(spell.steps, max(1, math.ceil((now - spell.begin) / each)))
+            spell.end, spell.steps = spell.begin + each * steps, steps
+            self.version += 1
+
+    def advance(self) -> tuple[list[Request], list[Request]]:
+        """The spell is over: those who got their first token in it, those who ended. The next begins."""
+        spell = self.spell
+        assert spell is not None
+        begun, each = self._step, (spell.end - spell.begin) / spell.steps
+        self.totals.output_tokens += len(self._decoding) * spell.steps
+        self._context += len(self._decoding) * spell.steps
+        self._step += spell.steps
+        ended = []
+        while self._decoding and self._decoding[0][0] <= self._step:
+            finish, _, request = heapq.heappop(self._decoding)
+            surplus = self._step - finish
+            self.totals.output_tokens -= surplus
+            self._context -= request.prompt_tokens + request.outputs + surplus
+            request.ended = spell.begin + (finish - begun) * each
+            self._retire(request)
+            ended.append(request)
+        if spell.group:
+            ended += self._computed(spell)
+        self.spell = None
+        self._begin(spell.end)
+        return spell.group, ended
+
+    def _computed(self, spell: Spell) -> list[Request]:
+        ended = []
+        self._cache_step += 1
+        for request in spell.group:
+            self.cache.plan_prefill(request.allocation, request.prompt_tokens, self._cache_step)
+            self.cache.launched(request.allocation, request.prompt_tokens, self._cache_step)
+            self.cache.prefill_done(request.allocation)
+        self.cache.advance(self._cache_step)
+        for request in spell.group:
+            assert request.ids is not None
+            self.cache.commit(request.allocation, request.ids, self._cache_step)
+            request.computed += request.prompt_tokens - request.resumed
+            request.first = spell.end
+            self.totals.output_tokens += 1
+            if request.outputs == 1:
+                request.ended = spell.end
+                self._retire(request)
+                ended.append(request)
+            else:
+                self._context += request.prompt_tokens + 1
+                heapq.heappush(self._decoding, (self._step + request.outputs - 1, request.number, request))
+        return ended
+
+    def _begin(self, now: float) -> None:
+        own, group = self.profile, list[Request]()
+        tokens, work = 0, 0.0
+        while self.queue and tokens < own.chunk_tokens and len(self._decoding) + len(group) < own.max_running:
+            request = self.queue[0]
+            if not self._admit(request):
+                break
+            self.queue.popleft()
+            self.queued_tokens -= request.prompt_tokens
+            group.append(request)
+            tokens += request.prompt_tokens - request.resumed
+            work += prefill_work(request.resumed, request.prompt_tokens, own.attention_ratio)
+        if not group and not self._decoding:
+            assert not self.queue, "alone in an engine, whatever fits at all is admitted"
+            return
+        steps = max(1, -(-tokens // own.chunk_tokens)) if group else self._decoding[0][0] - self._step
+        decoding = len(self._decoding)
+        seconds = steps * self.decode_seconds + steps * steps / 2 * decoding * own.context_seconds
+        seconds += work / own.prefill_tokens_per_second
+        self.spell = Spell(now, now + seconds, steps, group)
+        self.version += 1
+
+    def _admit(self, request: Request) -> bool:
+        self._cache_step += 1
+        cache, step = self.cache, self._cache_step
+        ids = request.prompt()
+        whole = request.prompt_tokens + request.outputs
+        match = cache.match(ids, "", step)
+        allocation = cache.admit(ids, "", match, whole, 0)
+        if allocation is None and match.node is not None and not self._decoding:
+            match = cache.without(match, "no_memory")
+            allocation = cache.admit(ids, "", match, whole, 0)
+        if allocation is None:
+            return False
+        request.ids, request.allocation, request.resumed = ids, allocation, match.resumable
+        self.totals.cached_tokens += match.resumable
+        return True
+
+    def _retire(self, request: Request) -> None:
+        ids = request.ids
+        assert ids is not None
+        self.cache.retire(request.allocation, lambda: ids)
+        self.cache.settle()
+        request.allocation = request.ids = None

@@ -1,0 +1,133 @@
+"""One cell of a comparison: workload, engine, router and autoscaler; and the cheapest fixed fleet."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from benchmarks.fleet.engine_profile import EngineProfile
+from benchmarks.fleet.request import Request
+from benchmarks.fleet.routers import RouterName
+from benchmarks.fleet.scalers import Scaler
+from benchmarks.fleet.scalers.fixed import Fixed
+from benchmarks.fleet.scalers.hpa import hpa_kv, hpa_queue
+from benchmarks.fleet.scalers.kpa import Kpa
+from benchmarks.fleet.scalers.oracle import Oracle, needed, work
+from benchmarks.fleet.scalers.own import Own
+from benchmarks.fleet.scalers.wva import Wva
+from benchmarks.fleet.score import GOAL, Score, score
+from benchmarks.fleet.simulation import Conditions, Simulation, requests_of
+from benchmarks.fleet.slo import Slo
+from benchmarks.fleet.workload import Asked
+
+ScalerName = Literal["ours", "fixed", "hpa-queue", "hpa-kv", "kpa", "wva", "oracle"]
+SCALERS: tuple[ScalerName, ...] = get_args(ScalerName)
+ORACLE_USES = (0.75, 0.5, 0.35, 0.25)
+Progress = Callable[[float], None]
+"""Told the share of a run that is done."""
+
+
+def silent(share: float) -> None:
+    """Shows nothing."""
+    del share
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What all runs of a comparison have in common."""
+
+    asked: Asked
+    profile: EngineProfile
+    slo: Slo
+    conditions: Conditions
+    seed: int = 0
+
+    def run(self, router: RouterName, scaler: ScalerName, progress: Progress = silent) -> Score:
+        """Of one router and one autoscaler; it begins with `conditions.initial` engines."""
+        if scaler != "oracle":
+            return self._score(self._simulated(router, self._scaler(scaler), self.conditions, progress))
+        # It knows the trace, so it also knows how full engines may be made.
+        for use in ORACLE_USES:
+            run = self._simulated(
+                router, self._oracle(use), self.conditions, progress, hopeless=use > ORACLE_USES[-1]
+            )
+            if _attains(run):
+                break
+        return self._score(run)
+
+    def fixed(self, router: RouterName, replicas: int, progress: Progress = silent) -> Score:
+        """Of a fleet of so many."""
+        return self._score(self._simulated_fixed(router, replicas, progress))
+
+    def cheapest_fixed(self, router: RouterName, progress: Progress = silent) -> tuple[int, Score]:
+        """The smallest fixed fleet that attains the goal, or the largest allowed if none does; its score."""
+        low = high = self.conditions.least
+        run = self._simulated_fixed(router, high, progress)
+        while not _attains(run) and high < self.conditions.most:
+            low, high = high + 1, min(self.conditions.most, 2 * high)
+            run = self._simulated_fixed(router, high, progress)
+        while low < high:
+            middle = (low + high) // 2
+            tried = self._simulated_fixed(router, middle, progress)
+            if _attains(tried):
+                high, run = middle, tried
+            else:
+                low = middle + 1
+        return high, self._score(run)
+
+    def starting_with(self, replicas: int) -> "Experiment":
+        """The same with so many engines at the beginning."""
+        return replace(self, conditions=replace(self.conditions, initial=replicas))
+
+    def _simulated_fixed(self, router: RouterName, replicas: int, progress: Progress) -> Simulation:
+        return self._simulated(
+            router, Fixed(replicas), replace(self.conditions, initial=replicas), progress, hopeless=True
+        )
+
+    def _simulated(
+        self,
+        router: RouterName,
+        scaler: Scaler,
+        conditions: Conditions,
+        progress: Progress,
+        *,
+        hopeless: bool = False,
+    ) -> Simulation:
+        run = Simulation(self.asked, self.profile, router, scaler, self.slo, conditions, self.seed, progress)
+        run.run(least_attainment=GOAL if hopeless else None)
+        return run
+
+    def _oracle(self, use: float) -> Oracle:
+        ahead = self.conditions.cold_start * (1 + self.conditions.cold_start_spread) + 30.0
+        return Oracle(needed(requests_of(self.asked), self.profile, use), ahead)
+
+    def _score(self, run: Simulation) -> Score:
+        return score(run, needed(run.requests, self.profile))
+
+    def _scaler(self, name: ScalerName) -> Scaler:
+        conditions = self.conditions
+        if name == "fixed":
+            return Fixed(conditions.initial)
+        if name == "ours":
+            return Own(self.profile, self.slo, conditions.least, conditions.most)
+        if name == "kpa":
+            return Kpa(concurrency(requests_of(self.asked), self.profile, self.slo))
+        if name == "wva":
+            return Wva(self.profile.slabs * self.profile.tokens_per_state)
+        return hpa_queue() if name == "hpa-queue" else hpa_kv()
+
+
+def concurrency(requests: Sequence[Request], profile: EngineProfile, slo: Slo) -> float:
+    """Requests that one engine has at once when it is fully used: what a load test of it finds.
+
+    By Little's law, of the requests' mean work and of the time they stay: their prompts, and their answers at
+    the promised time per token or at that of an engine which is as full as its work allows, if that is less.
+    """
+    if not requests:
+        return 1.0
+    each = sum(work(request, profile) for request in requests) / len(requests)
+    outputs = sum(request.outputs for request in requests) / len(requests)
+    return max(1.0, (slo.ttft + outputs * min(slo.tpot, 2 * profile.step_seconds)) / each)
+
+
+def _attains(run: Simulation) -> bool:
+    return not run.given_up and score(run).sloAttainment >= GOAL

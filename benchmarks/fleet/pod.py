@@ -1,0 +1,24 @@
+"""The life of one engine's pod: it starts, is ready, drains, is gone."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.fleet.engine import SimulatedEngine
+
+Phase = Literal["starting", "ready", "draining", "gone"]
+
+
+@dataclass(slots=True, eq=False)
+class Pod:
+    """Holds its GPU from `created` to `deleted`."""
+
+    name: str
+    created: float
+    engine: SimulatedEngine
+    phase: Phase = "starting"
+    deleted: float | None = None
+
+    def gpu_seconds(self, until: float) -> float:
+        """For which it held its GPU before `until`."""
+        end = until if self.deleted is None else min(self.deleted, until)
+        return max(0.0, end - self.created)

@@ -1,0 +1,309 @@
+"""The events of a simulated fleet, in order of time: requests, steps, decisions, pods that come and go."""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+from benchmarks.cache.block_trace import Tokens, prompt
+from benchmarks.fleet.engine import SimulatedEngine, cache_of
+from benchmarks.fleet.engine_profile import EngineProfile
+from benchmarks.fleet.pod import Pod
+from benchmarks.fleet.request import Request
+from benchmarks.fleet.routers import Gateway, RouterName
+from benchmarks.fleet.sample import EngineSample, FleetSample
+from benchmarks.fleet.scalers import Scaler
+from benchmarks.fleet.slo import Slo
+from benchmarks.fleet.workload import Asked
+
+PROBE_SECONDS = 1.0
+SPOT_NOTICE = 120.0
+"""Seconds between the notice that a spot machine goes and its going."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What surrounds the fleet."""
+
+    cold_start: float = 120.0
+    """Seconds from a pod's creation to its readiness, on average."""
+    cold_start_spread: float = 0.1
+    """By so much of it starts differ, up or down, at most."""
+    failures: float = 0.0
+    """Engines that die without notice, per engine and hour."""
+    spot: float = 0.0
+    """Machines that go with a notice of two minutes, per engine and hour."""
+    least: int = 1
+    most: int = 64
+    initial: int = 1
+    """Engines that are ready when it begins."""
+
+
+@dataclass(slots=True)
+class History:
+    """What happened to the fleet, for the score."""
+
+    targets: list[tuple[float, int]]
+    """(second, engines asked for), each change."""
+    supply: list[tuple[float, int, int]]
+    """(second, ready, starting), at each decision."""
+
+
+class Simulation:
+    """One run. `run` once, then read `requests`, `pods` and `history`."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        profile: EngineProfile,
+        router: RouterName,
+        scaler: Scaler,
+        slo: Slo,
+        conditions: Conditions,
+        seed: int = 0,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.asked, self.profile, self.scaler, self.slo, self.conditions = (
+            asked,
+            profile,
+            scaler,
+            slo,
+            conditions,
+        )
+        self.now = 0.0
+        self._rng = Random(f"pods {seed}")
+        self._progress = progress
+        arrivals = asked.workload.arrivals
+        self._longest = max((a.input_tokens + a.output_tokens for a in arrivals), default=1)
+        self.requests = requests_of(asked)
+        self.pods: list[Pod] = []
+        self.refused = 0
+        self._may_fail = float("inf")
+        self._failed = 0
+        self.target = conditions.initial
+        self.history = History([(0.0, conditions.initial)], [])
+        self._alive: dict[str, Pod] = {}
+        self._routable: dict[str, SimulatedEngine] = {}
+        self._gateway = Gateway(router, self._routable, lambda: self.now, identity=asked.identity, seed=seed)
+        self._held: deque[Request] = deque()
+        self._arrived = self._open = 0
+        self._events: list[tuple[float, int, Callable[..., None], Any]] = []
+        self._order = itertools.count()
+
+    def run(self, least_attainment: float | None = None) -> None:
+        """All requests to their ends; or, with `least_attainment`, until it is sure that less is attained."""
+        if least_attainment is not None:
+            self._may_fail = (1 - least_attainment) * len(self.requests)
+        for _ in range(self.conditions.initial):
+            self._ready(self._create())
+        for request in self.requests:
+            self._at(request.at, self._arrival, request)
+        end = self.asked.seconds
+        self._at(0.0, self._probe, None)
+        self._at(0.0, self._scrape, None)
+        while self._events and (self.now < end or self._open) and not self.given_up:
+            self.now, _, do, what = heapq.heappop(self._events)
+            do(what)
+
+    @property
+    def given_up(self) -> bool:
+        """Too many have not got what they were promised for the rest to matter."""
+        return self._failed > self._may_fail
+
+    def _at(self, when: float, do: Callable[..., None], what: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._order), do, what))
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    def _arrival(self, request: Request) -> None:
+        self._arrived += 1
+        if request.number % 256 == 0:
+            self._progress(self.now / max(self.asked.seconds, 1.0))
+        if self.pods[0].engine.cache.never_fits(request.prompt_tokens + request.outputs):
+            self.refused += 1
+            request.lost = True
+            return
+        self._open += 1
+        self._send(request)
+
+    def _send(self, request: Request) -> None:
+        name = self._gateway.send(request)
+        if name is None:
+            self._held.append(request)
+            return
+        request.engine = name
+        engine = self._alive[name].engine
+        self._tell(engine, partial(engine.add, request, self.now))
+
+    def _tell(self, engine: SimulatedEngine, do: Callable[[], None]) -> None:
+        before = engine.version
+        do()
+        if engine.spell is not None and engine.version != before:
+            self._at(engine.spell.end, self._stepped, (engine, engine.version))
+
+    def _stepped(self, what: tuple[SimulatedEngine, int]) -> None:
+        engine, version = what
+        if version != engine.version or engine.name not in self._alive:
+            return
+        first, ended = engine.advance()
+        if engine.spell is not None:
+            self._at(engine.spell.end, self._stepped, (engine, engine.version))
+        for request in first:
+            self._gateway.answered(request)
+            assert request.first is not None
+            engine.totals.first_tokens += 1
+            engine.totals.first_tokens_late += request.first - request.at > self.slo.ttft
+        for request in ended:
+            self._gateway.ended(request)
+            self._open -= 1
+            self._failed += not self.slo.attained(request)
+            engine.totals.finished += request.outputs > 1
+            engine.totals.finished_slow += request.token_seconds > self.slo.tpot
+        pod = self._alive[engine.name]
+        if pod.phase == "draining" and engine.spell is None:
+            self._delete(pod)
+
+    # --- pods ----------------------------------------------------------------------------------------
+
+    def _create(self) -> Pod:
+        name = f"engine-{len(self.pods)}"
+        cache = cache_of(
+            self.profile, self.asked.workload.block, self._longest, prefix_caching=self.asked.identity
+        )
+        pod = Pod(name, self.now, SimulatedEngine(name, self.profile, cache))
+        self.pods.append(pod)
+        self._alive[name] = pod
+        for rate, happens in ((self.conditions.failures, self._die), (self.conditions.spot, self._notice)):
+            if rate > 0:
+                self._at(self.now + self._rng.expovariate(rate / 3600), happens, pod)
+        return pod
+
+    def _start(self) -> None:
+        spread = self.conditions.cold_start_spread
+        takes = self.conditions.cold_start * self._rng.uniform(1 - spread, 1 + spread)
+        self._at(self.now + takes, self._ready, self._create())
+
+    def _ready(self, pod: Pod) -> None:
+        if pod.phase != "starting":
+            return
+        pod.phase = "ready"
+        self._routable[pod.name] = pod.engine
+        self._look()
+        while self._held:
+            self._send(self._held.popleft())
+
+    def _drain(self, pod: Pod) -> None:
+        pod.phase = "draining"
+        self._routable.pop(pod.name, None)
+        if pod.engine.spell is None:
+            self._delete(pod)
+        else:
+            self._look()
+
+    def _delete(self, pod: Pod) -> None:
+        pod.phase, pod.deleted = "gone", self.now
+        del self._alive[pod.name]
+        self._routable.pop(pod.name, None)
+        self._look()
+
+    def _die(self, pod: Pod) -> None:
+        """What it was answering is lost, what it had not begun to answer is sent to another."""
+        if pod.phase == "gone":
+            return
+        wanted = pod.phase != "draining"
+        requests = pod.engine.requests()
+        for request in requests:
+            self._gateway.ended(request)
+        self._delete(pod)
+        for request in requests:
+            request.ids = request.allocation = None
+            if request.first is not None:
+                request.lost, self._open = True, self._open - 1
+            else:
+                request.resumed = 0
+                self._send(request)
+        if wanted:
+            self._start()
+
+    def _notice(self, pod: Pod) -> None:
+        """Its machine goes: a new one is asked for, and it drains as far as there is time."""
+        if pod.phase in ("draining", "gone"):
+            return
+        self._start()
+        self._at(self.now + SPOT_NOTICE, self._die, pod)
+        self._drain(pod)
+
+    def _look(self) -> None:
+        self._gateway.probe(pod for pod in self._alive.values() if pod.phase in ("ready", "draining"))
+
+    def _probe(self, _: None) -> None:
+        for pod in self._alive.values():
+            if pod.phase != "starting":
+                self._gateway.report(pod)
+        self._at(self.now + PROBE_SECONDS, self._probe, None)
+
+    # --- scaling -------------------------------------------------------------------------------------
+
+    def _scrape(self, _: None) -> None:
+        self._at(self.now + self.scaler.delay, self._decide, self._sample())
+        self._at(self.now + self.scaler.period, self._scrape, None)
+
+    def _sample(self) -> FleetSample:
+        ready = [pod for pod in self._alive.values() if pod.phase == "ready"]
+        starting = tuple(pod.name for pod in self._alive.values() if pod.phase == "starting")
+        self.history.supply.append((self.now, len(ready), len(starting)))
+        return FleetSample(
+            self.now, self.target, tuple(_engine_sample(pod.engine) for pod in ready), starting,
+            self._open, len(self._held), self._arrived,
+        )  # fmt: skip
+
+    def _decide(self, sample: FleetSample) -> None:
+        if self.now > self.asked.seconds:
+            # All has come: what is left runs out.
+            return
+        wanted = min(max(self.scaler.target(sample), self.conditions.least), self.conditions.most)
+        if wanted != self.target:
+            self.target = wanted
+            self.history.targets.append((self.now, wanted))
+        staying = [pod for pod in self._alive.values() if pod.phase in ("starting", "ready")]
+        for _ in range(wanted - len(staying)):
+            self._start()
+        # The newest that start first, then those with the least to finish.
+        order = sorted(staying, key=lambda pod: (pod.phase == "ready", pod.engine.running, -pod.created))
+        for pod in order[: max(0, len(staying) - wanted)]:
+            self._drain(pod)
+
+
+def requests_of(asked: Asked) -> list[Request]:
+    """The requests of a workload, none of them begun."""
+    block, seen, made = asked.workload.block, set[int](), list[Request]()
+    longest = max((arrival.input_tokens for arrival in asked.workload.arrivals), default=1)
+    blank = np.zeros(longest, np.int32)
+    for number, arrival in enumerate(asked.workload.arrivals):
+        known = sum(1 for _ in itertools.takewhile(seen.__contains__, arrival.block_ids))
+        seen.update(arrival.block_ids)
+        ids = (
+            partial(prompt, arrival, block)
+            if asked.identity
+            else partial(_first, blank, arrival.input_tokens)
+        )
+        shared = min(known * block, (arrival.input_tokens - 1) // block * block)
+        outputs = max(1, arrival.output_tokens)
+        made.append(Request(number, arrival.at, ids, arrival.input_tokens, outputs, shared))
+    return made
+
+
+def _first(tokens: Tokens, length: int) -> Tokens:
+    return tokens[:length]
+
+
+def _engine_sample(engine: SimulatedEngine) -> EngineSample:
+    return EngineSample(
+        engine.name, engine.running, len(engine.queue), engine.usage, engine.slots_used, engine.pages_used,
+        engine.running_tokens, engine.waiting_tokens, engine.decode_seconds, replace(engine.totals),
+    )  # fmt: skip

@@ -1,0 +1,19 @@
+"""What a request is promised."""
+
+from dataclasses import dataclass
+
+from benchmarks.fleet.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Seconds to the first token, and per output token after it on average."""
+
+    ttft: float = 2.0
+    tpot: float = 0.1
+
+    def attained(self, request: Request) -> bool:
+        """Whether the request got what it was promised."""
+        if request.first is None or request.ended is None or request.lost:
+            return False
+        return request.first - request.at <= self.ttft and request.token_seconds <= self.tpot
