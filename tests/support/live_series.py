@@ -7,6 +7,7 @@ from prometheus_client.metrics_core import Metric
 
 from engine_trial import EngineTrial, TrialSetup
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.engine_metrics import EngineMetrics
@@ -40,5 +41,7 @@ def engine() -> list[Metric]:
 
 def emitted() -> dict[str, str]:
     gateway = GatewayMetrics(lambda: ())
-    all_of_them = [*engine(), *families(gateway.registry), *families(OperatorMetrics().registry)]
+    operator = OperatorMetrics()
+    ScalingMetrics(operator.registry)
+    all_of_them = [*engine(), *families(gateway.registry), *families(operator.registry)]
     return {one.name: one.type for one in all_of_them}

@@ -94,6 +94,8 @@ def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:
             return bool(left <= right)
         case ast.GtE():
             return bool(left >= right)
+        case ast.Lt():
+            return bool(left < right)
         case ast.Gt():
             return bool(left > right)
     raise AssertionError(f"no reading of {operator}")

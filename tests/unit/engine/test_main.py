@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
+from mamba_kernels.backend import TORCH
 from mamba_planner import DoesNotFit, UnusableInput
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine import __main__ as command
@@ -145,7 +146,9 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
     trial = EngineTrial(TrialSetup(), random.Random(0))
     shape = SimpleNamespace(vocab_size=97, eos_token_ids=(0,))
     plan = SimpleNamespace(weights_bytes=1, max_model_len=64, to_json=dict)
-    booted = SimpleNamespace(core=trial.core, plan=plan, model=shape, stream=trial.core._stream, kernels=None)
+    booted = SimpleNamespace(
+        core=trial.core, plan=plan, model=shape, stream=trial.core._stream, kernels=TORCH
+    )
     monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)
     monkeypatch.setattr(command, "set_up_threads", lambda *_: False)
     before, seen = gc.get_threshold(), []

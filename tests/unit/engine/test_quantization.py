@@ -25,7 +25,7 @@ def start(**settings: Any) -> Engine:
 
 def quantized() -> list[QuantizedWeight]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, QuantizedWeight)]
+    return [each for each in gc.get_objects() if type(each) is QuantizedWeight]
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ kernels on this machine")

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from mamba_kernels.cpu import backend
+from mamba_kernels import backend
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import Engine
 from mamba_server.model import hybrid
+from mamba_server.model.weight_files import WeightsSize
 from mamba_server.wire import AddRequest, SamplingParams
 from peak_memory import peak_bytes
 
@@ -69,7 +70,7 @@ class Measured:
     ) -> None:
         (directory / "config.json").write_text(json.dumps(CONFIG | config))
         monkeypatch.setattr(hybrid, "Weights", AnyWeights)
-        monkeypatch.setattr(booting, "weights_bytes", lambda _: 0)
+        monkeypatch.setattr(booting, "weights_size", lambda _: WeightsSize(0, 0, 0))
         # What was planned holds for torch, too. The kernels in C++ hold less, which torch does not see.
         monkeypatch.setattr(backend, "library", lambda: None)
         # Results of so many threads, or of one: what is held does not depend on it.
