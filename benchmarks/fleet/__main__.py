@@ -55,10 +55,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--diurnal", action="store_true", help="with the shape of a day")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
-        "--initial", type=int, default=1, help="engines at the beginning; of fixed: all the time"
+        "--initial",
+        type=int,
+        help="engines at the beginning; of fixed: all the time; default: the cheapest fixed fleet's",
     )
     made.add_argument("--min", type=int, default=1, help="fewest engines")
-    made.add_argument("--max", type=int, default=16, help="most engines")
+    made.add_argument("--max", type=int, default=64, help="most engines")
     made.add_argument(
         "--cold-start", type=duration, default=120.0, metavar="TIME", help="of an engine; default 120s"
     )
@@ -111,7 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for scale, experiment in experiments:
         with shown(f"{asked.router}, {asked.scaler}, x{scale:g}") as progress:
-            found = asdict(experiment.run(asked.router, asked.scaler, progress))
+            begun = experiment
+            if asked.initial is None:
+                begun = experiment.starting_with(experiment.cheapest_fixed("ours", progress)[0])
+            found = asdict(begun.run(asked.router, asked.scaler, progress))
         if asked.output == "json":
             print(json.dumps(found))
         else:
@@ -127,9 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Experiment:
-    if not 1 <= asked.min <= asked.initial <= asked.max:
+    initial = asked.min if asked.initial is None else asked.initial
+    if not 1 <= asked.min <= initial <= asked.max:
         raise ValueError(
-            f"engines: 1 <= --min {asked.min} <= --initial {asked.initial} <= --max {asked.max} must hold"
+            f"engines: 1 <= --min {asked.min} <= --initial {initial} <= --max {asked.max} must hold"
         )
     whole = scaled(source, scale, asked.hours, day if asked.diurnal else flat, asked.seed)
     if not whole.workload.arrivals:
@@ -140,7 +146,7 @@ def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Exper
         spot=asked.spot,
         least=asked.min,
         most=asked.max,
-        initial=asked.initial,
+        initial=initial,
     )
     return Experiment(
         whole, profile(asked.engine_profile), Slo(asked.slo_ttft, asked.slo_tpot), conditions, asked.seed

@@ -78,6 +78,10 @@ def test_the_command_prints_the_score_as_one_json_object(
         "tokenHitRate", "recomputedTokens",
     }  # fmt: skip
     assert named <= found.keys()
+    assert main(["--trace", str(path), "--scaler", "fixed", "--output", "json"]) == 0
+    cheapest = json.loads(capsys.readouterr().out)
+    assert cheapest["sloAttainment"] >= 0.95
+    assert cheapest["gpuSeconds"] <= found["gpuSeconds"]
     assert found["gpuSeconds"] == pytest.approx(2 * 39)
     assert found["sloAttainment"] == 1.0
 
