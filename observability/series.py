@@ -13,6 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from mamba_gateway.endpoints import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.engine_metrics import HELP, EngineMetrics
@@ -152,7 +153,9 @@ def _catalogue() -> Mapping[str, Series]:
     metrics.on_stats(_every_number())
     RequestMetrics(engine, "m")
     PrefixMetrics(engine, "m", ChangeLog("m"))
-    registries = (engine, GatewayMetrics(lambda: (endpoint,)).registry, OperatorMetrics().registry)
+    operator = OperatorMetrics().registry
+    ScalingMetrics(operator)
+    registries = (engine, GatewayMetrics(lambda: (endpoint,)).registry, operator)
     return {each.name: each for registry in registries for each in _exposed(registry)}
 
 

@@ -14,6 +14,8 @@ from mamba_server.engine.garbage import never_search_old_objects, search_new_obj
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
     threshold, enabled = gc.get_threshold(), gc.isenabled()
+    # A new process has these; another test may have served something in this one.
+    gc.set_threshold(700, 10, 10)
     yield
     gc.unfreeze()
     gc.set_threshold(*threshold)
