@@ -1,4 +1,6 @@
-"""The checks of what the recurrence reads, the same for prefill and decode."""
+"""What the recurrence reads and writes, checked and named, the same for prefill and decode."""
+
+from typing import Any
 
 import torch
 
@@ -25,3 +27,36 @@ def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tu
         check(name, getattr(inputs, name), (H,), device=device)
     check("out", out, (T, H, P), device=device)
     return T, H, P, G, N
+
+
+def scan_arguments(
+    state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor
+) -> dict[str, Any]:
+    """Tensors and strides by the names that both kernels give them; routes: [3, n], of a `SlotPlan`."""
+    return {
+        "state": state,
+        "state_slab": state.stride(0),
+        "state_head": state.stride(1),
+        "state_row": state.stride(2),
+        "x": inputs.x,
+        "x_row": inputs.x.stride(0),
+        "x_head": inputs.x.stride(1),
+        "dt": inputs.dt,
+        "dt_row": inputs.dt.stride(0),
+        "A": inputs.A,
+        "B": inputs.B,
+        "B_row": inputs.B.stride(0),
+        "B_group": inputs.B.stride(1),
+        "C": inputs.C,
+        "C_row": inputs.C.stride(0),
+        "C_group": inputs.C.stride(1),
+        "D": inputs.D,
+        "dt_bias": inputs.dt_bias,
+        "dt_min": float(inputs.dt_limit[0]),
+        "dt_max": float(inputs.dt_limit[1]),
+        "routes": routes,
+        "route": routes.stride(0),
+        "out": out,
+        "out_row": out.stride(0),
+        "out_head": out.stride(1),
+    }
