@@ -2,13 +2,13 @@
 
 Conversations, questions on shared documents, agents, retrieval and recorded traces, scaled down to the
 shipped model: each block of a prompt becomes a few tokens. Compared with one engine that has the memory of
-all. Run as `python -m benchmarks.routing_live [--trace FILE]`.
+all. Run as `python -m benchmarks.routing_live [--trace FILE]`; nine minutes on two idle cores.
 """
 
 import argparse
 import asyncio
 import contextlib
-import statistics
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,13 +23,17 @@ from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED, Workload
 from benchmarks.engine import running_command
 from benchmarks.redis import running_redis
+from benchmarks.routing import queue_imbalance
 
 from mamba_cli.bench.traces import Arrival, parse
+from mamba_cli.local.ports import free_ports
 
 Way = Literal["one", "load", "attention", "resumable"]
 """One engine with all the memory; by load alone; to the engine with most attention pages of the prompt, as
 the sender remembers them; the product as it is."""
 WAYS: tuple[Way, ...] = ("one", "load", "attention", "resumable")
+Row = dict[str, Any]
+USUAL = ("chat", "documents", "agents")
 MODEL = "builtin://tiny-recall"
 BLOCK_TOKENS = 16
 """That a block of a trace becomes."""
@@ -54,22 +58,17 @@ class Outcome:
     def computed(self) -> int:
         return self.prompt_tokens - self.cached_tokens
 
-    def imbalance(self) -> float | None:
-        """99th percentile of the longest queue by the mean, over the moments with 4 requests an engine."""
-        seen = sorted(max(now) / statistics.fmean(now) for now in self.queues if statistics.fmean(now) >= 4)
-        return round(seen[int(0.99 * len(seen))], 2) if seen else None
-
 
 @cache
-def tokens_of(block: int) -> tuple[int, ...]:
-    """The tokens of a block; equal ones have equal tokens."""
-    rng = Random(block)
+def tokens_of(block: int, workload: str) -> tuple[int, ...]:
+    """The tokens of a block; equal ones of a workload have equal tokens, and no two workloads share any."""
+    rng = Random(f"{workload} {block}")
     return tuple(rng.randrange(5, 250) for _ in range(BLOCK_TOKENS))
 
 
-def scaled(arrival: Arrival, block: int) -> tuple[list[int], int]:
+def scaled(arrival: Arrival, block: int, workload: str) -> tuple[list[int], int]:
     """Prompt and number of answered tokens of a request, in the shipped model's size."""
-    prompt = [token for each in arrival.block_ids for token in tokens_of(each)]
+    prompt = [token for each in arrival.block_ids for token in tokens_of(each, workload)]
     length = max(1, round(arrival.input_tokens * BLOCK_TOKENS / block))
     return prompt[:length], max(1, min(8, round(arrival.output_tokens * BLOCK_TOKENS / block)))
 
@@ -96,29 +95,50 @@ def _leading(pages: Sequence[tuple[int, ...]], known: set[tuple[int, ...]]) -> i
     return next((n for n, page in enumerate(pages) if page not in known), len(pages))
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where its processes are."""
+
+    engines: list[str]
+    admins: list[str]
+    """The engines' admin servers."""
+    doors: list[str]
+    """What requests are sent to, in turn."""
+
+    def flush(self) -> None:
+        """The engines forget all prompts."""
+        for url in self.admins:
+            asked = urllib.request.Request(f"{url}/admin/flush_cache", method="POST")
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                answer.read()
+
+
 @contextlib.contextmanager
-def fleet(way: Way, engines: int, gateways: int, arena: int) -> Iterator[tuple[list[str], list[str]]]:
-    """The URLs of the engines and of what requests are sent to."""
+def fleet(way: Way, engines: int, gateways: int, arena: int) -> Iterator[Fleet]:
+    """Processes, ready."""
     with contextlib.ExitStack() as stack:
         redis = stack.enter_context(running_redis())
         one = way == "one"
+        admins = free_ports(1 if one else engines)
         urls = [
             stack.enter_context(
                 running_command(
-                    "serve", "--model", MODEL, "--admin-port", "0", "--device", "cpu",
+                    "serve", "--model", MODEL, "--admin-port", str(admin), "--device", "cpu",
                     "--arena-bytes", str(engines * arena if one else arena), "--redis-url", redis,
                     variables={"OMP_NUM_THREADS": "1"},
                 )
             )
-            for _ in range(1 if one else engines)
+            for admin in admins
         ]  # fmt: skip
+        admin_urls = [f"http://127.0.0.1:{admin}" for admin in admins]
         if way == "attention":
-            yield urls, urls
+            yield Fleet(urls, admin_urls, urls)
             return
         backends = [word for url in urls for word in ("--backend", url)]
         weight = ("--prefix-weight", "0") if way == "load" else ()
-        yield (
+        yield Fleet(
             urls,
+            admin_urls,
             [
                 stack.enter_context(
                     running_command(
@@ -197,43 +217,61 @@ async def play(
     return outcome
 
 
-def measure(workload: Workload, engines: int, gateways: int, arena: int, rate: float) -> list[dict[str, Any]]:
-    """One row for each way."""
+def requests_of(workload: Workload, rate: float) -> list[tuple[float, list[int], int]]:
+    """(second, prompt, answered tokens) of each: in the workload's rhythm, so many a second on average."""
     first, last = workload.arrivals[0].at, workload.arrivals[-1].at
-    # The trace's own rhythm, at so many requests a second on average.
     pace = len(workload.arrivals) / rate / max(last - first, 1e-9)
-    requests = [
-        ((arrival.at - first) * pace, *scaled(arrival, workload.block))
+    return [
+        ((arrival.at - first) * pace, *scaled(arrival, workload.block, workload.name))
         for arrival in workload.arrivals
         if arrival.input_tokens * BLOCK_TOKENS / workload.block <= LONGEST
     ]
-    rows: list[dict[str, Any]] = []
-    for way in WAYS:
-        with fleet(way, engines, gateways, arena) as (urls, doors):
-            router = AttentionRouter(urls) if way == "attention" else None
-            turns = cycle(doors)
+
+
+def measure(workloads: Sequence[Workload], way: Way, shape: tuple[int, int, int], rate: float) -> list[Row]:
+    """One row for each workload, by one fleet that begins each with empty caches. `shape`: engines, gateways,
+    bytes of an engine."""
+    rows: list[Row] = []
+    with fleet(way, *shape) as running:
+        for workload in workloads:
+            requests = requests_of(workload, rate)
+            router = AttentionRouter(running.engines) if way == "attention" else None
+            turns = cycle(running.doors)
             choose = router.choose if router else lambda _, turns=turns: next(turns)
-            outcome = asyncio.run(play(requests, urls, choose, router))
-        waits = sorted(outcome.first_tokens)
-        rows.append(
-            {
-                "workload": workload.name, "way": way, "requests": len(requests), "failed": outcome.failed,
-                "prompt_tokens": outcome.prompt_tokens, "computed": outcome.computed,
-                "relative": round(outcome.computed / rows[0]["computed"], 3) if rows else 1.0,
-                "imbalance_p99": outcome.imbalance(),
-                "answer_p50": round(waits[len(waits) // 2], 3),
-                "answer_p99": round(waits[int(0.99 * len(waits))], 3),
-            }
-        )  # fmt: skip
-        print(line(rows[-1]), flush=True)
+            outcome = asyncio.run(play(requests, running.engines, choose, router))
+            running.flush()
+            waits = sorted(outcome.first_tokens)
+            rows.append(
+                {
+                    "workload": workload.name, "way": way, "requests": len(requests),
+                    "failed": outcome.failed,
+                    "prompt_tokens": outcome.prompt_tokens, "computed": outcome.computed,
+                    "imbalance_p99": queue_imbalance(outcome.queues),
+                    "answer_p50": round(waits[len(waits) // 2], 3),
+                    "answer_p99": round(waits[int(0.99 * len(waits))], 3),
+                }
+            )  # fmt: skip
+            print(line(rows[-1]), flush=True)
     return rows
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """By workload, each beside one engine with all the memory, where that was measured."""
+    one = {row["workload"]: row["computed"] for row in rows if row["way"] == "one"}
+    names = list(dict.fromkeys(row["workload"] for row in rows))
+    return [
+        {**row, "relative": round(row["computed"] / one[name], 3) if name in one else None}
+        for name in names
+        for row in rows
+        if row["workload"] == name
+    ]
 
 
 def line(row: dict[str, Any]) -> str:
     """One row of the Markdown table."""
     shown = (
         row["workload"], row["way"], row["requests"], row["failed"],
-        f"{row['computed'] / row['prompt_tokens']:.1%}", row["relative"], row["imbalance_p99"],
+        f"{row['computed'] / row['prompt_tokens']:.1%}", row.get("relative"), row["imbalance_p99"],
         row["answer_p50"], row["answer_p99"],
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
@@ -249,24 +287,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run all, write, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing_live", description=__doc__)
     parser.add_argument("--trace", type=Path, help="Mooncake-format JSON lines, beside the generated ones")
-    parser.add_argument("--workload", nargs="*", choices=[make.__name__ for make in GENERATED])
-    parser.add_argument("--requests", type=int, default=400, help="the first so many of each")
+    parser.add_argument("--workload", nargs="*", choices=[make.__name__ for make in GENERATED], default=USUAL)
+    parser.add_argument("--way", nargs="+", choices=WAYS, default=WAYS, help="how engines are chosen")
+    parser.add_argument("--requests", type=int, default=200, help="the first so many of each")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second on average")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--arena-bytes", type=int, default=6 << 20, help="of each engine")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
-    names = asked.workload
-    workloads = [make(asked.requests) for make in GENERATED if names is None or make.__name__ in names]
+    made = (make(asked.requests) for make in GENERATED if make.__name__ in asked.workload)
+    workloads = [Workload(each.name, each.block, each.arrivals[: asked.requests]) for each in made]
     if asked.trace is not None:
         with asked.trace.open(encoding="utf-8") as lines:
             workloads.append(Workload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests]))
-    rows = [
-        row
-        for workload in workloads
-        for row in measure(workload, asked.engines, asked.gateways, asked.arena_bytes, asked.rate)
-    ]
+    shape = (asked.engines, asked.gateways, asked.arena_bytes)
+    rows = compared([row for way in asked.way for row in measure(workloads, way, shape, asked.rate)])
     facts = [
         f"- {asked.engines} engines of the shipped model with {asked.arena_bytes >> 20} MiB each",
         f"- {asked.gateways} gateways, one Redis, {asked.rate:g} requests a second on average",

@@ -11,7 +11,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.metrics import OperatorMetrics

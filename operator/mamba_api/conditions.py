@@ -45,6 +45,7 @@ class Reason(StrEnum):
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_PAUSED = "RolloutPaused"
+    ROLLED_BACK = "RolledBack"
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
     DRAINING = "Draining"
@@ -108,6 +109,12 @@ REASONS: dict[Reason, str] = {
     Reason.ROLLOUT_PAUSED: (
         "spec.rollout.pause keeps engines on an older revision; set it to false to replace them."
     ),
+    Reason.ROLLED_BACK: (
+        "The revision that the spec asks for did not become ready, and engines went back to the last that "
+        "was; status.rollout names both, and the message what the new one failed of. All is served as before "
+        "the change. A corrected spec is rolled out, and so is the same one with a new annotation "
+        "serving.mambaserve.io/restarted-at."
+    ),
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced, each drained first.",
     Reason.SCALING_UP: "Engines are being added.",
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
@@ -122,8 +129,8 @@ REASONS: dict[Reason, str] = {
         "message has its numbers. It serves as before and is asked again; a restart starts with the new one."
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
-        "The roll-out made no progress within spec.rollout.progressDeadline; the old pods keep serving. "
-        "The message names the pod that is stuck."
+        "Pods made no progress within spec.rollout.progressDeadline, and there is no ready revision to go "
+        "back to; those that serve keep serving. The message names what is stuck."
     ),
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.IMAGE_PULL_FAILED: "A pod's image cannot be pulled; check spec.engine.image and pull secrets.",
@@ -180,7 +187,9 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.SERVING: "The endpoint answers requests at status.url.",
 }
-HARMLESS = frozenset({Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED, Reason.CACHE_KEPT})
+HARMLESS = frozenset(
+    {Reason.PREFIX_INDEX_UNAVAILABLE, Reason.STRATEGY_REFUSED, Reason.CACHE_KEPT, Reason.ROLLED_BACK}
+)
 """Reasons of Degraded that do not keep Ready from being true: all is served, if less well."""
 
 OF_PODS = frozenset(
@@ -231,6 +240,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.UP_TO_DATE,
             Reason.ROLLING_OUT,
             Reason.ROLLOUT_PAUSED,
+            Reason.ROLLED_BACK,
             Reason.SCALING_UP,
             Reason.SCALING_DOWN,
             Reason.DRAINING,
@@ -248,6 +258,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.AS_EXPECTED,
             *OF_PODS,
             Reason.STRATEGY_REFUSED,
+            Reason.ROLLED_BACK,
             Reason.CACHE_KEPT,
             Reason.PREFIX_INDEX_UNAVAILABLE,
             Reason.APPLY_FAILED,

@@ -45,6 +45,8 @@ ANNOTATION_PLANNED_FOR = f"{GROUP}/planned-for"
 """On the engine Deployment: the revision of the pods and the GPU memory their plan was made for."""
 ANNOTATION_TUNED = f"{GROUP}/tuned"
 """On the ConfigMap X-engine: hash of the settings that running engines take over, and when they changed."""
+ANNOTATION_FAILED_REVISION = f"{GROUP}/failed-revision"
+"""On the engine Deployment: the revision that its pods were taken back from, and why."""
 ANNOTATION_RESTART = f"{GROUP}/restarted-at"
 """On a MambaDeployment: a new value rolls the pods, as `kubectl rollout restart` does."""
 LABEL_ROLE = f"{GROUP}/role"
@@ -118,6 +120,11 @@ class Children:
     def model_cache(self) -> str:
         """PersistentVolumeClaim for downloaded weights, when asked for."""
         return f"{self.owner}-model"
+
+    @property
+    def last_ready(self) -> str:
+        """ConfigMap with the engine revision that was last ready, to go back to."""
+        return f"{self.owner}-last-ready"
 
     @property
     def inference_pool(self) -> str:

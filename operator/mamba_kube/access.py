@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import yaml
 from kubernetes.aio import config
@@ -71,5 +73,18 @@ async def load_access(kubeconfig: str | None) -> ClusterAccess:
 @asynccontextmanager
 async def connected(access: ClusterAccess, *, timeout: float = 30.0) -> AsyncIterator[ApiServer]:
     """A connection pool for the length of the block; requests end after `timeout` seconds."""
-    async with ApiClient(access.configuration) as client:
+    configuration: Any = access.configuration
+    if configuration.proxy is None:
+        configuration.proxy = _proxy_of_the_environment(configuration.host)
+    # Else each request would look for a proxy and for a .netrc once more, each in a thread of its own.
+    configuration.client_session_kwargs = {"trust_env": False}
+    async with ApiClient(configuration) as client:
         yield ApiServer(client, timeout=timeout)
+
+
+def _proxy_of_the_environment(url: str) -> str | None:
+    """What HTTPS_PROXY, HTTP_PROXY and NO_PROXY say about the API server."""
+    parts = urlsplit(url)
+    if not parts.hostname or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)

@@ -77,15 +77,15 @@ class ApiServer:
 
         Raises `aiohttp.ClientError`, `ApiException`, OSError or TimeoutError.
         """
-        _, url, headers, sent, _ = await self._client.param_serialize(
+        # Without the body: the client would walk through it for typed models, and it is plain data.
+        _, url, headers, _, _ = await self._client.param_serialize(
             method,
             path,
             query_params=list((query or {}).items()),
-            body=body,
             header_params={"Accept": accept, "Content-Type": content_type},
             auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(method, url, headers, sent, _request_timeout=timeout)
+        answer = await self._client.call_api(method, url, headers, body, _request_timeout=timeout)
         response: aiohttp.ClientResponse = answer.response
         return response
 

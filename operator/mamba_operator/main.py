@@ -135,6 +135,7 @@ class Operator:
             shipped=self._shipped,
             indices=indices,
             images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
+            scrapers=settings.scrapers,
             key=key,
             decided=autoscaler.decided,
         )

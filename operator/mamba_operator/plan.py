@@ -4,8 +4,8 @@ The heart of the operator: called by `reconcile` for every wake, whatever the ev
 touches nothing; `apply` carries it out and `status` tells what came of it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -20,7 +20,7 @@ from mamba_operator.drift import drift, made_of
 from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.kinds import CLAIM
-from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref
+from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref, sealed
 from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.planned_for import plan_for
 from mamba_operator.pod_trouble import is_being_created
@@ -28,8 +28,11 @@ from mamba_operator.record import readable
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
-from mamba_operator.render.engine_pod import engine_document, engine_pod_template
+from mamba_operator.render.engine import engine_revision, last_ready
+from mamba_operator.revision import revision_in
+from mamba_operator.rollback import FailedRevision, choose_revision, is_ready
 from mamba_operator.scale import scaling_status, wake_text
+from mamba_operator.scrapers import PROMETHEUS, Scraper
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.tuning import AGAIN, Refusal, Tune, to_tell, tuning
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
@@ -47,6 +50,8 @@ class Change(StrEnum):
     OUTDATED = "Outdated"
     DRIFTED = "Drifted"
     NOT_NEEDED = "NotNeeded"
+    RECORDED = "Recorded"
+    """A note for later; nothing runs otherwise for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,14 @@ class ReconcilePlan:
     """Engines to be told settings that they take over while they serve."""
     refusals: tuple[Refusal, ...] = ()
     """Those of them that were told and did not take it."""
+    ready_revision: str | None = None
+    """Label of the engine pods that were last ready, all of them."""
+    failed: FailedRevision | None = None
+    """The revision of the spec, where that did not become ready and engines went back."""
     scaling: ScalingStatus | None = None
     """What is decided about the number of engines; None where spec.replicas is what runs."""
+    as_wanted: Mapping[str, str] = field(default_factory=dict)
+    """As `Snapshot.as_wanted`, of all children that are as wanted now."""
     cache_kept: str | None = None
     """Why the claim of the model cache stays as it is though the spec says otherwise."""
 
@@ -109,6 +120,7 @@ def make_plan(
     new_token: Callable[[], str],
     key_id: str = "",
     images: DefaultImages = OF_THIS_VERSION,
+    scrapers: tuple[Scraper, ...] = PROMETHEUS,
 ) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
@@ -118,6 +130,7 @@ def make_plan(
         new_token: makes the admin token; called only when it may be needed.
         key_id: key it is made from; empty: it is fresh each time, and engines cannot be told anything.
         images: for pods whose images the object does not name.
+        scrapers: who may read the engines' metrics.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -138,24 +151,36 @@ def make_plan(
     scaling = scaling_status(deployment, old, engine, wake_text(asked), snapshot.decided, now)
     replicas = scaling.desired if scaling is not None else deployment.spec.replicas
     plan = verdict.plan if isinstance(verdict, Fits) else None
-    context = Context(deployment, replicas, plan, key_id, planned_for=planned_for, images=images)
+    context = Context(
+        deployment, replicas, plan, key_id, planned_for=planned_for, images=images, scrapers=scrapers
+    )
     tuned = None
-    if key_id:
-        config = snapshot.child("ConfigMap", context.children.engine)
-        tuned = tuning(engine_document(context), config, engine, now)
-        context = replace(context, tuned=tuned.annotation())
+    last = snapshot.child("ConfigMap", context.children.last_ready)
     try:
+        revision = engine_revision(context)
+        choice = choose_revision(
+            revision, revision_in(last), engine, snapshot.pods, paused=deployment.spec.rollout.pause, now=now
+        )
+        revision = choice.instead or revision
+        context = replace(
+            context, revision=revision, failed=choice.failed.annotation() if choice.failed else None
+        )
+        if key_id:
+            config = snapshot.child("ConfigMap", context.children.engine)
+            tuned = tuning(revision.document, config, engine, now)
+            context = replace(context, tuned=tuned.annotation())
         wanted = render(context)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     not_served = [snapshot.not_served[one["kind"]] for one in wanted if one["kind"] in snapshot.not_served]
     wanted = [manifest for manifest in wanted if manifest["kind"] not in snapshot.not_served]
     cache_kept = _cache_kept(wanted, snapshot)
+    as_wanted: dict[str, str] = {}
     applies = [
         apply
         for manifest in wanted
         if not (cache_kept and manifest["kind"] == CLAIM.kind)
-        and (apply := _compare(manifest, snapshot)) is not None
+        and (apply := _compare(manifest, snapshot, as_wanted)) is not None
     ]
     waiting = any(map(is_being_created, snapshot.pods))
     if waiting or engine is None or _mounts_another(engine, context.admin_secret):
@@ -163,13 +188,24 @@ def make_plan(
         # there is asked by making it, and only where somebody may wait for it.
         applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
     keep = {ref(manifest) for manifest in wanted}
-    revision = engine_pod_template(context)["metadata"]["labels"][names.LABEL_REVISION]
-    tunes = to_tell(snapshot.pods, tuned, revision, snapshot.told) if tuned is not None else ()
+    record = sealed(last_ready(context))
+    changing = any(ref(one.manifest) == Ref("Deployment", context.children.engine) for one in applies)
+    if choice.failed is None and not changing and is_ready(engine, revision.label):
+        if _compare(record, snapshot, as_wanted) is not None:
+            applies.append(Apply(record, Change.RECORDED))
+        ready_revision: str | None = revision.label
+    else:
+        kept_revision = revision_in(last)
+        ready_revision = kept_revision.label if kept_revision is not None else None
+    if last is not None:
+        keep.add(ref(record))
+    tunes = to_tell(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else ()
     trouble = index_trouble(deployment, asked, now)
     moments = [
         *([WAITING_PERIOD] if waiting or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
         *([AGAIN] if tunes else []),
+        *([] if choice.again_in is None else [choice.again_in]),
     ]
     return ReconcilePlan(
         deployment,
@@ -183,7 +219,10 @@ def make_plan(
         trouble,
         differs,
         tunes,
+        ready_revision=ready_revision,
+        failed=choice.failed,
         scaling=scaling,
+        as_wanted=as_wanted,
         cache_kept=cache_kept,
     )
 
@@ -194,7 +233,8 @@ def _plan(
     """The verdict, the annotation with what it was made for, and what would be planned for today's nodes."""
     if not depends_on_nodes(deployment):
         return plan_memory(deployment, None, snapshot.model_config), None, None
-    planned, now = plan_for(deployment, engine, snapshot.nodes, key_id)
+    last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
+    planned, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id)
     verdict = plan_memory(deployment, planned.gpu_memory, snapshot.model_config)
     differs = None
     # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
@@ -215,16 +255,22 @@ def _cache_kept(wanted: list[Manifest], snapshot: Snapshot) -> str | None:
     return next((said for one, there in claims if there and (said := kept(one, there))), None)
 
 
-def _compare(manifest: Manifest, snapshot: Snapshot) -> Apply | None:
+def _compare(manifest: Manifest, snapshot: Snapshot, as_wanted: dict[str, str]) -> Apply | None:
+    """What to do about one child; `as_wanted` gets it if that is nothing."""
     observed = snapshot.children.get(ref(manifest))
     if observed is None:
         return Apply(manifest, Change.MISSING)
-    if annotation(observed, names.ANNOTATION_SPEC_HASH) != annotation(manifest, names.ANNOTATION_SPEC_HASH):
+    wanted = annotation(manifest, names.ANNOTATION_SPEC_HASH)
+    if annotation(observed, names.ANNOTATION_SPEC_HASH) != wanted:
         return Apply(manifest, Change.OUTDATED)
-    fields = drift(manifest, observed)
-    if fields and snapshot.settled.get(str(metadata(observed).get("uid"))) == made_of(manifest, observed):
-        return None
-    return Apply(manifest, Change.DRIFTED, ", ".join(fields)) if fields else None
+    uid = str(metadata(observed).get("uid"))
+    both = f"{metadata(observed).get('resourceVersion')} {wanted}"
+    if snapshot.as_wanted.get(uid) != both:
+        fields = drift(manifest, observed)
+        if fields and snapshot.settled.get(uid) != made_of(manifest, observed):
+            return Apply(manifest, Change.DRIFTED, ", ".join(fields))
+    as_wanted[uid] = both
+    return None
 
 
 def _mounts_another(engine: Manifest, secret: str) -> bool:

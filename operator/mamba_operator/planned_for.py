@@ -32,13 +32,13 @@ class PlannedFor:
 
 
 def plan_for(
-    deployment: MambaDeployment, engine: Manifest | None, nodes: Iterable[Labels], key_id: str
+    deployment: MambaDeployment, kept: Iterable[Manifest | None], nodes: Iterable[Labels], key_id: str
 ) -> tuple[PlannedFor, int | None]:
     """What to plan for, and the memory that node labels tell of now.
 
     Args:
         deployment: the object; its plan depends on nodes.
-        engine: the engine Deployment; None when there is none.
+        kept: objects that may say it: the engine Deployment, and what was last ready.
         nodes: labels of the nodes with GPUs.
         key_id: as in `Context`.
 
@@ -50,7 +50,8 @@ def plan_for(
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)
-    return recorded_for(engine, revision) or PlannedFor(revision, now), now
+    found = (recorded_for(one, revision) for one in kept)
+    return next(filter(None, found), PlannedFor(revision, now)), now
 
 
 def recorded_for(engine: Manifest | None, revision: str) -> PlannedFor | None:

@@ -7,7 +7,7 @@ runs two passes of a key at the same time; raising means "again, later".
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -26,6 +26,7 @@ from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.engine_admin import Put, put_strategy, tell
 from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.findings import Failure
 from mamba_operator.gpu_memory import Labels
 from mamba_operator.indices import Indices
 from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
@@ -35,8 +36,9 @@ from mamba_operator.metrics import OperatorMetrics
 from mamba_operator.observe import look_up, observe
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.record import recorded
+from mamba_operator.scrapers import PROMETHEUS, Scraper
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.status import Failure, summarize, unobserved
+from mamba_operator.status import summarize, unobserved
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
@@ -71,6 +73,7 @@ class Reconciler:
         shipped: ShippedConfig = nothing_shipped,
         indices: Indices | None = None,
         images: DefaultImages = OF_THIS_VERSION,
+        scrapers: tuple[Scraper, ...] = PROMETHEUS,
         key: AdminKey | None = None,
         put: Put = put_strategy,
         decided: Callable[[Key], Decided | None] = lambda _: None,
@@ -85,7 +88,7 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
-        self._images = images
+        self._images, self._scrapers = images, scrapers
         self._indices = indices or Indices()
         self._key, self._put, self._decided = key, put, decided
         self._told: dict[Key, dict[str, str]] = {}
@@ -93,6 +96,7 @@ class Reconciler:
         self._nodes_until = 0.0
         self._doubted: set[Key] = set()
         self._settled: dict[Key, dict[str, str]] = {}
+        self._as_wanted: dict[Key, Mapping[str, str]] = {}
         self._met: set[Key] = set()
         """Whose children this operator has listed, or made."""
         self._written: dict[Key, str] = {}
@@ -147,7 +151,7 @@ class Reconciler:
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
-            for kept in (self._settled, self._told, self._written):
+            for kept in (self._settled, self._as_wanted, self._told, self._written):
                 kept.pop(key, None)
             self._met.discard(key)
             return None
@@ -173,6 +177,7 @@ class Reconciler:
         return replace(
             snapshot,
             settled=self._settled.get(key, {}),
+            as_wanted=self._as_wanted.get(key, {}),
             told=self._told.get(key, {}),
             decided=self._decided(key),
         )
@@ -180,9 +185,16 @@ class Reconciler:
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:
         key, uid = self._key, snapshot.uid
         token = self._token if key is None else lambda: key.token(uid)
-        return make_plan(
-            snapshot, now=self._now(), new_token=token, key_id=key.id if key else "", images=self._images
+        plan = make_plan(
+            snapshot,
+            now=self._now(),
+            new_token=token,
+            key_id=key.id if key else "",
+            images=self._images,
+            scrapers=self._scrapers,
         )
+        self._as_wanted[snapshot.key] = plan.as_wanted
+        return plan
 
     async def _tell(self, key: Key, plan: ReconcilePlan) -> ReconcilePlan:
         """The plan with what is left of it when the engines that were to be told have been."""

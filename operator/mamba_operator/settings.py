@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from mamba_api import names
+from mamba_operator.scrapers import PROMETHEUS, Scrapers
 
 RENEWALS = 3
 """Renewals that must fit into the duration of a lease."""
@@ -65,6 +66,8 @@ class OperatorSettings(BaseSettings):
     """Image of gateways whose object names none."""
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets that engines and gateways pull images with; they have to be in each object's namespace."""
+    scrapers: Scrapers = PROMETHEUS
+    """Pods that may read the engines' metrics, beside gateways and operator; a JSON list of label maps."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     """Least severe message that is logged."""
 

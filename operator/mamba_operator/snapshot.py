@@ -33,6 +33,10 @@ class Snapshot:
     """By uid of a child that the API server, or a webhook of it, made into something else than was applied:
     hash of what it made. As long as it is that, applying it again would change nothing."""
 
+    as_wanted: Mapping[str, str] = field(default_factory=dict)
+    """By uid of a child: its version and the hash of what was wanted when it was last found to be that. The
+    same two need not be compared field by field again."""
+
     told: Mapping[str, str] = field(default_factory=dict)
     """By run of an engine: hash of the settings that it was told and took over."""
 

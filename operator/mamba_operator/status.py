@@ -1,87 +1,21 @@
 """`summarize`: from a snapshot, the plan and what failed, to the status the object shall carry. Pure.
 
-Conditions are decided one by one, each by a function that returns status, reason and message; Ready comes
-last and sums up. Called by `reconcile` once per pass; never writes anything.
+What the conditions say is found in `findings`. Called by `reconcile` once per pass; never writes anything.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason, set_condition
-from mamba_api.v1alpha1 import Condition, ScalingStatus, Status
+from mamba_api.conditions import ConditionStatus, ConditionType, set_condition
+from mamba_api.v1alpha1 import Condition, RolloutStatus, ScalingStatus, Status
+from mamba_operator.findings import Failure, View, findings_of
 from mamba_operator.manifest import Manifest
 from mamba_operator.plan import ReconcilePlan
-from mamba_operator.pod_trouble import ADVICE, is_draining, is_loading, trouble
 from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
-from mamba_operator.workload_state import WorkloadState, workload_state
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One condition before it is dated."""
-
-    status: ConditionStatus
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A change that could not be made."""
-
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What the conditions are decided from."""
-
-    snapshot: Snapshot
-    plan: ReconcilePlan
-    verdict: Verdict
-    engine: WorkloadState
-    gateway: WorkloadState
-    failures: Sequence[Failure]
-    now: datetime
-
-    @property
-    def plan_mode(self) -> bool:
-        deployment = self.plan.deployment
-        return deployment is not None and deployment.spec.mode == "Plan"
-
-    @property
-    def minimum(self) -> int:
-        """Engines that have to answer before the endpoint counts as available."""
-        deployment = self.plan.deployment
-        return max(deployment.spec.scaling.min_replicas or 1, 1) if deployment is not None else 1
-
-    @property
-    def complete(self) -> bool:
-        """Whether as many pods answer as are to at this moment: those that a roll-out adds are on top."""
-        deployment, wanted = self.plan.deployment, self.plan.replicas
-        if deployment is None or wanted is None:
-            return False
-        rolling = not self.engine.current or self.engine.replicas > self.engine.updated
-        spare = deployment.spec.rollout.max_unavailable if rolling else 0
-        engines = self.engine.ready >= max(wanted - spare, min(self.minimum, wanted))
-        return engines and self.gateway.ready >= max(self.gateway.wanted, 1)
-
-    @property
-    def blocked(self) -> Finding | None:
-        """Why nothing may be changed, if that is so."""
-        match self.verdict:
-            case Invalid(message):
-                return Finding("False", Reason.INVALID_SPEC, message)
-            case DoesNotFit(message):
-                return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
-            case NotServed(message):
-                return Finding("False", Reason.MODEL_NOT_SERVED, message)
-        return None
+from mamba_operator.verdict import Fits
+from mamba_operator.workload_state import workload_state
 
 
 def summarize(
@@ -100,19 +34,11 @@ def summarize(
     children = names.Children(snapshot.key.name)
     engine = workload_state(snapshot.child("Deployment", children.engine))
     gateway = workload_state(snapshot.child("Deployment", children.gateway))
-    view = _View(snapshot, plan, plan.verdict, engine, gateway, failures, now)
+    view = View(snapshot, plan, plan.verdict, engine, gateway, failures, now)
     old = recorded(snapshot.owner)
     generation = int(snapshot.owner["metadata"].get("generation") or 0)
-    findings = {
-        ConditionType.PLANNED: _planned(view),
-        ConditionType.AVAILABLE: _available(view),
-        ConditionType.PROGRESSING: _progressing(view),
-        ConditionType.DEGRADED: _degraded(view),
-    }
-    findings[ConditionType.UP_TO_DATE] = _up_to_date(findings, view, generation)
-    findings[ConditionType.READY] = _ready(findings, view)
     conditions: list[Condition] = list(old.conditions)
-    for type_, finding in findings.items():
+    for type_, finding in findings_of(view, generation).items():
         conditions = set_condition(
             conditions, type_, finding.status, finding.reason, finding.message,
             now=now, observed_generation=generation,
@@ -129,6 +55,7 @@ def summarize(
             "conditions": conditions,
             "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
             "scaling": _scaling(plan, old.scaling, engine.replicas),
+            "rollout": _rollout(plan, old.rollout),
         }
     )
 
@@ -139,12 +66,29 @@ def _scaling(plan: ReconcilePlan, old: ScalingStatus | None, engines: int) -> Sc
     return made.model_copy(update={"current": engines}) if made is not None else None
 
 
-def _engines(view: _View) -> str:
+def _rollout(plan: ReconcilePlan, old: RolloutStatus | None) -> RolloutStatus | None:
+    """Which revision was ready, and which was not; what stood there, while nothing may be changed."""
+    if plan.replicas is None:
+        return old
+    if plan.ready_revision is None:
+        return None
+    failed = plan.failed
+    if failed is None:
+        return RolloutStatus(ready_revision=plan.ready_revision)
+    return RolloutStatus(
+        ready_revision=plan.ready_revision,
+        failed_revision=failed.revision,
+        reason=failed.reason,
+        message=failed.message,
+    )
+
+
+def _engines(view: View) -> str:
     wanted = view.engine.wanted if view.plan.replicas is None else view.plan.replicas
     return f"{view.engine.ready}/{wanted}"
 
 
-def _strategy(view: _View) -> str:
+def _strategy(view: View) -> str:
     if isinstance(view.verdict, Fits):
         return view.verdict.plan.strategy
     deployment = view.plan.deployment
@@ -169,153 +113,3 @@ def unobserved(owner: Manifest, failure: Failure, *, now: datetime) -> Status:
 
 def _selector(name: str) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(names.selector(name, "engine").items()))
-
-
-def _planned(view: _View) -> Finding:
-    match view.verdict:
-        case Fits(_, message):
-            if (differs := view.plan.plan_differs) is not None:
-                return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
-            return Finding("True", Reason.PLAN_COMPUTED, message)
-        case Unknown(reason, message):
-            if (differs := view.plan.plan_differs) is not None:
-                return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")
-            return Finding("Unknown", reason, message)
-        case DoesNotFit(message):
-            return Finding("False", Reason.PLAN_DOES_NOT_FIT, message)
-        case NotServed(message):
-            return Finding("False", Reason.MODEL_NOT_SERVED, message)
-        case Invalid(message):
-            return Finding("False", Reason.INVALID_SPEC, message)
-
-
-def _available(view: _View) -> Finding:
-    engine, gateway = view.engine, view.gateway
-    if engine.ready >= view.minimum and gateway.ready:
-        return Finding("True", Reason.REPLICAS_AVAILABLE, f"{engine.ready} of {engine.wanted} engines answer")
-    if engine.ready >= view.minimum:
-        return Finding("False", Reason.GATEWAY_NOT_READY, "engines are ready and no gateway answers yet")
-    if view.blocked is not None:
-        return view.blocked
-    if view.plan_mode:
-        return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is created")
-    if view.plan.replicas == 0:
-        if gateway.ready:
-            return Finding("True", Reason.SCALED_TO_ZERO, "no engine runs; the first request wakes one")
-        return Finding("False", Reason.GATEWAY_NOT_READY, "no gateway answers yet that could wake an engine")
-    if engine.ready:
-        return Finding(
-            "False", Reason.BELOW_MINIMUM, f"{engine.ready} engines answer, at least {view.minimum} are to"
-        )
-    return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
-
-
-def _progressing(view: _View) -> Finding:
-    if view.blocked is not None:
-        return view.blocked
-    if view.plan_mode:
-        return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
-    engine, gateway = view.engine, view.gateway
-    for which, state in (("engine", engine), ("gateway", gateway)):
-        if state.stuck is not None:
-            return Finding("False", Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
-    wanted = view.plan.replicas or 0
-    rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
-    if rolling or not engine.exists or not engine.current:
-        return Finding("True", Reason.ROLLING_OUT, f"{wanted} engines are asked for")
-    if view.plan.tunes:
-        waiting = "; ".join(one.message for one in view.plan.refusals) or "being told"
-        return Finding("True", Reason.SWITCHING_STRATEGY, f"{len(view.plan.tunes)} engines: {waiting}")
-    if any(is_draining(pod) for pod in view.snapshot.pods):
-        return Finding("True", Reason.DRAINING, "an engine finishes its requests before it ends")
-    # Pods of the old revision beside enough new ones are the end of a roll-out, not a smaller scale.
-    old = engine.replicas - engine.updated
-    if old > 0 and view.plan.deployment is not None and view.plan.deployment.spec.rollout.pause:
-        return Finding(
-            "False",
-            Reason.ROLLOUT_PAUSED,
-            f"{engine.updated} of {wanted} engines have the new revision: the rest waits until "
-            "spec.rollout.pause is false",
-        )
-    if old > 0 or engine.replicas > wanted > engine.ready:
-        return Finding(
-            "True",
-            Reason.ROLLING_OUT,
-            f"{engine.updated} of {wanted} engines have the new revision, {max(old, 0)} an old one",
-        )
-    if engine.replicas > wanted:
-        return Finding("True", Reason.SCALING_DOWN, f"{engine.replicas} engines run, {wanted} are wanted")
-    if engine.ready < wanted:
-        loading = sum(map(is_loading, view.snapshot.pods))
-        if loading:
-            return Finding("True", Reason.LOADING_MODEL, f"{loading} of {wanted} engines load the model")
-        return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready")
-    if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
-        return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
-    return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
-
-
-def _degraded(view: _View) -> Finding:
-    if view.failures:
-        first = view.failures[0]
-        more = f" (and {len(view.failures) - 1} more)" if len(view.failures) > 1 else ""
-        return Finding("True", first.reason, first.message + more)
-    if view.blocked is not None:
-        return Finding("True", view.blocked.reason, view.blocked.message)
-    found = trouble(view.snapshot.pods, view.now)
-    if found is not None:
-        return Finding("True", found.reason, found.message)
-    for which, state in (("engine", view.engine), ("gateway", view.gateway)):
-        if state.refused is not None:
-            return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")
-    for which, state in (("engine", view.engine), ("gateway", view.gateway)):
-        if state.stuck is not None:
-            return _advised(Reason.PROGRESS_DEADLINE_EXCEEDED, f"{which}: {state.stuck}")
-    if refusals := [one.message for one in view.plan.refusals if one.final]:
-        return Finding("True", Reason.STRATEGY_REFUSED, "; ".join(refusals))
-    if view.plan.cache_kept is not None:
-        return Finding("True", Reason.CACHE_KEPT, view.plan.cache_kept)
-    if view.plan.not_served:
-        return Finding("True", Reason.KIND_NOT_SERVED, "; ".join(view.plan.not_served))
-    if (missing := view.plan.index_trouble) is not None:
-        return Finding("True", Reason.PREFIX_INDEX_UNAVAILABLE, missing.message)
-    return Finding("False", Reason.AS_EXPECTED, "nothing is wrong")
-
-
-def _advised(reason: Reason, message: str) -> Finding:
-    return Finding("True", reason, f"{message}; {ADVICE[reason]}")
-
-
-def _up_to_date(findings: dict[ConditionType, Finding], view: _View, generation: int) -> Finding:
-    """Whether this generation of the spec is what runs, all of it: what waits for a change waits for this."""
-    degraded, progressing = findings[ConditionType.DEGRADED], findings[ConditionType.PROGRESSING]
-    if view.failures or view.plan.not_served:
-        return Finding("False", degraded.reason, degraded.message)
-    if progressing.reason != Reason.UP_TO_DATE:
-        return Finding("False", progressing.reason, progressing.message)
-    if (
-        any(not apply.create_only for apply in view.plan.applies)
-        or view.plan.deletes
-        or view.plan.terminating
-    ):
-        return Finding("False", Reason.ROLLING_OUT, "objects were just written")
-    return Finding("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")
-
-
-def _ready(findings: dict[ConditionType, Finding], view: _View) -> Finding:
-    """False for the first thing that keeps it from being true: a fault, then what is still under way."""
-    degraded = findings[ConditionType.DEGRADED]
-    available = findings[ConditionType.AVAILABLE]
-    progressing = findings[ConditionType.PROGRESSING]
-    serves = degraded.reason in OF_PODS and view.complete
-    if degraded.status == "True" and degraded.reason not in HARMLESS and not serves:
-        return Finding("False", degraded.reason, degraded.message)
-    if view.plan_mode:
-        return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: set Active to serve")
-    if available.status != "True":
-        cause = progressing if progressing.status == "True" else available
-        return Finding("False", cause.reason, cause.message)
-    if available.reason == Reason.SCALED_TO_ZERO:
-        return Finding("True", available.reason, available.message)
-    url = names.url(view.snapshot.key.name, view.snapshot.key.namespace)
-    return Finding("True", Reason.SERVING, f"answers at {url}")

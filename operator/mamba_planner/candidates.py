@@ -20,8 +20,8 @@ from mamba_planner.throughput import Traffic, expected_saved, expected_throughpu
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 CACHED_PER_RUNNING = 2
 """Cached paths worth keeping for each sequence that can run, where memory is taken from a whole machine."""
-CHECKPOINTS_PER_PATH = 2
-"""Checkpoints a cached path is expected to hold: the end of the prompt and of the sequence."""
+CHECKPOINTS_PER_PATH = 1
+"""Checkpoints that a cached path needs: the last one is where the next turn resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,7 @@ def evaluate(
     def at(load: int) -> Load:
         rest = free - shape.slabs(load, slots, shaped.tokens)
         paths = shape.most(rest, CHECKPOINTS_PER_PATH, shaped.tokens) if constraints.prefix_caching else 0
-        checkpoints = paths * CHECKPOINTS_PER_PATH
-        saved = expected_saved(reserved, constraints, shaped, load, checkpoints)
+        saved = expected_saved(reserved, constraints, shaped, load, paths)
         traffic = Traffic(load, shape.state, shape.kv, budget.weights)
         return Load(expected_throughput(model, shaped, traffic, saved), load, paths, saved)
 

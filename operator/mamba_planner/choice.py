@@ -6,8 +6,10 @@ from mamba_planner.memory_plan import Rejected
 from mamba_planner.strategy import MOST_ROBUST_FIRST, reservation
 
 _MODEL = " by a byte-count model, not measured"
-TIE = 0.02
-"""Scores closer than this are a tie: the estimate is no better, and robustness decides."""
+JUST_FITS = "it just fits: a longer sequence would make others wait"
+TIE = 0.01
+"""Scores closer than this are a tie: robustness decides, unless memory just reaches. Beside the engine's own
+scheduler and cache the estimate orders strategies better than that (`benchmarks.planner`)."""
 
 
 def choose(
@@ -29,8 +31,15 @@ def choose(
         pool = exact
     best = max(each.score for each in pool)
     robust = _most_robust_first(constraints)
-    tied = [each for each in pool if each.score >= best * (1 - TIE)]
+    tied = [
+        each for each in pool if each.score == best or (each.score >= best * (1 - TIE) and _has_room(each))
+    ]
     return min(tied, key=lambda each: (robust.index(each.strategy), each.state_dtype != "float32"))
+
+
+def _has_room(each: Candidate) -> bool:
+    """For more than the planned sequences: where mean lengths just fit, longer ones make others wait."""
+    return each.fits > each.planned
 
 
 def reject(
@@ -126,7 +135,7 @@ def _why_not(
         )
     saved = f"{each.saved:.0%} of prompt tokens resumed against {chosen.saved:.0%}"
     if each.score >= chosen.score * (1 - TIE):
-        weakness = _weakness(each, constraints)
+        weakness = _weakness(each, constraints) if _has_room(each) else JUST_FITS
         return f"{runs}, {saved}: a tie at {gain:+.1%} tokens per second{_MODEL}, and {weakness}"
     return f"{runs}, {saved}: {gain:+.0%} tokens per second{_MODEL}"
 

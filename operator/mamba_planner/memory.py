@@ -12,7 +12,7 @@ from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import Constraints
 from mamba_planner.errors import DoesNotFit
 from mamba_planner.model_config import ModelConfig
-from mamba_planner.workspace import workspace_bytes
+from mamba_planner.workspace import CHUNK, workspace_bytes
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
 """What the process takes before any tensor: on a GPU the context, library workspaces and captured graphs."""
@@ -63,6 +63,7 @@ class MemoryBudget:
             tokens=constraints.chunked_prefill_tokens,
             running=constraints.max_running_requests or MOST_RUNNING[device.kind],
             longest=constraints.max_model_len or model.max_position,
+            chunk=CHUNK[device.kind],
             tensor_parallel=ways,
         )
         if (arena := constraints.arena_bytes) is not None:

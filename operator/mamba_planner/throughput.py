@@ -12,6 +12,11 @@ from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import Reservation
 
+BETWEEN_TURNS = 2
+"""Conversations under way for each request at once: as many wait for people as for answers."""
+KEPT_WITHOUT_BUFFER = 0.75
+"""Of what a cache saves, what is left where checkpoints go into free slots alone: a full one keeps old ones,
+and new ones find no slot. Found with the engine's scheduler and cache (`benchmarks.planner`)."""
 FLOPS_PER_BYTE = 200
 """Between an A100 (156) and an H100 (295), dense 16-bit."""
 
@@ -29,7 +34,7 @@ class Traffic:
 
 
 def expected_saved(
-    strategy: Reservation, constraints: Constraints, workload: Workload, running: int, checkpoints: int
+    strategy: Reservation, constraints: Constraints, workload: Workload, running: int, paths: int
 ) -> float:
     """Share of prompt tokens resumed instead of recomputed, 0-1.
 
@@ -37,7 +42,8 @@ def expected_saved(
     between the last checkpoints of an answer where decoding has slots for them; the whole last answer where
     it has only what is free (NoBuffer), since a cache in use leaves nothing free; in between where borrowing
     fails because fewer checkpoints than running sequences are left (ExtraBufferLazy). It comes true as far as
-    checkpoints last: for the running sequences and as many that will come back.
+    checkpoints last. Nobody knows who returns, so a cache with room for as many `paths` as will come back
+    saves half of it, one with twice the room two thirds, and one with half the room a third, not nothing.
     """
     if not constraints.prefix_caching or running == 0:
         return 0.0
@@ -45,9 +51,12 @@ def expected_saved(
     if not strategy.tracks_decode:
         tail = float(workload.output_tokens)
     elif strategy.borrows:
-        tail *= 1 + max(0.0, 1 - checkpoints / running)
+        tail *= 1 + max(0.0, 1 - paths / running)
     reusable = max(0.0, workload.shared_prefix_ratio * workload.prompt_tokens - tail)
-    lasting = min(1.0, checkpoints / (2 * running))
+    returning = BETWEEN_TURNS * (workload.concurrency or running) - running
+    lasting = paths / (paths + returning)
+    if not strategy.tracks_decode:
+        lasting *= KEPT_WITHOUT_BUFFER
     return lasting * reusable / workload.prompt_tokens
 
 

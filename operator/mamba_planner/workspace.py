@@ -15,8 +15,9 @@ BLOCK_LOGITS = 1 << 22
 SCANNED_STATES = 1 << 24
 SCANNED_CHUNKS = 32
 """Most elements of states, and most chunks, that are scanned together (or those of one piece)."""
-CHUNK = 64
-"""Tokens per prefill chunk: the engine's choice. Small for a GPU, right for matrix sizes on a CPU."""
+CHUNK = {"cpu": 48, "cuda": 64}
+"""Tokens of a prefill chunk, the smallest piece of a prompt, by the kind of device. Right for a GPU; on a
+CPU a step beside answers should be short, and with less the step's fixed cost would hold up the prompt."""
 _PAIRS = 1 << 23
 """Elements of the products of positions within chunks that the scan holds at once."""
 _GATHERED = 1 << 23
@@ -37,13 +38,22 @@ def scanned_chunks(mamba: MambaConfig) -> int:
 
 
 def workspace_bytes(
-    model: ModelConfig, dtype: str, *, tokens: int, running: int, longest: int, tensor_parallel: int = 1
+    model: ModelConfig,
+    dtype: str,
+    *,
+    tokens: int,
+    running: int,
+    longest: int,
+    chunk: int,
+    tensor_parallel: int = 1,
 ) -> int:
-    """Peak bytes of one step. `tokens`: its budget; `running`: most sequences; `longest`: tokens of one."""
+    """Peak bytes of one step. `tokens`: its budget; `running`: most sequences; `longest`: tokens of one;
+    `chunk`: tokens of a prefill chunk.
+    """
     size, d = DTYPE_BYTES[dtype], model.hidden_size
     stages = [3 * 4 * d * tokens]  # the norm in float32
     if (mamba := model.mamba) is not None:
-        stages.append(_mamba(mamba, size, tokens, min(running, tokens)))
+        stages.append(_mamba(mamba, size, tokens, min(running, tokens), chunk))
     if (delta := model.gated_delta) is not None:
         stages.append((2 * delta.conv_dim + 4 * delta.value_heads * delta.value_dim) * 4 * tokens)
     stages.append(_attention(model, size, tokens, longest))
@@ -55,18 +65,18 @@ def workspace_bytes(
     return max(layers, _sampling(model, size, tokens, running) // tensor_parallel)
 
 
-def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int) -> int:
+def _mamba(mamba: MambaConfig, size: int, tokens: int, rows: int, chunk: int) -> int:
     inner, H, shared = mamba.inner, mamba.heads, mamba.groups * mamba.state_size
     # Projection, float32 output; then either the convolved copy and the scan, or the gated norm.
     kept = tokens * ((inner + mamba.conv_dim + H) * size + inner * 4)
     state = inner * mamba.state_size
     # One piece of all tokens, or many short ones; of these initial and passing states are held as well.
-    whole, several = -(-tokens // CHUNK) + _EXTRA_CHUNKS, min(scanned_chunks(mamba), rows)
-    positions = max(whole, several) * CHUNK
-    within = max(min(_PAIRS, positions * H * CHUNK), H * CHUNK * CHUNK)
+    whole, several = -(-tokens // chunk) + _EXTRA_CHUNKS, min(scanned_chunks(mamba), rows)
+    positions = max(whole, several) * chunk
+    within = max(min(_PAIRS, positions * H * chunk), H * chunk * chunk)
     scan = (
         positions * 4 * (5 * inner + 4 * shared + 8 * H)
-        + 4 * (within + within // CHUNK * 2 * mamba.head_dim + within * mamba.groups // H)
+        + 4 * (within + within // chunk * 2 * mamba.head_dim + within * mamba.groups // H)
         + 4 * max(whole + 3, 3 * several) * state
     )
     convolved = tokens * mamba.conv_dim * size

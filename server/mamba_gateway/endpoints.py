@@ -5,18 +5,16 @@ Holds no connection and never decides where a request goes.
 """
 
 import asyncio
-import functools
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from mamba_gateway.admission import Clock
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.prompt_queue import PromptQueue
 from mamba_gateway.standing import Standing
@@ -55,56 +53,6 @@ class Report:
     """Prompt tokens that it has memory for now; None = it does not say."""
     max_running: int | None = None
     """Requests that it runs at once at most; None = it does not say."""
-
-
-class Endpoint(msgspec.Struct, frozen=True, gc=False):
-    """Snapshot of one engine, as routing sees it; made anew with each request that it gets or ends."""
-
-    url: str
-    name: str
-    ready: bool
-    draining: bool
-    models: frozenset[str] | None
-    """Names it serves; None = unknown, then it may serve any."""
-    running: int
-    waiting: int
-    kv_usage: float
-    in_flight: int
-    """Requests of this gateway that it has now."""
-    in_flight_at_report: int
-    """So many of them at most are in `running` and `waiting`."""
-    speed: EngineSpeed | None = None
-    queued_tokens: float | None = None
-    """Prompt tokens it has yet to compute, ours as we know them; None = it does not say."""
-    room: float | None = None
-    """Prompt tokens that it has memory for, as last reported; None = it does not say."""
-    max_running: int | None = None
-    """Requests that it runs at once at most; None = it does not say."""
-    service_seconds: float = 1.0
-    """How long a request of ours stays with it, lately."""
-    ejected: bool = False
-    """It is left out, since requests failed there."""
-
-    @property
-    def address(self) -> str:
-        """Its host:port, as proxies write it."""
-        return urlsplit(self.url).netloc
-
-    @property
-    def key(self) -> int:
-        """A number that stands for its name, the same in every gateway."""
-        return _key(self.name)
-
-    @property
-    def load(self) -> int:
-        """Requests it has now: ours exactly, those of others as last reported."""
-        others = self.running + self.waiting - self.in_flight_at_report
-        return others + self.in_flight if others > 0 else self.in_flight
-
-
-@functools.lru_cache(4096)
-def _key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 UNKNOWN = Report(ready=False, reason="not probed yet")

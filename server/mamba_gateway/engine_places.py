@@ -7,7 +7,7 @@ what it can run and one step's worth more, which begins the moment something end
 import math
 from collections.abc import Iterable
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoint import Endpoint
 
 ENGINE_QUEUE = 8
 """Requests that may wait at an engine: as many as one of its steps starts at most."""

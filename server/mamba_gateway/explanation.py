@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.routing import Decision, dropped
 from mamba_gateway.scoring import Cost, RoutingRequest
 from mamba_prefix.prefix_index import NOTHING, Depths
@@ -46,7 +46,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
 
     def explained(self, most: int = MOST_SHOWN) -> dict[str, Any]:
         """As JSON; seconds are weighted ones."""
-        ordered = sorted(self.decision.costs, key=lambda cost: cost.total)
+        ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
         left_out = dropped(self.snapshot, self.request)
         return {
             "engine": self.decision.endpoint.name,
@@ -76,7 +76,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
         span.set(names.ROUTE_REASON, decision.reason)
         span.set(names.ROUTE_INDEX, self.index)
         span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
-        span.set(names.ROUTE_CANDIDATES, len(decision.costs))
+        span.set(names.ROUTE_CANDIDATES, decision.candidates)
         span.set(names.PROMPT_TOKENS, self.request.prompt_tokens)
         span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
 

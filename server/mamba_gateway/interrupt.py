@@ -11,16 +11,17 @@ from typing import Self
 class Interrupt:
     """Raises TimeoutError where the block is, once `fire` was called in it."""
 
-    __slots__ = ("_cancelling", "_task", "fired")
+    __slots__ = ("_cancelling", "_loop", "_task", "fired")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self.fired = False
         self._task: asyncio.Task[object] | None = None
         """None outside of the block."""
         self._cancelling = 0
 
     def __enter__(self) -> Self:
-        self._task = task = asyncio.current_task()
+        self._task = task = asyncio.current_task(self._loop)
         assert task is not None
         self._cancelling = task.cancelling()
         return self

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.prefix_metrics import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_telemetry.trace_metrics import TraceMetrics

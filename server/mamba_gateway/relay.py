@@ -14,7 +14,8 @@ from starlette.types import Send
 
 from mamba_edge.errors import ApiError
 from mamba_gateway.client_response import ERROR_EVENT_SECONDS
-from mamba_gateway.endpoints import Endpoint, Pool
+from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.endpoints import Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.events import EventAligner
 from mamba_gateway.explanation import RESPONSE_HEADER, DecisionRecord
@@ -25,10 +26,11 @@ from mamba_gateway.metrics import GatewayMetrics, RetryReason
 from mamba_gateway.retry_budget import RetryBudget
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
-from mamba_gateway.silence import SilenceWatch
+from mamba_gateway.silence import LifeSigns, SilenceWatch
 from mamba_gateway.upstream import UpstreamRequest, ask
-from mamba_gateway.upstream_connection import ConnectionLost, IdleTimeout, Unreachable, UpstreamResponse
+from mamba_gateway.upstream_connection import Unreachable
 from mamba_gateway.upstream_connector import UpstreamConnector
+from mamba_gateway.upstream_response import ConnectionLost, IdleTimeout, UpstreamResponse
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote
 
@@ -66,9 +68,11 @@ class Relay:
         wake: Callable[[], None],
     ) -> None:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
+        self._loop = connector.loop
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
         self._request_timeout = request_timeout
-        self._silence_timeout, self._probe_timeout = silence_timeout, probe_timeout
+        self._silence_timeout = silence_timeout
+        self._life_signs = LifeSigns(connector, probe_timeout)
         self._budget = RetryBudget(time.monotonic)
         self._hold = Hold(pool, metrics, wake)
         self.cancelling = False
@@ -85,8 +89,8 @@ class Relay:
         Raises an `ApiError` for the client (a stream that has begun carries it already),
         `ResponseTruncated` if a non-stream answer broke off.
         """
-        lifetime = Interrupt()
-        timer = asyncio.get_running_loop().call_later(self._request_timeout, lifetime.fire)
+        lifetime = Interrupt(self._loop)
+        timer = self._loop.call_later(self._request_timeout, lifetime.fire)
         try:
             with lifetime:
                 await self._attempts(request, send, lifetime)
@@ -98,7 +102,7 @@ class Relay:
     async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: Interrupt) -> None:
         died: tuple[str, ...] = ()
         self._budget.came()
-        deadline = asyncio.get_running_loop().time() + self._hold_timeout
+        deadline = self._loop.time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
                 record = await self._decision(request, died, deadline)
@@ -114,7 +118,7 @@ class Relay:
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
             span.set(names.ENDPOINT, endpoint.name)
             span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
-            watch = SilenceWatch(self._connector, endpoint.url, self._silence_timeout, self._probe_timeout)
+            watch = SilenceWatch(self._life_signs, endpoint.url, self._silence_timeout)
             try:
                 with watch:
                     response, first = await ask(self._connector, endpoint.url, request, span)
@@ -209,8 +213,13 @@ class Relay:
                 span.fail("error_event")
             return aligner.feed(chunk) if aligner else chunk
 
-        # Where the client's side can, what is here already goes out in one piece.
+        # Where the client's side can, what is here already goes out in one piece, and what comes at once.
         begin, write = getattr(send, "begin", None), getattr(send, "write", None)
+
+        def take(chunk: bytes) -> bytes:
+            out = passed(chunk)
+            return b"" if out and write is not None and write(out) else out
+
         out = passed(first) if first else b""
         whole = response.complete
         if whole and aligner:
@@ -224,10 +233,8 @@ class Relay:
         try:
             if out:
                 await send({"type": "http.response.body", "body": out, "more_body": True})
-            while chunk := await response.read():
-                out = passed(chunk)
-                if out and not (write is not None and write(out)):
-                    await send({"type": "http.response.body", "body": out, "more_body": True})
+            while out := await response.pass_on(take):
+                await send({"type": "http.response.body", "body": out, "more_body": True})
         except (ConnectionLost, Unreachable, IdleTimeout) as error:
             self._metrics.broken.inc()
             self._pool.fail(endpoint.url, str(error))

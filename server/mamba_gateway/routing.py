@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from mamba_gateway.endpoints import Endpoint
-from mamba_gateway.scoring import EVEN, Cost, RoutingRequest, Weights, costs
+from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.scoring import EVEN, Comparison, Cost, RoutingRequest, Weights
 
 TIE = 1e-9
 """Seconds within which two costs are the same."""
@@ -28,14 +28,27 @@ class NoCandidate(Enum):
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes, and all that was weighed for it."""
 
-    endpoint: Endpoint
     cost: Cost
     """Of the chosen one."""
-    costs: tuple[Cost, ...]
+    comparison: Comparison
     """Of all that passed the filters."""
     reason: Reason
     """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
     beginning go there; load: the one that gets to it first."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The chosen one."""
+        return self.cost.endpoint
+
+    @property
+    def candidates(self) -> int:
+        """How many passed the filters."""
+        return len(self.comparison.endpoints)
+
+    def costs(self) -> tuple[Cost, ...]:
+        """Of all that passed the filters: worked out when asked for."""
+        return self.comparison.costs()
 
 
 def no_such_model(name: str | None) -> str:
@@ -71,11 +84,10 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def cheapest(made: Sequence[Cost], rng: Random) -> Cost:
-    """Picker: any of those with the lowest cost, evenly. Raises ValueError without any."""
-    totals = [cost.total for cost in made]
+def cheapest(totals: Sequence[float], rng: Random) -> int:
+    """Picker: the place of any of those with the lowest total, evenly. Raises ValueError without any."""
     best = min(totals)
-    return rng.choice([cost for cost, total in zip(made, totals, strict=True) if total <= best + TIE])
+    return rng.choice([at for at, total in enumerate(totals) if total <= best + TIE])
 
 
 def choose(
@@ -99,9 +111,9 @@ def choose(
         candidates = list(asked_for(candidates, among))
     if not candidates:
         return _why_none(known, request)
-    made = costs(candidates, request, weights, rng)
-    chosen = cheapest(made, rng)
-    return Decision(chosen.endpoint, chosen, made, _reason(chosen, made))
+    comparison = Comparison.of(candidates, request, weights, rng)
+    chosen = comparison.cost(cheapest(comparison.totals(), rng))
+    return Decision(chosen, comparison, _reason(chosen, comparison))
 
 
 def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
@@ -133,9 +145,9 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
     return reasons
 
 
-def _reason(chosen: Cost, made: Sequence[Cost]) -> Reason:
-    if len(made) == 1:
+def _reason(chosen: Cost, comparison: Comparison) -> Reason:
+    if len(comparison.endpoints) == 1:
         return "only"
     if chosen.resumable:
         return "prefix"
-    return "home" if any(cost.apart for cost in made) and not chosen.apart else "load"
+    return "home" if not chosen.apart and comparison.charges else "load"

@@ -14,7 +14,8 @@ from mamba_api.serving_status import EngineStatus, GatewayStatus, ServingStatus
 from mamba_edge.application import JsonResponse
 from mamba_edge.shared_answer import SharedAnswer
 from mamba_gateway.admission import Admission
-from mamba_gateway.endpoints import Endpoint, Pool
+from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.endpoints import Pool
 from mamba_gateway.headers import bearer
 from mamba_gateway.local_routes import GatewayReadiness
 from mamba_gateway.metrics import GatewayMetrics

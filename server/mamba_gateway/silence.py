@@ -1,27 +1,77 @@
 """A look at an engine that says nothing: one that is busy says so at `/livez`, one that is wedged does not.
 
-Around one attempt. As long as bytes come it costs a timer; nothing is asked before the silence has lasted.
+Around one attempt. As long as bytes come it costs a timer; nothing is asked before the silence has lasted,
+and what one attempt was told counts for all that go on at the engine.
 """
 
 import asyncio
+import math
 from types import TracebackType
 from typing import Self
 
 from mamba_gateway.interrupt import Interrupt
-from mamba_gateway.upstream_connection import ConnectionLost, IdleTimeout, Unreachable
+from mamba_gateway.upstream_connection import Unreachable
 from mamba_gateway.upstream_connector import UpstreamConnector
+from mamba_gateway.upstream_response import ConnectionLost, IdleTimeout
+
+MOST_ENGINES = 1024
+"""That are remembered; the one that was asked longest ago goes first."""
+
+
+class LifeSigns:
+    """Of all engines: when each said last that it lives. An engine is asked one question at a time, whose
+    answer, awaited for `patience` seconds at most, is for all that want to know. Any answer below 500 is a
+    sign of life: engines of other kinds have no such route."""
+
+    def __init__(self, connector: UpstreamConnector, patience: float) -> None:
+        self._connector, self._patience = connector, patience
+        self.loop = connector.loop
+        self._last: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[bool]] = {}
+        self._waiting: dict[str, int] = {}
+
+    def last(self, base: str) -> float:
+        """When the engine was asked the last question that it answered, by the loop's clock; -inf = never."""
+        return self._last.get(base, -math.inf)
+
+    async def ask(self, base: str) -> bool:
+        """Whether the engine lives. Who is cancelled ends the question only if nobody else waits for it."""
+        if (task := self._asking.get(base)) is None:
+            task = self._asking[base] = asyncio.create_task(self._ask(base))
+        self._waiting[base] = self._waiting.get(base, 0) + 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[base] -= 1
+            if not self._waiting[base]:
+                del self._waiting[base], self._asking[base]
+                task.cancel()
+
+    async def _ask(self, base: str) -> bool:
+        begin = self.loop.time()
+        try:
+            async with asyncio.timeout(self._patience):
+                answer, _ = await self._connector.send(base, "GET /livez", (), b"")
+        except (Unreachable, ConnectionLost, IdleTimeout, TimeoutError):
+            return False
+        answer.close()
+        if answer.status < 500:
+            self._last.pop(base, None)
+            self._last[base] = begin
+            if len(self._last) > MOST_ENGINES:
+                del self._last[next(iter(self._last))]
+            return True
+        return False
 
 
 class SilenceWatch:
     """Raises TimeoutError in its block, with `expired`, once the engine was silent for `seconds` and does not
-    say that it lives within `patience`. Any answer below 500 is a sign of life: engines of other kinds
-    have no such route."""
+    say that it lives."""
 
-    def __init__(self, connector: UpstreamConnector, base: str, seconds: float, patience: float) -> None:
-        self._connector, self._base, self._seconds = connector, base, seconds
-        self._patience = patience
-        self._loop = asyncio.get_running_loop()
-        self._limit = Interrupt()
+    def __init__(self, signs: LifeSigns, base: str, seconds: float) -> None:
+        self._signs, self._base, self._seconds = signs, base, seconds
+        self._loop = signs.loop
+        self._limit = Interrupt(signs.loop)
         self._heard = self._loop.time()
         self._look: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -50,25 +100,16 @@ class SilenceWatch:
         self._limit.__exit__(kind, error, trace)
 
     def _on_time(self) -> None:
-        left = self._heard + self._seconds - self._loop.time()
+        # Another stream may have been told in between that the engine lives.
+        left = max(self._heard, self._signs.last(self._base)) + self._seconds - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._on_time)
         else:
             self._look = asyncio.create_task(self._ask(self._heard))
 
     async def _ask(self, heard: float) -> None:
-        lives = await self._lives()
+        lives = await self._signs.ask(self._base)
         if heard != self._heard or lives:
-            self.heard()
-            self._timer = self._loop.call_later(self._seconds, self._on_time)
+            self._on_time()
         else:
             self._limit.fire()
-
-    async def _lives(self) -> bool:
-        try:
-            async with asyncio.timeout(self._patience):
-                answer, _ = await self._connector.send(self._base, "GET /livez", (), b"")
-        except (Unreachable, ConnectionLost, IdleTimeout, TimeoutError):
-            return False
-        answer.close()
-        return answer.status < 500

@@ -13,7 +13,8 @@ import aiohttp
 import structlog
 
 from mamba_gateway.admission import Clock
-from mamba_gateway.endpoints import Endpoint, Pool
+from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.endpoints import Pool
 from mamba_gateway.headers import bearer
 from mamba_text.prompt import TextSide
 from mamba_text.segment_cache import SegmentCache

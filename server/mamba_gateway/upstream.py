@@ -10,8 +10,8 @@ import aiohttp
 from mamba_edge.body_budget import BodyShare
 from mamba_gateway.admission import Permit
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.upstream_connection import UpstreamResponse
 from mamba_gateway.upstream_connector import UpstreamConnector, keepalive_socket
+from mamba_gateway.upstream_response import UpstreamResponse
 from mamba_gateway.usage_meter import UsageMeter
 from mamba_telemetry.request_trace import UNTRACED, RequestTrace, SpanNote
 

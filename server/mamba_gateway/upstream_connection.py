@@ -10,119 +10,23 @@ from typing import cast
 
 import httptools
 
+from mamba_gateway.upstream_response import ConnectionLost, UpstreamResponse
+
 HEAD_BYTES = 64 * 1024
 """Most bytes of an answer's status line and headers."""
-BUFFERED_BYTES = 128 * 1024
-"""Of an answer that wait for their reader; at more of them the socket is left alone until they are read."""
 PIECE_BYTES = 64 * 1024
 """Of a large body that are written at once: other streams get their turn in between."""
 TOO_LARGE = f"the engine's headers have more than {HEAD_BYTES} bytes"
 NO_ANSWER = "what the engine sent is no answer"
 _BODILESS = (204, 304)
-Pair = tuple[bytes, bytes]
 
 
 class Unreachable(Exception):
     """No connection: the engine saw nothing of the request."""
 
 
-class ConnectionLost(Exception):
-    """The engine closed the connection before its answer was complete."""
-
-
-class IdleTimeout(Exception):
-    """The engine sent nothing for longer than the idle limit."""
-
-
 class _TooLarge(Exception):
     """Ends the parsing of an answer."""
-
-
-class UpstreamResponse:
-    """The answer to one request, as it comes."""
-
-    def __init__(self, connection: "UpstreamConnection", idle_timeout: float) -> None:
-        self.status = 0
-        """0 until its headers are whole."""
-        self.headers: list[Pair] = []
-        """Names in lower case."""
-        self._connection: UpstreamConnection | None = connection
-        self._idle_timeout = idle_timeout
-        self._loop = asyncio.get_running_loop()
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._waits_since = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def complete(self) -> bool:
-        """All of it has come, and was read."""
-        return self._connection is None and self._error is None and not self._parts
-
-    async def read(self) -> bytes:
-        """What has come since, at least one byte; empty at the end.
-
-        Raises ConnectionLost and IdleTimeout, behind the bytes that came before.
-        """
-        while not self._parts:
-            if self._error is not None:
-                raise self._error
-            if self._connection is None:
-                return b""
-            await self.happened()
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        if self._size > BUFFERED_BYTES and self._connection is not None:
-            self._connection.resume_reading()
-        self._size = 0
-        return data
-
-    def happened(self) -> "asyncio.Future[None]":
-        """Done when anything has happened: bytes, the end, room to write. For one who waits."""
-        self._waiter = self._loop.create_future()
-        self._waits_since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._idle_timeout, self._on_time)
-        return self._waiter
-
-    def close(self) -> None:
-        """Nothing more is wanted: what is not complete takes the connection with it."""
-        if self._connection is not None:
-            self._connection.abort()
-            self.end()
-
-    def put(self, part: bytes) -> None:
-        """Bytes of the body came."""
-        self._parts.append(part)
-        before, self._size = self._size, self._size + len(part)
-        if before <= BUFFERED_BYTES < self._size and self._connection is not None:
-            self._connection.pause_reading()
-
-    def end(self, error: Exception | None = None) -> None:
-        """It is complete, or has broken off."""
-        self._connection, self._error = None, error
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.wake()
-
-    def wake(self) -> None:
-        """Something happened."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _on_time(self) -> None:
-        # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
-        since = self._waits_since if self._waiter is not None else self._loop.time()
-        left = since + self._idle_timeout - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._on_time)
-        elif self._connection is not None:
-            self._connection.abort()
-            self.end(IdleTimeout(f"the engine sent nothing for {self._idle_timeout:g} s"))
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -130,6 +34,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self, idle_timeout: float, free: Callable[["UpstreamConnection"], None]) -> None:
         self._idle_timeout, self._free = idle_timeout, free
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._response: UpstreamResponse | None = None
@@ -156,7 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             raise ConnectionLost("the engine closed the connection")
-        response = self._response = UpstreamResponse(self, self._idle_timeout)
+        response = self._response = UpstreamResponse(self, self._loop, self._idle_timeout)
         self._parser = self._parser or httptools.HttpResponseParser(self)
         self._in_head, self._complete, self._until_close, self._head_bytes = True, False, False, 0
         self._parsed_bytes = 0
@@ -244,7 +149,7 @@ class UpstreamConnection(asyncio.Protocol):
         elif self._in_head and self._too_large(len(data)):
             self._fail(TOO_LARGE)
         else:
-            response.wake()
+            response.came()
 
     def on_message_begin(self) -> None:
         """A status line, the first one or that after `100 Continue`."""

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from mamba_gateway.upstream_connection import Pair, Unreachable, UpstreamConnection, UpstreamResponse
+from mamba_gateway.upstream_connection import Unreachable, UpstreamConnection
+from mamba_gateway.upstream_response import Pair, UpstreamResponse
 
 KEPT_SECONDS = 4.0
 """How long an idle connection is kept. Below the five seconds after which the servers in use close theirs: no
@@ -58,7 +59,8 @@ class UpstreamConnector:
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
         self._connect_timeout, self._idle_timeout = connect_timeout, idle_timeout
         self._origins: dict[str, Origin] = {}
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        """Kept by all that work on its requests: to ask for the running one is a system call."""
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._closed = False
@@ -89,7 +91,7 @@ class UpstreamConnector:
     async def _connection(self, origin: Origin) -> UpstreamConnection:
         while origin.idle:
             kept_since, connection = origin.idle.pop()
-            if connection.usable and self._loop.time() - kept_since < KEPT_SECONDS:
+            if connection.usable and self.loop.time() - kept_since < KEPT_SECONDS:
                 return connection
             connection.abort()
         where = f"{origin.host}:{origin.port}"
@@ -115,7 +117,7 @@ class UpstreamConnector:
         self._origins.clear()
 
     async def _connect(self, origin: Origin) -> UpstreamConnection:
-        found = await self._loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
         refused: OSError | None = None
         for family, kind, protocol, _, address in found:
             try:
@@ -124,7 +126,7 @@ class UpstreamConnector:
                 refused = error
                 continue
             try:
-                _, connection = await self._loop.create_connection(
+                _, connection = await self.loop.create_connection(
                     functools.partial(
                         UpstreamConnection, self._idle_timeout, functools.partial(self._keep, origin.base)
                     ),
@@ -142,7 +144,7 @@ class UpstreamConnector:
         made = keepalive_socket(family, kind, protocol)
         try:
             made.setblocking(False)
-            await self._loop.sock_connect(made, address)  # type: ignore[arg-type]
+            await self.loop.sock_connect(made, address)  # type: ignore[arg-type]
         except BaseException:
             made.close()
             raise
@@ -157,14 +159,14 @@ class UpstreamConnector:
         if self._closed:
             connection.abort()
             return
-        self.origin(base).idle.append((self._loop.time(), connection))
+        self.origin(base).idle.append((self.loop.time(), connection))
         if self._sweep is None:
             # One timer for all connections: each request would wind one of its own.
-            self._sweep = self._loop.call_later(KEPT_SECONDS, self._on_sweep)
+            self._sweep = self.loop.call_later(KEPT_SECONDS, self._on_sweep)
 
     def _on_sweep(self) -> None:
         self._sweep = None
-        now = self._loop.time()
+        now = self.loop.time()
         for base, origin in list(self._origins.items()):
             while origin.idle and (now - origin.idle[0][0] >= KEPT_SECONDS or not origin.idle[0][1].usable):
                 origin.idle.popleft()[1].abort()
@@ -172,7 +174,7 @@ class UpstreamConnector:
                 del self._origins[base]  # engines come and go
         if self._origins:
             since = min(origin.idle[0][0] for origin in self._origins.values())
-            self._sweep = self._loop.call_later(max(0.0, since + KEPT_SECONDS - now), self._on_sweep)
+            self._sweep = self.loop.call_later(max(0.0, since + KEPT_SECONDS - now), self._on_sweep)
 
 
 @asynccontextmanager

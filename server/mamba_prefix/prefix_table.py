@@ -1,9 +1,9 @@
 """The table of a gateway's copy: which engines have a checkpoint under a hash, as one bit an engine.
 
 Open addressing over two arrays, 16 bytes a place, and in front of them one bit for each of some hashes: most
-pages of a prompt have no checkpoint, and what says so is small enough for a core's own cache. A hash whose
-last engine is gone keeps its place, empty, until the table is laid out anew. That goes on beside the work:
-each change takes some places along, and until all are there both layouts are looked at.
+pages of a long prompt have no checkpoint, and what says so is small enough for a core's own cache. A hash
+whose last engine is gone keeps its place, empty, until the table is laid out anew. That goes on beside the
+work: each change takes some places along, and until all are there both layouts are looked at.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ STEP = 4096
 """Places of the old layout that a change takes along, besides `STEPS_A_HASH` for each hash that it adds."""
 STEPS_A_HASH = 8
 _ONE = np.uint64(1)
-_NEAR = np.arange(1, 9)
+_NEAR, _FAR = np.arange(8), np.arange(8 * 8)
 _BIT = (1 << np.arange(8)).astype(np.uint8)
 
 
@@ -41,6 +41,9 @@ class PrefixTable:
 
     `most`: entries beyond it are not taken; `smallest`: places to begin with, a power of two.
     """
+
+    few = 256
+    """Hashes, up to which looking at their places takes less than to ask the sieve first."""
 
     def __init__(self, most: int = 1 << 20, smallest: int = SMALLEST) -> None:
         self.most = most
@@ -74,32 +77,70 @@ class PrefixTable:
 
     def depths(self, hashes: Hashes) -> dict[int, int]:
         """For each engine that has any of `hashes`: how many of them lead up to the last one that it has."""
+        perhaps = self._perhaps(hashes) if len(hashes) > self.few else None
+        if perhaps is not None:
+            hashes = hashes[perhaps]
+        rows, bits = self._found(self._keys, self._bits, hashes)
+        if len(self._old_keys):
+            old_rows, old_bits = self._found(self._old_keys, self._old_bits, hashes)
+            rows, bits = np.concatenate((rows, old_rows)), np.concatenate((bits, old_bits))
+            order = rows.argsort(kind="stable")
+            rows, bits = rows[order], bits[order]
+        if perhaps is not None:
+            rows = perhaps[rows]
+        out: dict[int, int] = {}
+        seen = 0
+        # The deepest first.
+        for row, engines in zip(rows.tolist()[::-1], bits.tolist()[::-1], strict=True):
+            new = engines & ~seen
+            seen |= engines
+            while new:
+                lowest = new & -new
+                out[lowest.bit_length() - 1] = row + 1
+                new ^= lowest
+        return out
+
+    def _perhaps(self, hashes: Hashes) -> npt.NDArray[np.int64]:
+        """Places in `hashes` of those that the sieves do not rule out."""
         byte, bit = self._in_sieve(self._sieve, hashes)
         maybe = (self._sieve[byte] & bit) != 0
         if len(self._old_keys):
             byte, bit = self._in_sieve(self._old_sieve, hashes)
             maybe |= (self._old_sieve[byte] & bit) != 0
-        perhaps = np.flatnonzero(maybe)
-        hashes = hashes[perhaps]
-        found = self._bits_of(self._keys, self._bits, hashes)
-        if len(self._old_keys):
-            found |= self._bits_of(self._old_keys, self._old_bits, hashes)
-        there = np.flatnonzero(found)[::-1]
-        if not len(there):
-            return {}
-        seen = np.bitwise_or.accumulate(found[there])
-        first = np.flatnonzero(np.concatenate(([True], seen[1:] != seen[:-1])))
-        out: dict[int, int] = {}
-        before = 0
-        pages = perhaps[there[first]] + 1
-        for now, page in zip(seen[first].tolist(), pages.tolist(), strict=True):
-            new = now & ~before
-            while new:
-                lowest = new & -new
-                out[lowest.bit_length() - 1] = page
-                new ^= lowest
-            before = now
-        return out
+        there: npt.NDArray[np.int64] = maybe.nonzero()[0]
+        return there
+
+    @staticmethod
+    def _found(keys: Hashes, bits: Bits, hashes: Hashes) -> tuple[npt.NDArray[np.int64], Bits]:
+        """Places in `hashes`, rising, of those that are there, and their bits."""
+        mask, which, window = np.int64(len(keys) - 1), None, _NEAR
+        at = (hashes & np.uint64(len(keys) - 1)).view(np.int64)
+        out_rows, out_places = [], []
+        while True:
+            # Eight neighbours at once: they lie in one or two lines of the processor's cache.
+            near = np.add(at[:, None], window)
+            near &= mask
+            there = keys[near]
+            hit = there == hashes[:, None]
+            flat = hit.ravel().nonzero()[0]
+            rows = flat // len(window)
+            out_places.append(near.ravel()[flat])
+            out_rows.append(rows if which is None else which[rows])
+            # Eight answers are one number: where none is yes and no place is free, the search goes on.
+            hit |= there == 0
+            words = hit.view(np.uint64)
+            left = (words[:, 0] == 0 if window is _NEAR else ~words.any(axis=1)).nonzero()[0]
+            if not len(left):
+                break
+            at, hashes = at[left] + len(window), hashes[left]
+            which = left if which is None else which[left]
+            # Few are left, and one of them may be far on: each time around takes as long as the first.
+            window = _FAR
+        if len(out_rows) == 1:
+            return out_rows[0], bits[out_places[0]]
+        rows, places = np.concatenate(out_rows), np.concatenate(out_places)
+        order = rows.argsort(kind="stable")
+        return rows[order], bits[places[order]]
 
     def add(self, engine: int, hashes: Hashes) -> int:
         """`engine` has these (none twice in `hashes`). Returns how many of them there was no room for."""
@@ -222,12 +263,6 @@ class PrefixTable:
         found: npt.NDArray[np.int64] = at[self._old_keys[at] == hashes]
         return found
 
-    def _bits_of(self, keys: Hashes, bits: Bits, hashes: Hashes) -> Bits:
-        at = self._find(keys, hashes)
-        found: Bits = bits[at]
-        found[keys[at] != hashes] = 0
-        return found
-
     def _sift(self, hashes: Hashes) -> None:
         byte, bit = self._in_sieve(self._sieve, hashes)
         np.bitwise_or.at(self._sieve, byte, bit)
@@ -250,8 +285,7 @@ class PrefixTable:
         there = keys[at]
         left = np.flatnonzero((there != hashes) & (there != 0))
         while len(left):
-            # Some neighbours at once: they lie in one line of the processor's cache.
-            near = (at[left, None] + _NEAR) & (len(keys) - 1)
+            near = (at[left, None] + 1 + _NEAR) & (len(keys) - 1)
             there = keys[near]
             ends = (there == hashes[left, None]) | (there == 0)
             which = ends.argmax(axis=1)

@@ -13,7 +13,7 @@ import pytest
 
 from disruptions import Course, evict, kill_operator, replace_engines, scale
 from product import RELEASE, SYSTEM, Deployed, Question, chart, chat, questions
-from testcluster.errors import CommandFailed
+from testcluster.errors import ClusterError, CommandFailed
 from testcluster.node import Node
 
 pytestmark = pytest.mark.e2e
@@ -252,7 +252,17 @@ def test_deleting_the_object_removes_everything_it_made(installed: Node, namespa
 
     installed.kubectl("delete", "mdep", "quick-start", "-n", namespace, "--timeout=30s")
 
-    installed.wait_for(lambda: not everything(deployed), "all children to be gone", timeout=120)
+    left = everything(deployed)
+
+    def gone() -> bool:
+        left.clear()
+        left.update(everything(deployed))
+        return not left
+
+    try:
+        installed.wait_for(gone, "all children to be gone", timeout=120)
+    except ClusterError as error:
+        raise AssertionError(f"left: {left}") from error
     assert installed.get("mdep", "quick-start", namespace) is None
 
 

@@ -99,7 +99,8 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     assert container["command"] == ["mambaserve"]
     assert container["args"] == [
         "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081",
-        f"--engine-image={names.IMAGE}", f"--gateway-image={names.CONTROL_PLANE_IMAGE}", "--x",
+        f"--engine-image={names.IMAGE}", f"--gateway-image={names.CONTROL_PLANE_IMAGE}",
+        '--scrapers=[{"namespaces":{},"pods":{"app.kubernetes.io/name":"prometheus"}}]', "--x",
     ]  # fmt: skip
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}

@@ -136,6 +136,39 @@ def test_what_a_pod_suffers_from_is_named_with_what_to_do(
     place.becomes("nano", "AsExpected")
 
 
+def test_a_revision_that_makes_no_progress_is_taken_back_and_a_new_spec_begins_afresh(place: Place) -> None:
+    def image() -> str:
+        found = place.plane.get("deployment", "back-engine", place.namespace) or {}
+        return str(found["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    def answers(pod: str) -> None:
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO}
+        place.write(pod, {"phase": "Running", "conditions": [ready]})
+
+    rollout = {"progressDeadline": "2s"}
+    place.apply("back", rollout=rollout)
+    pods = [place.pod("back", component) for component in ("engine", "gateway")]
+    for pod in pods:
+        answers(pod)
+    place.plane.wait_for(
+        lambda: place.plane.get("configmap", "back-last-ready", place.namespace), "a revision that was ready"
+    )
+    before = image()
+    place.apply("back", rollout=rollout, engine={"image": "registry.test/engine:broken"})
+    message = place.becomes("back", "RolledBack")
+    assert "ProgressDeadlineExceeded" in message
+    assert "correct the spec" in message
+    assert image() == before
+    assert place.plane.get("pod", pods[0], place.namespace) is not None, "what served serves on"
+    status = (place.plane.get("mdep", "back", place.namespace) or {})["status"]
+    assert status["rollout"]["failedRevision"] not in ("", status["rollout"]["readyRevision"])
+    assert {one["type"]: one["status"] for one in status["conditions"]}["Ready"] == "True"
+
+    place.apply("back", rollout=rollout, engine={"image": "registry.test/engine:mended"})
+    place.plane.wait_for(lambda: image() == "registry.test/engine:mended", "the mended image")
+    place.plane.kubectl("delete", "mdep", "back", "-n", place.namespace)
+
+
 def privileged() -> dict[str, Any]:
     return {"podTemplate": {"spec": {"hostNetwork": True}}}
 

@@ -20,7 +20,7 @@ MUTANTS = (
         (UNIT + "test_life_of_a_deployment.py",),
     ),
     Mutant(
-        "one engine is enough whatever the minimum", OPERATOR + "status.py",
+        "one engine is enough whatever the minimum", OPERATOR + "findings.py",
         "max(deployment.spec.scaling.min_replicas or 1, 1)", "1",
         (UNIT + "test_status.py",),
     ),
@@ -35,7 +35,7 @@ MUTANTS = (
         (UNIT + "test_reconcile.py",),
     ),
     Mutant(
-        "a roll-out that lost its old pods looks like a smaller scale", OPERATOR + "status.py",
+        "a roll-out that lost its old pods looks like a smaller scale", OPERATOR + "findings.py",
         "> 0 or engine.replicas > wanted > engine.ready:", "> 0:", (STATUS,),
     ),
     Mutant(
@@ -74,8 +74,8 @@ MUTANTS = (
     ),
     Mutant(
         "an edit of a child by hand stays", OPERATOR + "plan.py",
-        "return Apply(manifest, Change.DRIFTED, \", \".join(fields)) if fields else None", "return None",
-        (PLAN,),
+        "            return Apply(manifest, Change.DRIFTED, \", \".join(fields))\n",
+        "            return None\n", (PLAN,),
     ),
     Mutant(
         "a missing field of a list item is no drift", OPERATOR + "drift.py",
@@ -101,7 +101,17 @@ MUTANTS = (
     ),
     Mutant(
         "a node that joins changes the plan of what serves", OPERATOR + "planned_for.py",
-        "recorded_for(engine, revision) or ", "", (UNIT + "test_planned_for.py",),
+        "next(filter(None, found), PlannedFor(revision, now))", "PlannedFor(revision, now)",
+        (UNIT + "test_planned_for.py",),
+    ),
+    Mutant(
+        "a revision that failed is tried again for ever", OPERATOR + "rollback.py",
+        "noted is not None and noted.digest == wanted.digest", "False", (UNIT + "test_rollback.py",),
+    ),
+    Mutant(
+        "the settings of a failed revision stay", OPERATOR + "render/engine.py",
+        "json.dumps(engine_revision(context).document, indent=2)",
+        "json.dumps(engine_document(context), indent=2)", (UNIT + "test_rollback.py",),
     ),
     Mutant(
         "a taken name is taken over", OPERATOR + "apply.py",

@@ -10,7 +10,7 @@ PICKER = ("tests/integration/gateway/test_endpoint_picker.py",)
 
 MUTANTS = (
     Mutant(
-        "our own requests count twice in an endpoint's load", GATEWAY + "endpoints.py",
+        "our own requests count twice in an endpoint's load", GATEWAY + "endpoint.py",
         "self.running + self.waiting - self.in_flight_at_report", "self.running + self.waiting",
         (UNIT + "test_routing.py",),
     ),
@@ -26,16 +26,16 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt that an engine can resume costs as much as elsewhere", GATEWAY + "scoring.py",
-        "speed.seconds(known, request.prompt_tokens)", "speed.seconds(0, request.prompt_tokens)",
+        "tokens - resumed + ratio", "tokens + ratio",
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
         "prompts that wait before a request cost nothing", GATEWAY + "scoring.py",
-        "queue = jitter * endpoint.queued_tokens / speed.tokens_per_second", "queue = 0.0",
+        "total += load * (self.jitters[at] * queued / rate)", "pass",
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
-        "each gateway has a home of its own for a new prefix", GATEWAY + "endpoints.py",
+        "each gateway has a home of its own for a new prefix", GATEWAY + "endpoint.py",
         "hashlib.blake2b(name.encode", "hashlib.blake2b((name + str(id(_key))).encode",
         (UNIT + "test_scoring.py",),
     ),

@@ -84,8 +84,11 @@ MUTANTS = (
     ),
     Mutant(
         "a hair of speed wins over robustness", PLANNER + "choice.py",
-        "tied = [each for each in pool if each.score >= best * (1 - TIE)]",
-        "tied = [each for each in pool if each.score >= best]", (CHOICE,),
+        "(each.score >= best * (1 - TIE) and _has_room(each))", "False", (CHOICE,),
+    ),
+    Mutant(
+        "who just fits wins a tie", PLANNER + "choice.py",
+        "return each.fits > each.planned", "return True", (CHOICE,),
     ),
     Mutant(
         "the declared concurrency is not looked at", PLANNER + "choice.py",
@@ -108,7 +111,15 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoints last without room for those that come back", PLANNER + "throughput.py",
-        "checkpoints / (2 * running))", "checkpoints / running)", (THROUGHPUT,),
+        "lasting = paths / (paths + returning)", "lasting = min(1.0, paths / returning)", (THROUGHPUT,),
+    ),
+    Mutant(
+        "who waits for a place does not come back", PLANNER + "throughput.py",
+        "(workload.concurrency or running) - running", "running - running", (THROUGHPUT,),
+    ),
+    Mutant(
+        "free slots keep what is new", PLANNER + "throughput.py",
+        "lasting *= KEPT_WITHOUT_BUFFER", "pass", (THROUGHPUT,),
     ),
     Mutant(
         "an answer leaves a checkpoint where no strategy makes one", PLANNER + "throughput.py",

@@ -68,15 +68,15 @@ MUTANTS = (
     Mutant(
         "a page is the same wherever it stands",
         PREFIX + "page_chain.py",
-        "pages += np.arange(at + 1, at + 1 + len(pages), dtype=np.uint64) * GOLDEN",
+        "pages += _PLACES[at:end] if end <= len(_PLACES) else _places(at, end)",
         "pass",
         CHAIN,
     ),
     Mutant(
         "a salt changes no hash",
         PREFIX + "page_chain.py",
-        "for part in (self.fingerprint, salt, str(self.page_size)):",
-        "for part in (self.fingerprint, str(self.page_size)):",
+        "for part in (fingerprint, salt, str(page_size)):",
+        "for part in (fingerprint, str(page_size)):",
         CHAIN,
     ),
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "a prefix of the old layout is not found until it is taken along",
         PREFIX + "prefix_table.py",
-        "            found |= self._bits_of(self._old_keys, self._old_bits, hashes)",
+        "            rows, bits = np.concatenate((rows, old_rows)), np.concatenate((bits, old_bits))",
         "            pass",
         TABLE,
     ),

@@ -2,11 +2,12 @@
 
 from random import Random
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_gateway.admission import retry_after
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.errors import UpstreamLost
 from mamba_gateway.events import DONE, EventAligner
@@ -95,9 +96,24 @@ def test_whatever_engines_say_one_that_fits_is_chosen_and_none_is_cheaper(
     if isinstance(decision, NoCandidate):
         return
     assert decision.endpoint.ready
-    assert not decision.endpoint.draining or all(cost.endpoint.draining for cost in decision.costs)
-    assert all(cost.total >= 0 for cost in decision.costs)
-    assert decision.cost.total <= min(cost.total for cost in decision.costs) + 1e-6
+    assert not decision.endpoint.draining or all(cost.endpoint.draining for cost in decision.costs())
+    assert all(cost.total >= 0 for cost in decision.costs())
+    assert decision.cost.total <= min(cost.total for cost in decision.costs()) + 1e-6
+
+
+@budget
+@given(endpoints(telling=True), full_asks, st.floats(0, 100), st.floats(0, 100), st.booleans(), st.integers())
+def test_what_a_choice_goes_by_is_what_its_explanation_adds_up_to(
+    ends, ask, prefix, load, sure, seed
+) -> None:
+    ask = msgspec.structs.replace(ask, sure=sure)
+    decision = choose(ends, ask, Random(seed), Weights(prefix, load))
+    if not isinstance(decision, NoCandidate):
+        comparison = decision.comparison
+        costs = comparison.costs()
+        assert comparison.totals() == [cost.total for cost in costs]
+        assert comparison.charges == any(cost.apart > 0 for cost in costs)
+        assert decision.cost in costs
 
 
 @budget

@@ -42,11 +42,11 @@ class Case:
         )
 
 
-EVERY = [Case(*cell) for cell in product(STRATEGIES, (True, False), (1, 16, 64), (64, 128))]
+EVERY = [Case(*cell) for cell in product(STRATEGIES, (True, False), (1, 16, 64), (48, 64, 128))]
 SQUARE = [
     Case("NoBuffer", True, 1, 64),
     Case("NoBuffer", False, 16, 128),
-    Case("ExtraBuffer", True, 16, 64),
+    Case("ExtraBuffer", True, 16, 48),
     Case("ExtraBuffer", False, 64, 128),
     Case("ExtraBufferLazy", True, 64, 128),
     Case("ExtraBufferLazy", False, 1, 64),

@@ -119,6 +119,20 @@ class ScalingStatus(StatusModel):
     """The last decisions that changed the number, newest last."""
 
 
+class RolloutStatus(StatusModel):
+    """Which revision of the engines was ready, and which was not. A revision is the value of the pods' label
+    serving.mambaserve.io/revision."""
+
+    ready_revision: Annotated[str, Field(max_length=63)]
+    """The last revision of which all engines were ready; engines go back to it when a later one fails."""
+    failed_revision: Annotated[str, Field(max_length=63)] = ""
+    """The revision of the present spec, where it failed and engines went back; empty otherwise."""
+    reason: Annotated[str, Field(max_length=64)] = ""
+    """What it failed of, in a word of the condition Degraded."""
+    message: LongText = ""
+    """The same with what the pod or the cluster said."""
+
+
 class Status(StatusModel):
     """What the operator saw and decided."""
 
@@ -148,5 +162,8 @@ class Status(StatusModel):
     that this generation of the spec is what runs."""
     plan: PlanStatus | None = None
     """What the planner chose; absent while the model or the memory is unknown."""
+    rollout: RolloutStatus | None = None
+    """The engine revision that can be gone back to, and the one that failed; absent until all engines were
+    ready once."""
     scaling: ScalingStatus | None = None
     """How many engines the operator's autoscaler wants; absent while somebody else decides."""

@@ -27,13 +27,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds a prompt may wait without a ttft_target."""
     grow_goal: Share = 0.96
     """Share of requests within the targets below which a fleet is too small."""
-    keep_goal: Share = 0.98
+    keep_goal: Share = 0.975
     """Share with which an engine less must still do, before it is given up."""
     grow_use: Share = 0.85
-    """Share of the sustained capacity that may be used before the fleet grows."""
+    """Share of slots and pages that may be used before the fleet grows."""
+    grow_time: Share = 1.0
+    """Share of the time that engines were seen to make use of, before the fleet grows."""
     keep_use: Share = 0.70
     """Share that must do with an engine less, before it is given up."""
-    history: float = 1800.0
+    history: float = 3600.0
     """Seconds after which what traffic did counts for 1/e."""
     fast: float = 30.0
     """Time constant of the load that growth follows, in seconds."""

@@ -55,9 +55,9 @@ def decide(observation: Observation, config: Config, memory: Memory) -> Decision
     coming = starts(memory, observation, config, elapsed)
     cost = costs(memory, observation.load)
     asks = demand(memory, observation, config, cost, coming, passed)
-    grow = _needed(memory, config, cost, asks, config.grow_use, config.grow_goal, asks.work)
+    grow = _needed(memory, config, cost, asks, asks.work, growing=True)
     calm = max(asks.work, asks.work_slow / cost.capacity)
-    keep = _needed(memory, config, cost, asks, config.keep_use, config.keep_goal, calm)
+    keep = _needed(memory, config, cost, asks, calm, growing=False)
     window = _window(memory, observation, config, elapsed, max(keep.engines, grow.engines))
     quiet = _quiet(observation)
     busy = memory.busy if quiet and memory.at is not None else elapsed
@@ -90,10 +90,15 @@ def _passed(seen: Observation, config: Config, memory: Memory) -> float:
 
 
 def _needed(
-    memory: Memory, config: Config, cost: Costs, asks: Demand, use: float, goal: float, work: float
+    memory: Memory, config: Config, cost: Costs, asks: Demand, work: float, *, growing: bool
 ) -> _Need:
     """The largest of what single units ask for, with so much of each left free."""
-    usable = cost.usable(config, use)
+    use = config.grow_use if growing else config.keep_use
+    usable = cost.usable(
+        config,
+        config.grow_time if growing else config.keep_use,
+        asks.prefill / asks.work if asks.work > 0 else 1.0,
+    )
     unit = asks.binding()
     now = {
         unit if unit in ("prefill", "decode") else "prefill": work / usable,
@@ -104,7 +109,7 @@ def _needed(
     binding, most = max(now.items(), key=lambda item: item[1])
     engines = math.ceil(most - 1e-9)
     why = f"{binding} asks for {most:.2f} engines"
-    past = enough(memory, config, goal)
+    past = enough(memory, config, growing=growing)
     if past is not None and past > engines:
         met = share_met(memory, config, past) or 0.0
         less = share_met(memory, config, past - 1) if past > 1 else None

@@ -85,7 +85,8 @@ def served(
         mean = arrivals.prompt / costs.capacity * VARIABILITY / (size * (1.0 - use))
         share *= 1.0 - use ** (math.sqrt(2.0 * (size + 1)) - 1.0) * math.exp(-allowed / mean)
     if config.tpot_target is not None and costs.step > 0:
-        slow = costs.step / (1.0 - use) / config.tpot_target
+        prompts = min(arrivals.prefill / capacity, 0.999)
+        slow = costs.step / (1.0 - prompts) / config.tpot_target
         share *= 1.0 if slow <= 1.0 else slow**-4
     return after, share
 
@@ -98,15 +99,21 @@ def allowance(config: Config, costs: Costs, prompt: float) -> float:
     return max(config.ttft_target - own, config.ttft_target / 4)
 
 
-def enough(memory: Memory, config: Config, goal: float) -> int | None:
-    """The smallest fleet that would have kept `goal`; None as long as too little came to say.
+def enough(memory: Memory, config: Config, *, growing: bool) -> int | None:
+    """The smallest fleet that would have kept the goal; None as long as too little came to say.
 
-    A share of what any fleet could have kept: no number of engines makes one prompt faster.
+    A share of what any fleet could have kept: no number of engines makes one prompt faster. What was not
+    seen yet speaks against any change: a fleet may miss, before it grows, what it may miss in a whole
+    `history` (the burst of the first minutes is not taken to come back every few minutes), and one that
+    shrinks must do with so much less of that as less of a history was seen.
     """
     fleets = sizes(config)
     if memory.came < ENOUGH or len(memory.met) != len(fleets):
         return None
-    wanted = goal * memory.met[-1]
+    seen = -math.expm1(-max(memory.elapsed, 1.0) / config.history)
+    best = memory.met[-1]
+    misses = (1.0 - config.grow_goal) / seen if growing else (1.0 - config.keep_goal) * seen
+    wanted = best * (1.0 - misses)
     return next((size for size, met in zip(fleets, memory.met, strict=True) if met >= wanted), fleets[-1])
 
 

@@ -40,12 +40,15 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of generation per second."""
         return load.output_rate * self.output_token
 
-    def usable(self, config: Config, use: float) -> float:
-        """Share of an engine that may be used, so that `use` and the target per token are kept."""
-        if config.tpot_target is None or self.step <= 0:
+    def usable(self, config: Config, use: float, prompts: float) -> float:
+        """Share of an engine that may be used, so that `use` and the target per token are kept.
+
+        `prompts` is the share of the work that is prompts: steps wait for those, not for one another.
+        """
+        if config.tpot_target is None or self.step <= 0 or prompts <= 0:
             return use
-        # A token takes step / (1 - use) on average, since prompts and the other sequences take the rest.
-        return max(min(use, 1.0 - self.step / config.tpot_target), 0.1)
+        # A token takes step / (1 - use by prompts) on average.
+        return max(min(use, (1.0 - self.step / config.tpot_target) / prompts), 0.1)
 
 
 def costs(memory: Memory, load: Load | None) -> Costs:

@@ -80,7 +80,7 @@ def admin_secret(context: Context, token: str) -> Manifest:
 
 def network_policy(context: Context) -> Manifest:
     """Requests from this deployment's gateway and, for an InferencePool, from its proxy's namespace; scrapes
-    from Prometheus, everything from the operator.
+    from whoever the operator was told, everything from the operator.
 
     Egress stays open: engines download weights and publish to Redis.
     """
@@ -92,10 +92,7 @@ def network_policy(context: Context) -> Manifest:
             "matchLabels": {names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"},
         },
     }
-    prometheus = {
-        **ANY_NAMESPACE,
-        "podSelector": {"matchLabels": {names.LABEL_NAME: "prometheus"}},
-    }
+    scrapers = [scraper.peer() for scraper in context.scrapers]
     pool = context.deployment.spec.gateway.inference_pool
     proxies: list[dict[str, Any]] = []
     if pool is not None:
@@ -107,7 +104,7 @@ def network_policy(context: Context) -> Manifest:
             "podSelector": {"matchLabels": names.selector(owner, "engine")},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [gateway, *proxies, operator, prometheus], "ports": [_port(names.HTTP_PORT_NAME)]},
+                {"from": [gateway, *proxies, operator, *scrapers], "ports": [_port(names.HTTP_PORT_NAME)]},
                 {"from": [operator], "ports": [_port(names.ADMIN_PORT_NAME)]},
             ],
         },

@@ -8,6 +8,8 @@ from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.kinds import Kind
 from mamba_operator.manifest import Manifest
+from mamba_operator.revision import EngineRevision
+from mamba_operator.scrapers import PROMETHEUS, Scraper
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,14 @@ class Context:
     """Annotation with the settings that running engines take over; None where they cannot be told."""
     planned_for: str | None = None
     """Annotation with what the plan was made for; None where the spec says how much memory there is."""
+    revision: EngineRevision | None = None
+    """What engines are started with, once that was chosen; None: the spec's own."""
+    failed: str | None = None
+    """Annotation that says that the spec's own has failed."""
     images: DefaultImages = OF_THIS_VERSION
     """Used where the spec names none."""
+    scrapers: tuple[Scraper, ...] = PROMETHEUS
+    """Who may read the engines' metrics, beside gateway and operator."""
 
     @property
     def children(self) -> names.Children:

@@ -13,6 +13,21 @@ from mamba_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGE
 from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child
 from mamba_operator.render.engine_pod import SETTINGS_FILE, engine_document, engine_pod_template
+from mamba_operator.revision import EngineRevision
+
+
+def engine_revision(context: Context) -> EngineRevision:
+    """What engines are started with. Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
+    return context.revision or EngineRevision(engine_pod_template(context), engine_document(context))
+
+
+def last_ready(context: Context) -> Manifest:
+    """The ConfigMap X-last-ready, to go back to should a later revision fail."""
+    notes = {names.ANNOTATION_PLANNED_FOR: context.planned_for} if context.planned_for else None
+    return {
+        **child(context, CONFIG_MAP, context.children.last_ready, "engine", notes),
+        "data": engine_revision(context).record(),
+    }
 
 
 def engine_config(context: Context) -> Manifest:
@@ -25,7 +40,7 @@ def engine_config(context: Context) -> Manifest:
             "engine",
             {names.ANNOTATION_TUNED: context.tuned} if context.tuned else None,
         ),
-        "data": {SETTINGS_FILE: json.dumps(engine_document(context), indent=2) + "\n"},
+        "data": {SETTINGS_FILE: json.dumps(engine_revision(context).document, indent=2) + "\n"},
     }
 
 
@@ -33,9 +48,13 @@ def engine_deployment(context: Context) -> Manifest:
     """Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
     deployment = context.deployment
     rollout = deployment.spec.rollout
-    notes = {names.ANNOTATION_PLANNED_FOR: context.planned_for} if context.planned_for else None
+    notes = {
+        names.ANNOTATION_PLANNED_FOR: context.planned_for,
+        names.ANNOTATION_FAILED_REVISION: context.failed,
+    }
+    given = {name: text for name, text in notes.items() if text}
     return {
-        **child(context, DEPLOYMENT, context.children.engine, "engine", notes),
+        **child(context, DEPLOYMENT, context.children.engine, "engine", given),
         "spec": {
             "replicas": context.replicas,
             "selector": {"matchLabels": names.selector(deployment.name, "engine")},
@@ -49,7 +68,7 @@ def engine_deployment(context: Context) -> Manifest:
             "progressDeadlineSeconds": max(int(rollout.progress_deadline.seconds), 1),
             "revisionHistoryLimit": 3,
             **({"paused": True} if rollout.pause else {}),
-            "template": engine_pod_template(context),
+            "template": engine_revision(context).template,
         },
     }
 

@@ -1,6 +1,6 @@
 """`mambaserve operator`: reconciles MambaDeployments of a cluster."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,6 +67,15 @@ def command(
             envvar="MAMBASERVE_IMAGE_PULL_SECRET",
         ),
     ] = None,
+    scrapers: Annotated[
+        str | None,
+        typer.Option(
+            help="Pods that may read the engines' metrics, beside gateways and operator: a JSON list such as "
+            '[{"namespaces": {"kubernetes.io/metadata.name": "monitoring"}, "pods": {"app": "agent"}}]. '
+            "Without it: pods labelled app.kubernetes.io/name: prometheus, in any namespace.",
+            envvar="MAMBASERVE_SCRAPERS",
+        ),
+    ] = None,
     log_level: Annotated[
         str,
         typer.Option(help="debug, info, warning or error.", envvar="MAMBASERVE_LOG_LEVEL"),
@@ -83,6 +92,8 @@ def command(
     from mamba_operator.settings import OperatorSettings
     from mamba_telemetry.logs import set_up_logs
 
+    # A JSON text, which the settings read; without it their own default.
+    given: dict[str, Any] = {} if scrapers is None else {"scrapers": scrapers}
     try:
         settings = OperatorSettings(
             namespaces=tuple(namespace or ()),
@@ -95,6 +106,7 @@ def command(
             gateway_image=gateway_image,
             image_pull_secrets=tuple(image_pull_secret or ()),
             log_level=log_level,
+            **given,
         )
     except ValidationError as error:
         problems = "; ".join(f"--{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())

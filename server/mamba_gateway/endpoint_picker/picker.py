@@ -8,6 +8,7 @@ stream.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import chain, islice
 
 import structlog
 
@@ -190,8 +191,9 @@ class EndpointPicker:
         """The chosen one, then the next best, each for the case that the one before cannot be reached."""
         assert exchange.record is not None
         decision = exchange.record.decision
-        others = sorted((cost for cost in decision.costs if cost is not decision.cost), key=lambda c: c.total)
-        return [cost.endpoint.address for cost in (decision.cost, *others)][: self._most_addresses]
+        others = decision.comparison.cheapest_first()
+        rest = (one.address for one in others if one is not decision.endpoint)
+        return list(islice(chain((decision.endpoint.address,), rest), self._most_addresses))
 
     def _mutation(self, exchange: Exchange) -> HeaderMutation:
         # As for a request that the gateway relays itself: what the client is known by does not go on.
@@ -238,7 +240,7 @@ class EndpointPicker:
         exchange.status = int(status) if status.isdigit() else 0
         exchange.readable = headers.get(b"content-encoding", b"identity") == b"identity"
         address = served_by(message)
-        other = next((c for c in exchange.record.decision.costs if c.endpoint.address == address), None)
+        other = exchange.record.decision.comparison.cost_behind(address)
         if other is not None and other.endpoint.url != exchange.cost.endpoint.url:
             # The proxy went on to a fallback: the first one could not be reached.
             self._pool.suspect(exchange.cost.endpoint.url, "the proxy could not reach it")

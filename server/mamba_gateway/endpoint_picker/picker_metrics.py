@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mamba_gateway.endpoints import Endpoint
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.usage_meter import Usage
 

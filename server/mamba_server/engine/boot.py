@@ -51,7 +51,8 @@ Report = Callable[[str, int, int], None]
 class Trial:
     """What the correctness gates vary and no setting does."""
 
-    chunk: int = CHUNK
+    chunk: int | None = None
+    """None = that of the kind of device."""
     fail: Callable[[AllocationSite], bool] | None = None
     """Asked before each allocation: true makes it fail."""
     stream: Callable[[ForwardStream], ForwardStream] | None = None
@@ -102,7 +103,8 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     fingerprint = fingerprint_of(directory, dtype, made.state_dtype, settings.quantization)
     cache = _cache(settings, made, layout, most, fingerprint, trial.fail)
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
-    limits = Limits(step_tokens, trial.chunk, most, made.max_model_len, made.workload.output_tokens)
+    chunk = trial.chunk or CHUNK[device.type]
+    limits = Limits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
     stream = make_stream(device, overlap=made.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
@@ -110,7 +112,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         model,
         memory.views(config, made.state_dtype, DTYPES[dtype]),
         cache.batch,
-        chunk=trial.chunk,
+        chunk=chunk,
         page_size=made.page_size,
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,

@@ -2,4 +2,10 @@
 
 import os
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreted_language
+
+    interpreted_language.install()
+    collect_ignore_glob = []
+else:
+    collect_ignore_glob = ["*"]

@@ -1,5 +1,6 @@
 """The models of v1alpha1: defaults, strictness, rules, round trips."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mamba_api.schema import structural_schema
+from mamba_api.schema import VALIDATIONS, custom_resource_definition, structural_schema
 from mamba_api.v1alpha1 import MambaDeployment, Spec, StateCache, Status
 from mamba_api.v1alpha1.base import ApiModel
+from wrong_specs import WRONG_CHANGES, WRONG_SPECS
 
 BROKEN = yaml.safe_load((Path(__file__).parents[2] / "data/broken_specs.yaml").read_text())
 
@@ -122,6 +124,30 @@ def test_every_rule_has_a_spec_that_breaks_it() -> None:
     rules = [rule for model in all_models() for rule in model.__dict__.get("rules", ())]
     assert len(rules) >= 9
     assert [rule.message for rule in rules if not any(text in rule.message for text in said)] == []
+
+
+def validations(schema: Any) -> Iterator[dict[str, str]]:
+    """Every CEL rule of a schema."""
+    if isinstance(schema, dict):
+        rules = schema.get(VALIDATIONS)
+        yield from rules if isinstance(rules, list) else ()
+        schema = list(schema.values())
+    for each in schema if isinstance(schema, list) else ():
+        yield from validations(each)
+
+
+def test_every_rule_of_the_crd_has_ten_specs_that_break_it() -> None:
+    enough = [says for says, wrong in (WRONG_SPECS | WRONG_CHANGES).items() if len({*map(str, wrong)}) == 10]
+    rules = {rule["message"] for rule in validations(custom_resource_definition())}
+    assert [rule for rule in sorted(rules) if not any(says in rule for says in enough)] == []
+    assert [says for says in enough if not any(says in rule for rule in rules)] == []
+
+
+@pytest.mark.parametrize("says", WRONG_SPECS)
+def test_ten_wrong_specs_of_each_rule_are_refused(says: str) -> None:
+    for spec in WRONG_SPECS[says]:
+        with pytest.raises(ValidationError):
+            MambaDeployment.model_validate(deployment(**spec))
 
 
 def test_all_broken_rules_of_a_model_are_told_at_once() -> None:

@@ -6,6 +6,7 @@ from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.replay import CacheSize
 from benchmarks.cache.workloads import Workload
 from benchmarks.routing import ALL, Fleet, Knowledge
+from benchmarks.routing_decision import HOLDERS, measure
 
 WORKLOAD = Workload("small", BLOCK, generated(120, documents=4, depth=(4, 12)))
 SIZE = CacheSize(30, 200_000, STATE_TOKENS)
@@ -26,6 +27,14 @@ def test_every_prompt_is_served_once_and_nothing_is_left_behind(knowledge: Knowl
         assert (engine.running, len(engine.queue)) == (0, 0)
     for pool in fleet.pools:
         assert {endpoint.in_flight for endpoint in pool.snapshot()} == {0}
+
+
+def test_decisions_are_timed_for_prompts_that_engines_can_resume() -> None:
+    found = measure(endpoints=6, entries=20_000, decisions=40)
+    assert found["entries"] >= 20_000
+    assert 1 < found["hits"] <= HOLDERS
+    assert 0 < found["lookup"]["p50"] <= found["lookup"]["p99"]
+    assert 0 < found["decision"]["p50"] <= found["decision"]["p99"]
 
 
 def test_knowing_what_engines_can_resume_saves_a_good_part_of_what_load_alone_computes() -> None:

@@ -56,6 +56,7 @@ def test_the_defaults_are_valid() -> None:
         ({"redis": {"maxMemory": "256mb"}}, "redis/maxMemory"),
         ({"redisImage": {"tag": ""}}, "redisImage/tag"),
         ({"monitoring": {"runbooks": ""}}, "monitoring/runbooks"),
+        ({"monitoring": {"scrapers": [{"pod": {}}]}}, "monitoring/scrapers/0"),
         ({"monitoring": {"dashboardLabels": {"a": 1}}}, "monitoring/dashboardLabels/a"),
     ],
 )

@@ -124,11 +124,11 @@ def test_a_step_keeps_to_a_time_unless_a_number_of_tokens_was_asked_for(
         return
     assert core._pace is not None
     core._pace.observe(1, 0, 0.75 * target)
-    core._pace.observe(1, 64, 10 * target)
+    core._pace.observe(1, 48, 10 * target)
     for _ in range(20):
-        core._pace.observe(1, 64, target)
-    # A quarter of the time for 64 tokens: just that fits.
-    assert core._pace.tokens(1) == 65
+        core._pace.observe(1, 48, target)
+    # A quarter of the time for 48 tokens: just that fits, and no step beside answers is shorter.
+    assert core._pace.tokens(1) == 49
 
 
 @pytest.mark.parametrize("eviction", ["LRU", "RecomputeCost"])

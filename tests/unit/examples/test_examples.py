@@ -1,6 +1,7 @@
 """Every example is valid, explained, and says how to run it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from mamba_api.documents import load_documents
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.prompt import encoded_chat
 from mamba_text.tokenizer import Tokenizer
+from prefork import FORK_SERVER
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "server/mamba_server/builtin/tiny-recall"
@@ -25,6 +27,23 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_an_example_is_a_valid_deployment(file: Path) -> None:
     assert load_documents(file.read_text(), str(file))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_plan_finds_that_an_example_fits(file: Path) -> None:
+    done = FORK_SERVER.run("-m", "mamba_cli", "plan", str(file), "--output", "json", env=dict(os.environ))
+
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    plans = answer if isinstance(answer, list) else [answer]
+    assert len(plans) == len(load_documents(file.read_text(), str(file)))
+    assert all(one["fits"] for one in plans)
+
+
+def test_the_index_names_each_example_in_order() -> None:
+    index = (ROOT / "examples/README.md").read_text()
+    rows = re.findall(r"^\| \[([\w-]+)\]\(([\w-]+)/README\.md\) \|", index, re.MULTILINE)
+    assert rows == [(name, name) for name in sorted(file.parent.name for file in FILES)]
 
 
 @pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda folder: folder.name)

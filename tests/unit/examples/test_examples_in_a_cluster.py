@@ -25,6 +25,7 @@ EXAMPLES = [
     for file in FILES
     for one in load_documents(file.read_text(), str(file))
 ]
+NAMES = {file: {one.name for one in load_documents(file.read_text(), str(file))} for file in FILES}
 
 
 def stored(example: MambaDeployment) -> Manifest:
@@ -71,14 +72,14 @@ async def test_the_commands_of_the_readme_name_what_the_operator_makes(
     readme = (file.parent / "README.md").read_text()
     cluster = await reconciled(example)
 
+    names = NAMES[file]
     services = re.findall(r"port-forward service/(\S+) \d+:(\d+)", readme)
-    assert services
+    assert {name for name, _ in services} == names
     for name, port in services:
-        found = cluster.find("Service", name)
-        assert found is not None
-        assert int(port) in [one["port"] for one in found["spec"]["ports"]]
+        if name == example.name:
+            assert int(port) in [one["port"] for one in cluster.find("Service", name)["spec"]["ports"]]
     named = re.findall(r"kubectl (?:get|patch|wait|describe) mdep[ /](\S+)", readme)
-    assert set(named) == {example.name}
+    assert set(named) == names
     for model in re.findall(r'"model": "([^"]+)"', readme):
         assert model == example.served_name
 

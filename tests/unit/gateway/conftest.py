@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
+from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.relay import Relay
 from mamba_gateway.router import Router

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints import Endpoint, Pool, Report, Target
+from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.engine_places import ENGINE_QUEUE, places
 
 Make = Callable[..., Endpoint]

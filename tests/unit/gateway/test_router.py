@@ -124,9 +124,9 @@ def test_what_was_sent_long_ago_is_not_known_beside_an_index_that_says_it_is_gon
     gateway = Gateway(index=Known())
     first = gateway.answer(gateway.send(STEM))
     gateway.now += BESIDE_INDEX_SECONDS - 1
-    assert {cost.endpoint.name: cost.seen for cost in gateway.send([*STEM, 5]).costs}[first] == 2048
+    assert {cost.endpoint.name: cost.seen for cost in gateway.send([*STEM, 5]).costs()}[first] == 2048
     gateway.now += BESIDE_INDEX_SECONDS + 1
-    assert all(cost.seen == 0 for cost in gateway.send([*STEM, 5]).costs)
+    assert all(cost.seen == 0 for cost in gateway.send([*STEM, 5]).costs())
 
 
 def test_what_an_engine_has_yet_to_compute_is_what_it_cannot_resume() -> None:
@@ -284,7 +284,7 @@ def test_an_answer_is_held_against_what_was_said_of_the_engine_that_gave_it() ->
     gateway = Gateway(index=index)
     prompt = PromptPrefix.of([*STEM, 1, 2])
     record = gateway.router.decide("m", prompt)
-    other = next(cost for cost in record.decision.costs if cost.endpoint.name == "e6")
+    other = next(cost for cost in record.decision.costs() if cost.endpoint.name == "e6")
     gateway.router.answered(record, prompt, usage(2050, 512), other)
     assert promises(gateway) == {"kept": 1}
     gateway.router.answered(record, prompt, usage(2050, 0), other)
@@ -296,7 +296,7 @@ def test_of_a_prompt_whose_own_probabilities_are_asked_for_nothing_counts_as_res
     gateway.send(STEM)
     prompt = PromptPrefix.of([*STEM, 1, 2], computed_whole=True)
     record = gateway.router.decide("m", prompt)
-    assert all(cost.resumable == 0 for cost in record.decision.costs)
+    assert all(cost.resumable == 0 for cost in record.decision.costs())
     gateway.router.answered(record, prompt, usage(2050, 0))
     assert promises(gateway) == {}
     assert gateway.router.decide("m", PromptPrefix.of([*STEM, 1, 2])).decision.cost.resumable == 2048

@@ -9,7 +9,15 @@ import pytest
 
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.routing import choose
-from mamba_gateway.scoring import ASSUMED_SHARE, JITTER, TIMES_APART, RoutingRequest, Weights, costs, home_of
+from mamba_gateway.scoring import (
+    ASSUMED_SHARE,
+    JITTER,
+    TIMES_APART,
+    Comparison,
+    RoutingRequest,
+    Weights,
+    home_of,
+)
 
 EVEN = Weights()
 FAST, SLOW = EngineSpeed(10_000.0), EngineSpeed(1000.0)
@@ -29,6 +37,10 @@ def ask(tokens, resumable=None, home=None, seen=None):
     return RoutingRequest("m", (), tokens, resumable or {}, seen or {}, home)
 
 
+def costs(ends, request, weights=EVEN):
+    return Comparison.of(ends, request, weights, Random(0)).costs()
+
+
 def chosen(ends, request, weights=EVEN, seed=0):
     return choose(ends, request, Random(seed), weights).endpoint.name
 
@@ -43,15 +55,15 @@ def test_an_engine_that_can_resume_more_is_worth_a_queue_up_to_what_that_saves(e
 
 
 def test_what_is_matched_but_cannot_be_resumed_counts_for_nothing(engine) -> None:
-    made = costs([engine("a"), engine("b")], ask(8000, {"gone": 8000}), EVEN, Random(0))
+    made = costs([engine("a"), engine("b")], ask(8000, {"gone": 8000}))
     assert [cost.compute for cost in made] == [0.8, 0.8]
 
 
 def test_the_quadratic_part_makes_the_end_of_a_long_prompt_dearer_than_its_beginning(engine) -> None:
     end = engine("a", speed=EngineSpeed(10_000.0, attention_ratio=1e-4))
-    (whole,) = costs([end], ask(100_000), EVEN, Random(0))
-    (last,) = costs([end], ask(100_000, {"a": 90_000}), EVEN, Random(0))
-    (first,) = costs([end], ask(10_000), EVEN, Random(0))
+    (whole,) = costs([end], ask(100_000))
+    (last,) = costs([end], ask(100_000, {"a": 90_000}))
+    (first,) = costs([end], ask(10_000))
     assert first.compute == pytest.approx(1.5)
     assert last.compute == pytest.approx(10.5)
     assert whole.compute == pytest.approx(60.0)
@@ -63,21 +75,21 @@ def test_a_prompt_goes_to_the_faster_of_two_engines_until_its_queue_makes_up_for
 
 
 def test_an_engine_that_has_not_measured_itself_counts_as_its_neighbours_do(engine) -> None:
-    made = costs([engine("a"), engine("new", speed=None), engine("b")], ask(5000), EVEN, Random(0))
+    made = costs([engine("a"), engine("new", speed=None), engine("b")], ask(5000))
     assert [cost.compute for cost in made] == [0.5, 0.5, 0.5]
 
 
 def test_a_full_engine_costs_the_wait_for_memory(engine) -> None:
     full = engine("full", room=500.0, running=4, waiting=2, service_seconds=8.0)
-    (cost,) = costs([full], ask(1000), EVEN, Random(0))
+    (cost,) = costs([full], ask(1000))
     assert cost.memory == pytest.approx(3 * 8 / 4)
-    assert costs([full], ask(400), EVEN, Random(0))[0].memory == 0
+    assert costs([full], ask(400))[0].memory == 0
     # The prompt that it could resume does not make up for that.
     assert chosen([full, engine("free")], ask(1000, {"full": 900})) == "free"
 
 
 def test_prompts_on_their_way_take_of_the_room_that_was_reported(engine) -> None:
-    (cost,) = costs([engine("a", room=1000.0, queued_tokens=600.0)], ask(500), EVEN, Random(0))
+    (cost,) = costs([engine("a", room=1000.0, queued_tokens=600.0)], ask(500))
     assert cost.memory > 0
 
 
@@ -99,9 +111,9 @@ def test_a_weight_decides_between_the_engine_that_knows_the_prompt_and_the_idle_
 
 def test_a_weight_of_nothing_switches_its_side_off(engine) -> None:
     ends = [engine("a", queued_tokens=1e6, running=50, room=0.0), engine("b")]
-    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(1, 0), Random(0))
+    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(1, 0))
     assert (a.queue, a.memory, a.decode) == (0, 0, 0)
-    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(0, 1), Random(0))
+    a, b = costs(ends, ask(8000, {"a": 7999}), Weights(0, 1))
     assert a.compute == b.compute == 0
 
 
@@ -110,6 +122,19 @@ def test_engines_that_say_nothing_of_themselves_are_chosen_by_load(endpoint) -> 
     assert chosen(ends, ask(8000)) == "b"
     # And what one is known to be able to resume still counts.
     assert chosen(ends, ask(8000, {"c": 7000})) == "c"
+
+
+def test_the_number_that_decides_is_the_sum_of_the_parts_that_explain_it(engine, endpoint) -> None:
+    ends = [
+        engine("a", queued_tokens=500.0, running=3),
+        engine("b", room=10.0, waiting=2),
+        engine("new", speed=None, queued_tokens=70.0),
+        endpoint("foreign", running=4),
+    ]
+    for request in (ask(8000, {"a": 4096}, seen={"b": 6000}), ask(900, home=5), ask(10)):
+        comparison = Comparison.of(ends, request, Weights(0.7, 1.3), Random(1))
+        assert comparison.totals() == [cost.total for cost in comparison.costs()]
+        assert len(set(comparison.totals())) > 2
 
 
 # --- a prefix that nobody has yet ---------------------------------------------------------------------
@@ -137,7 +162,7 @@ def test_homes_are_spread_and_stay_when_another_engine_leaves(engine) -> None:
 
 def test_a_home_is_the_same_in_every_process(engine) -> None:
     script = (
-        "from types import SimpleNamespace as N; from mamba_gateway.endpoints import _key;"
+        "from types import SimpleNamespace as N; from mamba_gateway.endpoint import _key;"
         "from mamba_gateway.scoring import home_of;"
         "ends = [N(name=f'e{n}', key=_key(f'e{n}')) for n in range(8)];"
         "print([home_of(ends, k * 7919).name for k in range(9)])"

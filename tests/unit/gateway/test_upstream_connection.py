@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 
 from mamba_gateway.endpoint_picker.certificate import self_signed
 from mamba_gateway.upstream_connection import (
-    BUFFERED_BYTES,
     HEAD_BYTES,
     PIECE_BYTES,
-    ConnectionLost,
-    IdleTimeout,
     Unreachable,
     UpstreamConnection,
 )
 from mamba_gateway.upstream_connector import KEPT_SECONDS, upstream_connector
+from mamba_gateway.upstream_response import BUFFERED_BYTES, ConnectionLost, IdleTimeout
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
 CHUNKED = SSE + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -117,6 +115,42 @@ def test_an_answer_is_the_same_in_whatever_pieces_it_comes(name: str, at: list[i
         assert whole[3:] == ("well", True)
     else:
         assert whole[4] is False
+
+
+async def test_what_comes_is_passed_on_in_the_moment_in_which_it_comes_and_in_order() -> None:
+    wire: Any = Wire()
+    connection = UpstreamConnection(30.0, lambda _: None)
+    connection.connection_made(wire)
+    asking = asyncio.create_task(connection.send(b"HEAD", b""))
+    await asyncio.sleep(0)
+    connection.data_received(CHUNKED + b"1\r\na\r\n")
+    response, first = await asking
+    taken: list[bytes] = []
+
+    def take(part: bytes) -> bytes:
+        if b"!" in part:
+            raise ValueError("a defect")
+        if b"?" in part:
+            return part
+        taken.append(part)
+        return b""
+
+    passing = asyncio.create_task(response.pass_on(take))
+    await asyncio.sleep(0)
+    connection.data_received(b"1\r\nb\r\n1\r\nc\r\n")
+    connection.data_received(b"1\r\nd\r\n")
+    assert (first, taken) == (b"a", [b"bc", b"d"])
+    connection.data_received(b"1\r\n?\r\n")
+    connection.data_received(b"1\r\ne\r\n")
+    assert await passing == b"?"
+    assert taken == [b"bc", b"d"]  # what could not be taken is first to be sent
+    passing = asyncio.create_task(response.pass_on(take))
+    await asyncio.sleep(0)
+    assert taken == [b"bc", b"d", b"e"]
+    connection.data_received(b"1\r\n!\r\n")
+    with pytest.raises(ValueError, match="a defect"):
+        await passing
+    assert wire.closed
 
 
 @settings(max_examples=60)

@@ -60,6 +60,33 @@ async def test_an_engine_that_is_slow_and_lives_is_waited_for(harness: Harnesses
         assert sum(head.startswith(b"GET /livez") for head, _ in slow.requests) == 4
 
 
+async def test_requests_that_wait_for_one_engine_ask_it_once_for_all(harness: Harnesses) -> None:
+    async with engine(late(24, OK), lives=True) as slow:
+        made = harness(silence_timeout=5.0)
+        made.engines(slow.url)
+
+        async def begin(at: float) -> None:
+            await asyncio.sleep(at)
+            await made.run(replace(ASKED))
+
+        await asyncio.gather(*(begin(0.5 * number) for number in range(8)))
+        # From second 5 to the last answer at 27.5.
+        assert sum(head.startswith(b"GET /livez") for head, _ in slow.requests) == 5
+
+
+async def test_who_goes_takes_the_question_of_the_others_not_along(harness: Harnesses) -> None:
+    async with engine(says(hold=True), lives=False) as wedged:
+        made = harness(silence_timeout=5.0, max_attempts=1)
+        made.engines(wedged.url)
+        gone, stays = (asyncio.create_task(made.run(replace(ASKED))) for _ in range(2))
+        await asyncio.sleep(6)
+        gone.cancel()
+        with pytest.raises(UpstreamIdleTimeout):
+            await stays
+        assert sum(head.startswith(b"GET /livez") for head, _ in wedged.requests) == 1
+        assert made.in_flight == [0]
+
+
 async def test_a_stream_whose_engine_is_wedged_in_the_middle_ends_with_an_error_event(
     harness: Harnesses,
 ) -> None:

@@ -11,7 +11,7 @@ from kubernetes.aio.client import Configuration
 from mamba_kube.access import ClusterAccess, connected
 from mamba_kube.api_server import MERGE_PATCH, ApiServer, refusal
 from mamba_kube.errors import MAX_MESSAGE, ApiError, short
-from raw_engine import RawEngine, says
+from raw_engine import OK, RawEngine, says
 
 
 @pytest.fixture
@@ -101,3 +101,36 @@ async def test_a_caller_s_own_time_limit_is_no_error_of_the_api_server() -> None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await server.request("GET", "/x")
+
+
+@pytest.mark.parametrize(("bypassed", "asked"), [("", 1), ("api.test", 0)])
+async def test_the_api_server_is_asked_through_the_proxy_of_the_environment(
+    bypassed: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RawEngine(says(OK)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:secret@"))
+        monkeypatch.setenv("no_proxy", bypassed)
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", nowhere)
+        async with connected(ClusterAccess(Configuration(host="http://api.test"), "default")) as server:
+            with contextlib.suppress(ApiError):
+                await server.request("GET", "/x")
+    assert len(proxy.requests) == asked
+    assert all(
+        head.startswith(b"GET http://api.test/x ") and b"Proxy-Authorization: Basic " in head
+        for head, _ in proxy.requests
+    )
+
+
+async def nowhere(*_: object, **__: object) -> list[object]:
+    """A name that no server knows."""
+    raise OSError("no such host")
+
+
+async def test_a_request_starts_no_thread(
+    api: tuple[ApiServer, list[web.Request]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("a thread was asked for")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refused)
+    assert await api[0].request("GET", "/x") == {}

@@ -49,6 +49,33 @@ def test_what_has_no_option_comes_from_the_environment(
     assert (started[0].lease_duration, started[0].workers) == (30.0, 9)
 
 
+def test_scrapers_are_named_by_their_labels(started: list[OperatorSettings]) -> None:
+    operate.command(scrapers='[{"namespaces": {"team": "sre"}, "pods": {"app.io/name": "agent"}}, {}]')
+    operate.command(scrapers="[]")
+
+    one, anybody = started[0].scrapers
+    assert one.peer() == {
+        "namespaceSelector": {"matchLabels": {"team": "sre"}},
+        "podSelector": {"matchLabels": {"app.io/name": "agent"}},
+    }
+    assert anybody.peer() == {"namespaceSelector": {}, "podSelector": {}}
+    assert started[1].scrapers == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "prometheus", "{}", '[{"pod": {}}]', '[{"pods": {"a b": "x"}}]', '[{"pods": {"app": "x y"}}]',
+        '[{"pods": {"/app": "x"}}]', '[{"namespaces": ["monitoring"]}]',
+    ],
+)  # fmt: skip
+def test_scrapers_that_no_policy_could_name_are_refused(started: list[OperatorSettings], wrong: str) -> None:
+    with pytest.raises(InvalidInput, match="--scrapers"):
+        operate.command(scrapers=wrong)
+
+    assert started == []
+
+
 def test_a_wrong_value_names_its_option(started: list[OperatorSettings]) -> None:
     with pytest.raises(InvalidInput, match="--liveness-port"):
         operate.command(liveness_port=99999)

@@ -9,6 +9,8 @@ from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.memory import Memory
 from mamba_operator.autoscale.observation import Traffic
+from mamba_operator.autoscale.virtual_fleets import enough
+from mamba_operator.autoscale.work import Costs
 from scaled_fleet import SPEED, Fleet, load, reversals, seen
 
 RANGE = Config(min_replicas=1, max_replicas=32, ttft_target=2.0, tpot_target=0.1)
@@ -217,3 +219,34 @@ def test_a_decision_is_made_again_to_the_byte_from_what_was_written_of_it() -> N
         assert msgspec.json.encode(again) == msgspec.json.encode(
             decide(seen(3, 17.3, at=611.7), RANGE, fleet.memory)
         )
+
+
+def past(elapsed: float, *met: float) -> Memory:
+    """Of 100 requests, as many in time with 1, 2, .. engines."""
+    return Memory(elapsed=elapsed, came=100.0, met=met)
+
+
+def test_one_burst_does_not_prove_that_fewer_engines_do() -> None:
+    three = msgspec.structs.replace(RANGE, min_replicas=1, max_replicas=3)
+
+    after_minutes = enough(past(300.0, 50.0, 98.9, 100.0), three, growing=False)
+    after_hours = enough(past(7200.0, 50.0, 98.9, 100.0), three, growing=False)
+
+    assert (after_minutes, after_hours) == (3, 2)
+
+
+def test_one_burst_does_not_prove_that_more_engines_are_needed() -> None:
+    three = msgspec.structs.replace(RANGE, min_replicas=1, max_replicas=3)
+
+    after_minutes = enough(past(300.0, 40.0, 94.3, 100.0), three, growing=True)
+    after_hours = enough(past(7200.0, 40.0, 94.3, 100.0), three, growing=True)
+
+    assert (after_minutes, after_hours) == (2, 3)
+
+
+def test_generation_does_not_count_as_prompts_that_steps_wait_for() -> None:
+    costs = Costs(prompt_token=1e-4, output_token=1e-3, step=0.02, capacity=1.0)
+    tight = msgspec.structs.replace(RANGE, tpot_target=0.04)
+
+    assert costs.usable(tight, 1.0, 1.0) == 0.5
+    assert costs.usable(tight, 1.0, 0.5) == 1.0

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster, Watched
+from mamba_operator import plan
+from mamba_operator.drift import drift
 from mamba_operator.errors import ClusterError, NameTaken
 from mamba_operator.manifest import Key, Manifest
 from mamba_operator.metrics import OperatorMetrics
@@ -127,6 +129,24 @@ async def test_what_stale_watches_do_not_show_is_mended_when_they_are_doubted() 
     assert cluster.find("Service", "nano") is not None
 
 
+async def test_only_a_child_that_changed_is_compared_field_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, _, again = await at_rest(fitting_owner())
+    compared: list[str] = []
+
+    def counted(desired: Manifest, observed: Manifest) -> list[str]:
+        compared.append(desired["metadata"]["name"])
+        return drift(desired, observed)
+
+    monkeypatch.setattr(plan, "drift", counted)
+    await again(KEY)
+    assert compared == []
+
+    engine = cluster.objects["Deployment", "models", "nano-engine"]
+    cluster.put({**engine, "status": {"observedGeneration": 1, "replicas": 1}})
+    await again(KEY)
+    assert compared == ["nano-engine"]
+
+
 async def test_until_the_watches_have_listed_everything_the_cluster_is_read() -> None:
     cluster, indices, again = await at_rest(fitting_owner())
     indices.complete = False
@@ -212,12 +232,12 @@ async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_
     assert [one for one in cluster.requests if one.startswith("apply ")] == []
 
 
-def answer(cluster: FakeCluster) -> None:
+def answer(cluster: FakeCluster, ready: int = 1) -> None:
     for name in ("nano-engine", "nano"):
         child = copy.deepcopy(cluster.objects["Deployment", "models", name])
         child["status"] = {
             "observedGeneration": child["metadata"]["generation"], "replicas": 1, "updatedReplicas": 1,
-            "readyReplicas": 1,
+            "readyReplicas": ready,
         }  # fmt: skip
         cluster.put(child)
 
@@ -230,16 +250,22 @@ def ready(cluster: FakeCluster) -> str:
 async def test_a_status_alone_is_written_without_a_read() -> None:
     cluster, _, again = await at_rest(fitting_owner())
     answer(cluster)
+    await again(KEY)
+    assert ready(cluster) == "True"
+    answer(cluster, ready=0)
+    cluster.requests.clear()
 
     await again(KEY)
 
-    assert ready(cluster) == "True"
+    assert ready(cluster) == "False"
     assert [one for one in cluster.requests if one.startswith(("list", "get"))] == []
 
 
 async def test_upon_one_version_of_the_object_a_status_is_written_once() -> None:
     cluster, indices, again = await at_rest(fitting_owner())
     answer(cluster)
+    await again(KEY)
+    answer(cluster, ready=0)
     indices.stand_still()
     await again(KEY)
     cluster.requests.clear()

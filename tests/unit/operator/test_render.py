@@ -20,6 +20,7 @@ from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.manifest import Manifest, metadata
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
+from mamba_operator.scrapers import Scraper
 from mamba_planner.engine_settings import EngineSettings
 from operator_objects import UID, fitting_owner, nano_config, owner, planned
 
@@ -346,6 +347,17 @@ def test_the_admin_port_is_open_to_the_operator_alone() -> None:
     [admin] = [rule for rule in ingress if rule["ports"][0]["port"] == "admin"]
     [peer] = admin["from"]
     assert peer["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+
+
+def test_scrapers_reach_the_metrics_and_nothing_else() -> None:
+    scraper = Scraper(namespaces={"team": "sre"}, pods={"app": "agent"})
+    context = Context(MambaDeployment.model_validate(owner()), 1, None, scrapers=(scraper,))
+    [policy] = [one for one in render(context) if one["kind"] == "NetworkPolicy"]
+
+    served, admin = policy["spec"]["ingress"]
+    assert scraper.peer() in served["from"]
+    assert scraper.peer() not in admin["from"]
+    assert "prometheus" not in json.dumps(policy)
 
 
 def test_a_restart_annotation_rolls_both_deployments() -> None:

@@ -11,8 +11,9 @@ import pytest
 from mamba_api import names
 from mamba_api.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1 import Status
-from mamba_operator.manifest import Manifest
-from mamba_operator.status import Failure, summarize
+from mamba_operator.findings import Failure
+from mamba_operator.manifest import Manifest, ref
+from mamba_operator.status import summarize
 from mamba_operator.tuning import Refusal, Tune
 from operator_objects import (
     CONFIGS,
@@ -113,6 +114,19 @@ def deployment_status(children: list[Manifest], name: str, **status: Any) -> lis
     return edited(children, "Deployment", name, lambda one: one.setdefault("status", {}).update(status))
 
 
+NEXT = fitting_owner(engine={"image": "registry.test/engine:next"})
+
+
+def rolled_back() -> list[Manifest]:
+    """The children after a revision got stuck and its pods have gone back."""
+    before = running(applied(OF))
+    record = [one.manifest for one in planned(OF, before).applies]
+    after = edited(running(applied(NEXT)), "Deployment", "nano-engine", stuck("engine"))
+    taken = [one.manifest for one in planned(NEXT, [*after, *record]).applies]
+    kept = [one for one in after if ref(one) not in set(map(ref, taken))]
+    return running([*kept, *record, *taken])
+
+
 TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("nothing exists yet", status_of(OF, []), {
         "Planned": ("True", "PlanComputed"), "Available": ("False", "NoReadyReplica"),
@@ -139,6 +153,9 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         running(applied(HELD)), "nano-engine", replicas=1, updatedReplicas=0)), {
         "Progressing": ("False", "RolloutPaused"), "Degraded": ("False", "AsExpected"),
         "UpToDate": ("False", "RolloutPaused"), "Ready": ("True", "Serving")}),
+    ("a revision that failed was taken back", status_of(NEXT, rolled_back()), {
+        "Progressing": ("False", "RolledBack"), "Degraded": ("True", "RolledBack"),
+        "UpToDate": ("False", "RolledBack"), "Ready": ("True", "Serving")}),
     ("a paused roll-out without anything to do", status_of(HELD, running(applied(HELD))), {
         "Progressing": ("False", "UpToDate"), "UpToDate": ("True", "UpToDate")}),
     ("one of three engines", status_of(THREE, running(applied(THREE), engines=1)), {

@@ -115,11 +115,11 @@ def test_what_is_planned_and_what_is_cached_fit_the_arena_together() -> None:
             if found.misfit:
                 continue
             running = SHAPE.slabs(found.planned, found.slots_each, found.workload.tokens)
-            cached = SHAPE.slabs(found.cached_paths, 2, found.workload.tokens)
+            cached = SHAPE.slabs(found.cached_paths, 1, found.workload.tokens)
             assert running + cached <= slabs - 1
             # Not one path more would fit.
-            assert running + SHAPE.slabs(found.cached_paths + 1, 2, found.workload.tokens) > slabs - 1
-            assert found.checkpoints == 2 * found.cached_paths
+            assert running + SHAPE.slabs(found.cached_paths + 1, 1, found.workload.tokens) > slabs - 1
+            assert found.checkpoints == found.cached_paths
 
 
 def test_without_prefix_caching_nothing_is_set_aside_for_it() -> None:

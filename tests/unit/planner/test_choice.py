@@ -21,11 +21,11 @@ FREE = Constraints()
 
 def candidate(
     strategy: Strategy = "ExtraBuffer", dtype: StateDtype = "float32", *, score: float = 1.0,
-    running: int = 10, misfit: str = "", saved: float = 0.4,
+    running: int = 10, misfit: str = "", saved: float = 0.4, spare: int = 1,
 ) -> Candidate:  # fmt: skip
     return Candidate(
         strategy, dtype, Shape(100, 1, 16, 16, 112), slots_each=2, slabs=50, running=running, planned=running,
-        fits=running, cached_paths=5, max_model_len=4096, workload=TRAFFIC, saved=saved, score=score,
+        fits=running + spare, cached_paths=5, max_model_len=4096, workload=TRAFFIC, saved=saved, score=score,
         misfit=misfit,
     )  # fmt: skip
 
@@ -61,6 +61,13 @@ def test_within_a_tie_the_more_robust_wins_and_beyond_it_the_faster() -> None:
     for robust in ("ExtraBuffer", "ExtraBufferLazy"):
         assert chosen(fast, candidate(robust, score=1 - TIE + 1e-9))[0] == robust
         assert chosen(fast, candidate(robust, score=1 - TIE - 1e-6))[0] == "NoBuffer"
+
+
+def test_who_just_fits_wins_no_tie() -> None:
+    fast, tight = candidate("NoBuffer", score=1.0), candidate("ExtraBuffer", score=1 - TIE / 2, spare=0)
+    assert chosen(fast, tight)[0] == "NoBuffer"
+    assert chosen(replace(fast, score=1 - TIE / 2), replace(tight, score=1.0))[0] == "ExtraBuffer"
+    assert "a longer sequence would make others wait" in reasons(fast, tight)[0]
 
 
 def test_without_prefix_caching_the_fewest_moving_parts_are_the_most_robust() -> None:
@@ -166,7 +173,7 @@ def test_a_misfit_keeps_its_own_words() -> None:
     [
         (candidate("NoBuffer", score=0.5), ": -50% tokens per second by a byte-count model, not measured"),
         (candidate("NoBuffer", score=1.01), "decoding leaves checkpoints in free slots alone"),
-        (candidate("ExtraBufferLazy", score=0.99), "checkpoints are skipped when no slot can be borrowed"),
+        (candidate("ExtraBufferLazy", score=0.995), "checkpoints are skipped when no slot can be borrowed"),
         (candidate(dtype="float16", score=1.5), "+50% tokens per second by a byte-count model, not measured"),
         (candidate(dtype="float16", score=1.5), "set stateDtype float16 to take it"),
         (candidate("NoBuffer", saved=0.05, score=0.5), "5% of prompt tokens resumed against 40%"),

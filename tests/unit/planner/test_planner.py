@@ -43,9 +43,9 @@ def test_each_strategy_reserves_its_slots(strategy: Strategy, overlap: bool, slo
     assert reservation(strategy, overlap=overlap).slots_per_sequence == slots
 
 
-def test_chat_on_a_large_card_gets_guaranteed_checkpoints_in_full_precision() -> None:
+def test_chat_on_a_large_card_gets_checkpoints_while_decoding_in_full_precision() -> None:
     result = plan(NANO, Constraints(), CARD, workload=CHAT)
-    assert (result.strategy, result.state_dtype) == ("ExtraBuffer", "float32")
+    assert (result.strategy, result.state_dtype) == ("ExtraBufferLazy", "float32")
     assert result.max_running_requests >= 64 == result.planned_running
     assert result.binding_constraint == "state slots"
     assert "meets the declared concurrency of 64" in result.reason
@@ -245,7 +245,7 @@ def test_a_small_model_on_a_cpu_has_room_to_resume_what_is_shared() -> None:
     tiny = model_config_from_hf(json.loads((SHIPPED / "config.json").read_text()))
     result = plan(tiny, Constraints(), Device("cpu", 16 * GIB, told=False))
     assert result.checkpoints >= 2 * result.planned_running
-    assert result.expected_saved > 0.8 * result.workload.shared_prefix_ratio
+    assert result.expected_saved > 0.75 * result.workload.shared_prefix_ratio
     assert any("all that 32 sequences and their cache can use" in note for note in result.notes)
 
 

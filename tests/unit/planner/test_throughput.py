@@ -15,7 +15,7 @@ from mamba_planner import Constraints, Workload
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import reservation
-from mamba_planner.throughput import Traffic, expected_saved, expected_throughput
+from mamba_planner.throughput import KEPT_WITHOUT_BUFFER, Traffic, expected_saved, expected_throughput
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 CHAT = Workload(4000, 500, 0.5, declared=True)
@@ -32,10 +32,10 @@ LOAD = Traffic(running=16, state=140 << 20, kv=16_384, weights=17 << 30)
 
 
 def saved(
-    strategy: str, workload: Workload = CHAT, *, running: int = 10, checkpoints: int = PLENTY, **fixed: object
+    strategy: str, workload: Workload = CHAT, *, running: int = 10, paths: int = PLENTY, **fixed: object
 ) -> float:
     reserved = reservation(strategy, overlap=True)
-    return expected_saved(reserved, Constraints(**fixed), workload, running, checkpoints)  # type: ignore[arg-type]
+    return expected_saved(reserved, Constraints(**fixed), workload, running, paths)  # type: ignore[arg-type]
 
 
 # --- savings -------------------------------------------------------------------------------------------
@@ -44,23 +44,32 @@ def saved(
 def test_with_plenty_of_checkpoints_all_that_is_shared_is_saved_but_the_tail() -> None:
     tail = 0.5 * 4000 - saved("ExtraBuffer") * 4000
     assert 0 < tail <= 256
-    assert saved("NoBuffer") == pytest.approx((0.5 * 4000 - 500) / 4000)
+    kept = KEPT_WITHOUT_BUFFER * (0.5 * 4000 - 500) / 4000
+    assert saved("NoBuffer") == pytest.approx(kept, rel=0.01)
 
 
 def test_the_more_a_strategy_promises_the_more_it_saves() -> None:
-    for checkpoints in (5, 10, 20, PLENTY):
-        order = [
-            saved(each, checkpoints=checkpoints) for each in ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
-        ]
+    for paths in (5, 10, 20, PLENTY):
+        order = [saved(each, paths=paths) for each in ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")]
         assert order == sorted(order)
-    assert saved("ExtraBufferLazy", checkpoints=5) < saved("ExtraBuffer", checkpoints=5)
+    assert saved("ExtraBufferLazy", paths=5) < saved("ExtraBuffer", paths=5)
     assert saved("ExtraBufferLazy") == saved("ExtraBuffer")
 
 
-def test_half_of_the_checkpoints_that_would_come_back_save_half() -> None:
-    assert saved("ExtraBuffer", running=10, checkpoints=10) == pytest.approx(saved("ExtraBuffer") / 2)
-    assert saved("ExtraBuffer", running=10, checkpoints=20) == pytest.approx(saved("ExtraBuffer"))
-    assert saved("ExtraBuffer", checkpoints=0) == 0
+def test_room_for_all_that_come_back_saves_half_and_each_more_saves_less() -> None:
+    whole = saved("ExtraBuffer", paths=10**9)
+    assert saved("ExtraBuffer", running=10, paths=10) == pytest.approx(whole / 2)
+    assert saved("ExtraBuffer", running=10, paths=20) == pytest.approx(whole * 2 / 3)
+    assert saved("ExtraBuffer", running=10, paths=5) == pytest.approx(whole / 3)
+    assert saved("ExtraBuffer", paths=0) == 0
+
+
+def test_who_waits_for_a_place_comes_back_too() -> None:
+    # Of 20 declared 10 run: the other 10 wait, and 20 think.
+    declared = replace(CHAT, concurrency=20)
+    assert saved("ExtraBuffer", declared, running=10, paths=30) == pytest.approx(
+        saved("ExtraBuffer", running=10, paths=10)
+    )
 
 
 def test_nothing_is_saved_where_nothing_runs_is_shared_or_may_be_cached() -> None:

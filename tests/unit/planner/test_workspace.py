@@ -13,7 +13,7 @@ from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import LOGIT_ROWS, scanned_chunks, workspace_bytes
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
-TOKENS, RUNNING, LONGEST = 2048, 64, 8192
+TOKENS, RUNNING, LONGEST, CHUNK = 2048, 64, 8192, 64
 
 
 def model(name: str) -> ModelConfig:
@@ -21,7 +21,7 @@ def model(name: str) -> ModelConfig:
 
 
 def workspace(name: str = "nemotron-nano-9b-v2", dtype: str = "bfloat16", **changes: int) -> int:
-    given = {"tokens": TOKENS, "running": RUNNING, "longest": LONGEST, **changes}
+    given = {"tokens": TOKENS, "running": RUNNING, "longest": LONGEST, "chunk": CHUNK, **changes}
     return workspace_bytes(model(name), dtype, **given)
 
 
@@ -36,14 +36,14 @@ def test_a_step_of_a_large_model_takes_what_its_scan_holds() -> None:
     assert config.mamba is not None
     a_token = workspace(tokens=4 * TOKENS) - workspace(tokens=2 * TOKENS)
     # x, y and their passing copies in float32 at least, and a state for each chunk.
-    least = 4 * 4 * config.mamba.inner + config.mamba.inner * config.mamba.state_size * 4 / 64
+    least = 4 * 4 * config.mamba.inner + config.mamba.inner * config.mamba.state_size * 4 / CHUNK
     assert least < a_token / (2 * TOKENS) < 4 * least
 
 
 def test_logits_are_bounded_however_many_run() -> None:
     wide = replace(model("nemotron-nano-9b-v2"), vocab_size=1 << 20)
     bounded, more = (
-        workspace_bytes(wide, "bfloat16", tokens=TOKENS, running=rows, longest=LONGEST)
+        workspace_bytes(wide, "bfloat16", tokens=TOKENS, running=rows, longest=LONGEST, chunk=CHUNK)
         for rows in (LOGIT_ROWS, 4 * LOGIT_ROWS)
     )
     assert bounded == more

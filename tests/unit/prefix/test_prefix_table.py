@@ -85,6 +85,8 @@ class SlowTableAndModel(TableAndModel):
 
 
 class SlowTable(PrefixTable):
+    few = 0  # the sieve is asked for each
+
     def _step(self, places: int) -> None:
         super()._step(places if places == len(self._old_keys) else 1)
 
@@ -158,6 +160,16 @@ def test_beyond_its_bound_it_takes_nothing_new_and_says_how_many() -> None:
     table.clear(0)
     table.clear(1)
     assert table.add(2, hashes[:100]) == 0
+
+
+def test_a_long_prompt_and_a_full_table_are_looked_up_as_any() -> None:
+    table = PrefixTable(smallest=1 << 13)
+    # Two thirds full, in runs that are longer than what is looked at in one go.
+    hashes = random_hashes(5500)
+    table.add(3, hashes)
+    asked = np.concatenate((hashes[:2000], random_hashes(3000, 1)))
+    assert table.depths(asked) == {3: 2000}
+    assert [table.depths(asked[at : at + 1]) for at in range(0, 4000, 50)] == [{3: 1}] * 40 + [{}] * 40
 
 
 @pytest.mark.parametrize("hole", [0, 3, 7])

@@ -2,4 +2,10 @@
 
 import os
 
-collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreted_language
+
+    interpreted_language.install()
+    collect_ignore = []
+else:
+    collect_ignore = ["interpreted"]

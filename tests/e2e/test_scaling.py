@@ -1,0 +1,77 @@
+"""Engines follow the traffic, from one to three and back to none, in a cluster that runs them.
+
+Each engine of this deployment runs two requests at once, so that a handful of clients is a load.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disruptions import ENDED, Course, pods
+from product import Deployed, chart, questions
+from testcluster.node import Node
+
+pytestmark = pytest.mark.e2e
+
+DELAY = 20
+"""Seconds of `scaleDownDelay`; the operator looks each ten."""
+
+
+def engines(deployed: Deployed) -> int:
+    """Engine pods that nobody has asked to go."""
+    return len(deployed.engine_pods())
+
+
+def until(deployed: Deployed, count: int) -> None:
+    """Until there are so many engine pods."""
+    deployed.node.wait_for(lambda: engines(deployed) == count, f"{count} engines", timeout=ENDED)
+
+
+def replayed(deployed: Deployed, folder: Path) -> list[dict[str, Any]]:
+    """What `mambaserve scaling replay` says of the object as `kubectl get` prints it."""
+    saved = folder / "object.json"
+    where = ["-n", deployed.namespace, "-o", "json"]
+    saved.write_text(deployed.node.kubectl("get", "mdep", deployed.name, *where))
+    command = [sys.executable, "-m", "mamba_cli", "scaling", "replay", str(saved), "--output", "json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found: list[dict[str, Any]] = json.loads(ended.stdout)
+    return found
+
+
+def test_engines_follow_the_traffic_to_three_and_to_none_and_a_request_wakes_one(
+    node: Node, namespace: str, tmp_path: Path
+) -> None:
+    with chart(node):
+        deployed = Deployed(node, namespace)
+        deployed.apply(
+            engine={"maxRunningRequests": 2},
+            scaling={"minReplicas": 0, "maxReplicas": 3, "scaleDownDelay": f"{DELAY}s"},
+        )
+        deployed.start_client()
+        deployed.wait_ready()
+
+        busy, calm = Course(deployed), Course(deployed)
+        with busy.traffic(streams=16, rate=1000):
+            until(deployed, 3)
+            busy.wait_answered(50)
+        with calm.traffic(streams=1, rate=2):
+            # Fewer do, but one that is asked all the time is never stopped.
+            until(deployed, 1)
+            calm.wait_answered(2 * 3 * DELAY)
+            assert engines(deployed) == 1
+        until(deployed, 0)
+        node.wait_for(lambda: not pods(deployed, "engine"), "the last engine to end", timeout=ENDED)
+        question = questions()[0]
+
+        said = deployed.ask(question)
+
+        assert (said["streamed"], said["whole"]) == (question.answer, question.answer)
+        assert (busy.failures, calm.failures) == ([], [])
+        decisions = replayed(deployed, tmp_path)
+        assert {0, 1, 3} <= {one["decision"]["target"] for one in decisions}
+        node.kubectl("delete", "mdep", deployed.name, "-n", namespace, "--timeout=60s")

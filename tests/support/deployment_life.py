@@ -1,0 +1,85 @@
+"""A deployment in a fake cluster: its operator, and a hand that plays controllers and users."""
+
+from datetime import timedelta
+from typing import Any
+
+from fake_cluster import FakeCluster
+from mamba_api import names
+from mamba_operator.autoscale.decided import Decided
+from mamba_operator.manifest import Key, Manifest
+from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.reconcile import Reconciler
+from operator_objects import NOW, TOKEN, fitting_owner
+
+KEY = Key("models", "nano")
+POD = {"app.kubernetes.io/instance": "nano", "app.kubernetes.io/managed-by": "mambaserve-operator",
+       "app.kubernetes.io/component": "engine"}  # fmt: skip
+
+
+class Life:
+    """A cluster, its operator, and a hand that plays controllers and users."""
+
+    def __init__(self, of: Manifest) -> None:
+        self.cluster = FakeCluster(of)
+        self.now = NOW
+        self.decided: Decided | None = None
+        self._again = Reconciler(
+            self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
+            resync=lambda: 300.0, decided=lambda _: self.decided,
+        )  # fmt: skip
+        self._told: dict[str, int] = {}
+
+    async def look(self, **after: float) -> tuple[dict[str, tuple[str, str]], list[str]]:
+        """Conditions after one pass, and the reasons of the events that it posted."""
+        self.now += timedelta(**after)
+        self.again_in = await self._again(KEY)
+        status = self.cluster.find("MambaDeployment", "nano")["status"]
+        events = {key[2]: one for key, one in self.cluster.objects.items() if key[0] == "Event"}
+        fresh = sorted(
+            one["reason"] for name, one in events.items() if one["count"] != self._told.get(name, 0)
+        )
+        self._told = {name: one["count"] for name, one in events.items()}
+        return {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}, fresh
+
+    def spec(self, generation: int, **spec: Any) -> None:
+        """Edit the object; its status stays."""
+        of = self.cluster.find("MambaDeployment", "nano")
+        edited = fitting_owner(**spec)
+        edited["metadata"]["generation"] = generation
+        self.cluster.put({**edited, "status": of["status"]})
+
+    def restart(self, when: str) -> None:
+        of = self.cluster.find("MambaDeployment", "nano")
+        marks = {names.ANNOTATION_RESTART: when}
+        self.cluster.put({**of, "metadata": {**of["metadata"], "annotations": marks}})
+
+    def wake(self) -> None:
+        """A gateway holds a request."""
+        request = self.cluster.find("ConfigMap", "nano-wake")
+        self.cluster.put({**request, "data": {names.WAKE_KEY: self.now.isoformat()}})
+
+    def controllers(self, *, engines: int, updated: int | None = None, replicas: int | None = None) -> None:
+        """What the Deployment controller reports."""
+        for name, ready in (("nano-engine", engines), ("nano", 1)):
+            one = self.cluster.find("Deployment", name)
+            wanted = one["spec"]["replicas"]
+            is_engine = name == "nano-engine"
+            one["status"] = {
+                "observedGeneration": one["metadata"]["generation"],
+                "replicas": replicas if replicas is not None and is_engine else wanted,
+                "updatedReplicas": updated if updated is not None and is_engine else wanted,
+                "readyReplicas": ready,
+            }
+            self.cluster.put(one)
+
+    def pod(self, name: str, **status: Any) -> None:
+        meta = {"name": name, "namespace": "models", "labels": POD}
+        self.cluster.put({"kind": "Pod", "metadata": meta, "status": {"phase": "Running", **status}})
+
+
+async def served() -> Life:
+    life = Life(fitting_owner())
+    await life.look()
+    life.controllers(engines=1)
+    await life.look()
+    return life

@@ -1,0 +1,242 @@
+"""A revision that does not become ready is taken back to the last that was, and a new spec begins afresh."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from deployment_life import POD, Life, served
+from fake_cluster import FakeCluster
+from mamba_api import names
+from mamba_operator.errors import ClusterError, OperatorError, Unreachable
+from mamba_operator.manifest import Manifest
+from mamba_operator.revision import label_of
+from operator_objects import NOW, fitting_owner
+
+BROKEN: dict[str, Any] = {"engine": {"image": "registry.test/engine:broken"}}
+PULL = {"name": "engine", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}}
+CRASH = {"name": "engine", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 4}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+
+
+def engine(life: Life) -> Manifest:
+    found = life.cluster.find("Deployment", "nano-engine")
+    assert found is not None
+    return found
+
+
+def image(life: Life) -> str:
+    return str(engine(life)["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def surge(life: Life, **status: Any) -> None:
+    """The pod that a roll-out adds, and what the kubelet says of it; the old one serves on."""
+    labels = {**POD, names.LABEL_REVISION: label_of(engine(life))}
+    meta = {
+        "name": "new", "namespace": "models", "labels": labels, "creationTimestamp": life.now.isoformat(),
+    }  # fmt: skip
+    life.cluster.put({"kind": "Pod", "metadata": meta, "status": {"phase": "Pending", **status}})
+    life.controllers(engines=1, updated=1, replicas=2)
+
+
+def deadline_is_over(life: Life) -> None:
+    one = engine(life)
+    stuck = {
+        "type": "Progressing",
+        "status": "False",
+        "reason": "ProgressDeadlineExceeded",
+        "message": "timed out",
+    }
+    one["status"]["conditions"] = [stuck]
+    life.cluster.put(one)
+
+
+async def broken(spec: dict[str, Any] | None = None) -> tuple[Life, str, str]:
+    """A change was rolled out; with it the image before and the label of the revision before."""
+    life = await served()
+    before, label = image(life), label_of(engine(life))
+    life.spec(4, **(BROKEN if spec is None else spec))
+    await life.look()
+    return life, before, str(label)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"), [(PULL, "ImagePullFailed"), (CRASH, "EngineCrashing")], ids=["pull", "crash"]
+)
+async def test_a_new_pod_that_cannot_start_is_taken_back_and_all_is_served(
+    said: dict[str, Any], reason: str
+) -> None:
+    life, before, label = await broken()
+    surge(life, containerStatuses=[said])
+    failed = label_of(engine(life))
+
+    await life.look(seconds=30)
+    assert image(life) == BROKEN["engine"]["image"], "a registry may come a moment late"
+    assert life.again_in == 30.0
+    _, events = await life.look(seconds=30)
+    assert image(life) == before
+    assert label_of(engine(life)) == label
+    assert "RolledBack" in events or "RollingOut" not in events
+
+    life.cluster.objects.pop(("Pod", "models", "new"))
+    life.controllers(engines=1)
+    conditions, events = await life.look(seconds=1)
+    assert conditions["Ready"] == ("True", "Serving")
+    assert conditions["Progressing"] == ("False", "RolledBack")
+    assert conditions["Degraded"] == ("True", "RolledBack")
+    assert conditions["UpToDate"] == ("False", "RolledBack")
+    assert "RolledBack" in events
+    status = life.cluster.find("MambaDeployment", "nano")["status"]
+    assert status["rollout"]["readyRevision"] == label
+    assert status["rollout"]["failedRevision"] == failed
+    assert status["rollout"]["reason"] == reason
+    assert (await life.look(hours=1))[1] == [], "nothing is tried again by itself"
+    assert image(life) == before
+
+
+async def test_the_progress_deadline_takes_back_what_never_became_ready() -> None:
+    life, before, _ = await broken()
+    surge(life, conditions=[UNSCHEDULABLE])
+    await life.look(minutes=20)
+    assert image(life) == BROKEN["engine"]["image"], "a node may still come"
+    deadline_is_over(life)
+    await life.look()
+    assert image(life) == before
+
+
+async def test_the_settings_go_back_with_the_pods() -> None:
+    life = await served()
+    before = life.cluster.find("ConfigMap", "nano-engine")["data"]
+    life.spec(4, engine={"maxRunningRequests": 3})
+    await life.look()
+    assert life.cluster.find("ConfigMap", "nano-engine")["data"] != before
+    surge(life, containerStatuses=[CRASH])
+    await life.look(minutes=2)
+    assert life.cluster.find("ConfigMap", "nano-engine")["data"] == before
+
+
+async def rolled_back() -> tuple[Life, str]:
+    life, before, _ = await broken()
+    surge(life, containerStatuses=[CRASH])
+    await life.look(minutes=2)
+    life.cluster.objects.pop(("Pod", "models", "new"))
+    life.controllers(engines=1)
+    await life.look()
+    assert image(life) == before
+    return life, before
+
+
+async def test_a_corrected_spec_is_rolled_out_and_can_itself_be_gone_back_to() -> None:
+    life, _ = await rolled_back()
+    life.spec(5, engine={"image": "registry.test/engine:mended"})
+    await life.look()
+    assert image(life) == "registry.test/engine:mended"
+    assert names.ANNOTATION_FAILED_REVISION not in engine(life)["metadata"]["annotations"]
+    life.controllers(engines=1)
+    conditions, _ = await life.look()
+    assert conditions["UpToDate"] == ("True", "UpToDate")
+    assert not life.cluster.find("MambaDeployment", "nano")["status"]["rollout"]["failedRevision"]
+
+    life.spec(6, **BROKEN)
+    await life.look()
+    surge(life, containerStatuses=[CRASH])
+    await life.look(minutes=2)
+    assert image(life) == "registry.test/engine:mended"
+
+
+async def test_undoing_the_change_replaces_no_pod() -> None:
+    life, _ = await rolled_back()
+    template = engine(life)["spec"]["template"]
+    life.spec(5)
+    await life.look()
+    assert engine(life)["spec"]["template"] == template
+    life.controllers(engines=1)
+    assert (await life.look())[0]["UpToDate"] == ("True", "UpToDate")
+
+
+async def test_the_same_spec_is_tried_again_when_a_restart_is_asked_for() -> None:
+    life, _ = await rolled_back()
+    life.restart("again")
+    await life.look()
+    assert image(life) == BROKEN["engine"]["image"]
+
+
+async def test_engines_that_crash_after_they_were_ready_stay_what_they_are() -> None:
+    life, _, _ = await broken()
+    life.controllers(engines=1)
+    await life.look()
+    life.pod("new", containerStatuses=[CRASH])
+    pod = life.cluster.find("Pod", "new")
+    pod["metadata"] |= {
+        "labels": {**POD, names.LABEL_REVISION: label_of(engine(life))},
+        "creationTimestamp": NOW.isoformat(),
+    }
+    life.cluster.put(pod)
+    life.controllers(engines=0)
+    await life.look(hours=1)
+    assert image(life) == BROKEN["engine"]["image"]
+
+
+async def test_a_first_revision_that_fails_has_nothing_to_go_back_to() -> None:
+    life = Life(fitting_owner(**BROKEN))
+    await life.look()
+    surge(life, containerStatuses=[PULL])
+    life.controllers(engines=0)
+    conditions, _ = await life.look(hours=1)
+    assert conditions["Degraded"] == ("True", "ImagePullFailed")
+    assert image(life) == BROKEN["engine"]["image"]
+
+
+async def test_scaling_goes_on_after_a_roll_back() -> None:
+    life, before = await rolled_back()
+    life.spec(5, replicas=3, scaling={"mode": "External"}, **BROKEN)
+    await life.look()
+    assert engine(life)["spec"]["replicas"] == 3
+    assert image(life) == before
+
+
+async def test_a_paused_roll_out_stays_where_it_is() -> None:
+    life, _, _ = await broken()
+    life.spec(5, rollout={"pause": True}, **BROKEN)
+    surge(life, containerStatuses=[CRASH])
+    await life.look(minutes=5)
+    assert image(life) == BROKEN["engine"]["image"]
+
+
+@pytest.mark.parametrize("failing", range(4))
+async def test_whichever_write_fails_the_end_is_the_same(failing: int) -> None:
+    life, before, label = await broken()
+    surge(life, containerStatuses=[CRASH])
+    left = failing
+    struck = False
+
+    def strike(verb: str, kind: str, _: str) -> ClusterError | None:
+        nonlocal left, struck
+        if struck or verb in ("get", "list"):
+            return None
+        left -= 1
+        struck = left < 0
+        return Unreachable(f"{verb} {kind}: connection reset") if struck else None
+
+    life.cluster.fault = strike
+    for _ in range(2):
+        with contextlib.suppress(OperatorError):
+            await life.look(minutes=2)
+    assert struck
+    life.cluster.objects.pop(("Pod", "models", "new"))
+    life.controllers(engines=1)
+    conditions, _ = await life.look()
+    assert conditions["Degraded"] == ("True", "RolledBack")
+    assert (image(life), label_of(engine(life))) == (before, label)
+    kept = [one for one in life.cluster.objects if one[0] == "ConfigMap"]
+    assert sorted(name for _, _, name in kept) == ["nano-engine", "nano-last-ready", "nano-wake"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"template": {}}', '{"template": 1, "document": {}}'])
+async def test_a_damaged_record_is_no_revision_and_is_mended_when_engines_are_ready(text: str) -> None:
+    life = await served()
+    cluster: FakeCluster = life.cluster
+    kept = cluster.find("ConfigMap", "nano-last-ready")
+    cluster.put({**kept, "data": {"revision.json": text}})
+    await life.look()
+    assert cluster.find("ConfigMap", "nano-last-ready")["data"] == kept["data"]
