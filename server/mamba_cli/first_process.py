@@ -1,7 +1,8 @@
 """What the first process of a container owes: to end when it is told to, from its first moment on.
 
 The kernel drops SIGTERM to process 1 while it has no handler, and servers install theirs after seconds of
-imports. A pod deleted in that time would live on for its whole grace period. Called by `main` at its start.
+imports. Called by `main` at its start, for containers that are started by hand: in our pods the first process
+is another.
 """
 
 import os

@@ -5,9 +5,10 @@ One deployment serves all tests of the module, because each start loads an engin
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -264,6 +265,31 @@ def test_deleting_the_object_removes_everything_it_made(installed: Node, namespa
     except ClusterError as error:
         raise AssertionError(f"left: {left}") from error
     assert installed.get("mdep", "quick-start", namespace) is None
+
+
+def test_gateways_that_are_deleted_while_they_start_end_at_once(installed: Node, namespace: str) -> None:
+    deployed = Deployed(installed, namespace)
+    deployed.apply()
+    deleted: set[str] = set()
+
+    def gateways() -> dict[str, Any]:
+        mine = "app.kubernetes.io/instance=quick-start,app.kubernetes.io/component=gateway"
+        return {one["metadata"]["name"]: one for one in installed.list("pods", namespace, mine)}
+
+    def placed() -> str | None:
+        return next(
+            (n for n, one in gateways().items() if "nodeName" in one["spec"] and n not in deleted), None
+        )
+
+    for wait in range(8):
+        name = installed.wait_for(placed, "a gateway that a node has begun to start", timeout=60)
+        # The node starts what it has begun and then ends it at once; which moment that is differs.
+        time.sleep(wait / 10)
+        installed.kubectl("delete", "pod", name, "-n", namespace, "--wait=false")
+        deleted.add(name)
+
+    # Far less than the grace period, which is that of the answers that may be under way.
+    installed.wait_for(lambda: not deleted & set(gateways()), "them to be gone", timeout=60)
 
 
 def test_plan_mode_shows_the_plan_and_makes_nothing(installed: Node, namespace: str) -> None:

@@ -8,6 +8,7 @@ from mamba_operator.manifest import Manifest, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
+    ENDS_WHEN_TOLD,
     EVERY_ADDRESS,
     container_security,
     from_pod,
@@ -94,6 +95,7 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **ENDS_WHEN_TOLD,
         "terminationGracePeriodSeconds": grace,
         "securityContext": pod_security(),
         "containers": [_container(context)],

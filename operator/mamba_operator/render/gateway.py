@@ -11,6 +11,7 @@ from mamba_operator.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
+    ENDS_WHEN_TOLD,
     EVERY_ADDRESS,
     container_security,
     pod_security,
@@ -57,6 +58,7 @@ def _template(context: Context) -> Manifest:
             "serviceAccountName": context.children.service_account,
             "automountServiceAccountToken": True,
             "enableServiceLinks": False,
+            **ENDS_WHEN_TOLD,
             "terminationGracePeriodSeconds": math.ceil(deployment.spec.rollout.drain_timeout.seconds)
             + GRACE_MARGIN,
             "securityContext": pod_security(),

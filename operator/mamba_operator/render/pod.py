@@ -12,6 +12,9 @@ EVERY_ADDRESS = "::"
 DRAIN_QUIET = 5.0
 """Seconds without a request after which a pod that is to end takes none any more: those who choose between
 pods have heard of it then."""
+ENDS_WHEN_TOLD: dict[str, Any] = {"shareProcessNamespace": True}
+"""The kernel drops SIGTERM to a process 1 without a handler, and an interpreter has none while it starts: a
+pod deleted then would stay for its whole grace period. Now its pause container is process 1."""
 START_PERIOD = 2
 READY_PERIOD = 2
 LIVE_PERIOD = 10
