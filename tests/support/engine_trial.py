@@ -243,18 +243,26 @@ class EngineTrial:
         self.hear()
         tree = self.cache.tree
         chain = PageChain(tree.page_size, tree.fingerprint)
-        assert self.told.depths == {
-            int(chain.hashes(tree.key_of(node), node.salt)[-1]): node.depth
-            for node in tree.walk()
-            if node.slot and node.epoch == tree.epoch
-        }
+        depths: dict[int, int] = {}
         reached = set[int]()
+        sums = {id(root): chain.start(root.salt) for root in tree.roots.values()}
+        hashes, node = None, None
         for node in tree.walk():
+            parent = node.parent
+            assert parent is not None
+            above = parent.depth // tree.page_size
+            hashes = chain.hashes_after(sums[id(parent)], above, node.token_ids)
+            sums[id(node)] = chain.extend(sums[id(parent)], above, node.token_ids)
             if node.epoch == tree.epoch:
-                hashes = chain.hashes(tree.key_of(node), node.salt)
-                above = (node.depth - len(node.token_ids)) // tree.page_size
-                reached.update(hashes[rungs(above, len(hashes)) - 1].tolist())
+                if node.slot:
+                    depths[int(hashes[-1])] = node.depth
+                reached.update(hashes[rungs(above, above + len(hashes)) - above - 1].tolist())
+        assert self.told.depths == depths
         assert self.told.pages == reached
+        if node is not None and hashes is not None:
+            assert hashes[-1] == chain.hashes(tree.key_of(node), node.salt)[-1], (
+                "another hash of the whole text"
+            )
 
     def close(self) -> int:
         """Let it run dry, check every answer and that nothing leaked. The number of engine steps."""

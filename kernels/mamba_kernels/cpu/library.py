@@ -15,7 +15,7 @@ from typing import Any
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
 
 VARIABLE = "MAMBASERVE_KERNELS"
-INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16")
+INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
 log = logging.getLogger(__name__)
 
 

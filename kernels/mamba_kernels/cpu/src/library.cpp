@@ -1,4 +1,8 @@
 // What Python sees. Compiled without flags of any instruction set: it runs before we know what there is.
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstring>
 
 #include "interface.h"
@@ -8,6 +12,7 @@ extern const KernelTable kernels_avx2;
 #ifndef AVX2_ALONE  // else a build for tests
 extern const KernelTable kernels_avx512;
 extern const KernelTable kernels_avx512_bf16;
+extern const KernelTable kernels_amx_bf16;
 #endif
 
 namespace {
@@ -17,16 +22,32 @@ struct Candidate {
   bool usable;
 };
 
+constexpr int kCandidates = 4;
+
+#ifndef AVX2_ALONE
+// Compilers of some years cannot be asked for it. The registers are large, so Linux keeps them only for those who
+// ask, once for all threads of the process.
+bool matrix_unit() {
+  constexpr unsigned kTile = 1u << 24, kBfloat16 = 1u << 22;
+  constexpr long kAskPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTile) == 0 || (d & kBfloat16) == 0) return false;
+  return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0;
+}
+#endif
+
 // The widest first. The built-in also asks whether the operating system keeps the registers.
-void list_candidates(Candidate (&out)[3]) {
+void list_candidates(Candidate (&out)[kCandidates]) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  out[2] = {&kernels_avx2, avx2};
+  out[3] = {&kernels_avx2, avx2};
 #ifndef AVX2_ALONE
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  out[0] = {&kernels_avx512_bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
-  out[1] = {&kernels_avx512, avx512};
+  const bool bfloat16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  out[0] = {&kernels_amx_bf16, bfloat16 && matrix_unit()};
+  out[1] = {&kernels_avx512_bf16, bfloat16};
+  out[2] = {&kernels_avx512, avx512};
 #endif
 }
 
@@ -40,7 +61,7 @@ extern "C" {
 // Takes the instruction set `wanted`, or the best one where it is empty. Returns its name; null where this
 // machine does not have it.
 const char* mamba_use(const char* wanted) {
-  Candidate candidates[3] = {};
+  Candidate candidates[kCandidates] = {};
   list_candidates(candidates);
   for (const Candidate& each : candidates) {
     if (each.usable && (*wanted == '\0' || std::strcmp(each.kernels->name, wanted) == 0)) {

@@ -1,0 +1,12 @@
+// The kernels for one instruction set; compiled with its flags.
+#include "lanes_avx512.h"
+
+#include "linear_amx.h"
+#include "mamba_decode.h"
+#include "mamba_prefill.h"
+#include "norms.h"
+#include "paged_decode.h"
+#include "paged_extend.h"
+
+extern const KernelTable kernels_amx_bf16;
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend};
