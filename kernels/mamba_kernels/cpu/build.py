@@ -28,7 +28,7 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
     "kernels_avx2.cpp": _AVX2,
     "kernels_avx512.cpp": (*_AVX2, *_WIDE),
     "kernels_avx512_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512bf16"),
-    "kernels_amx_bf16.cpp": (*_AVX2, *_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    "kernels_amx_bf16.cpp": (*_AVX2, *_WIDE, "-mamx-tile", "-mamx-bf16"),
 }
 """Instruction sets by source file: what runs before one is chosen is compiled for any x86-64."""
 BEYOND_AVX2 = ("kernels_avx512.cpp", "kernels_avx512_bf16.cpp", "kernels_amx_bf16.cpp")

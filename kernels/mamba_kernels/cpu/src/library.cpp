@@ -45,7 +45,7 @@ void list_candidates(Candidate (&out)[kCandidates]) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool bfloat16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  out[0] = {&kernels_amx_bf16, bfloat16 && matrix_unit()};
+  out[0] = {&kernels_amx_bf16, avx512 && matrix_unit()};
   out[1] = {&kernels_avx512_bf16, bfloat16};
   out[2] = {&kernels_avx512, avx512};
 #endif

@@ -5,6 +5,9 @@
 // 32 inputs to each sum: even and odd ones apart from zero, then both together, then to the sum. That order is
 // the unit's, so the bits differ from those of the other instruction sets; but it is the same for one row and for
 // many, since one row goes through the unit as well.
+//
+// Of int8 a panel is first turned into the same tiles, exactly: its numbers are bfloat16, too. A block of 32 inputs is
+// one instruction's work; what it gives is scaled and added by lanes, for a scale belongs to a block and an output.
 #pragma once
 #include "linear.h"
 
@@ -35,6 +38,15 @@ struct alignas(64) TileShapes {
   }
 };
 
+// Blocks are asked for before they are read: four streams of them are more than the processor guesses in time.
+inline void fetch_ahead(const void* block, size_t bytes) {
+  constexpr uintptr_t kAhead = 6 << 10;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(block) + kAhead;  // beside the array is no error: nothing is read
+  for (uintptr_t line = first; line < first + bytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+  }
+}
+
 // What was stored is what tiles load: their instructions do not tell compilers that they read memory.
 inline void memory_is_read() { __asm__ volatile("" ::: "memory"); }
 
@@ -52,6 +64,7 @@ class TileLinear {
         whole_(steps_ / kTileSteps),
         across_((steps_ + kTileSteps - 1) / kTileSteps),
         panels_((layer.outputs + kPanel - 1) / kPanel),
+        scaled_(layer.packing == kInt8),
         height_(static_cast<int>(least(rows, kSide))),
         down_((rows + kSide - 1) / kSide) {}
 
@@ -71,7 +84,8 @@ class TileLinear {
     const int64_t tile_bytes = across_ * height_ * kTilePitch;
     const int64_t per_block = (clamp(kCachedRows / tile_bytes, 1, down_) + 1) / 2 * 2;
     const int64_t blocks = (down_ + per_block - 1) / per_block;
-    const int64_t panel_bytes = steps_ * kPanel * static_cast<int64_t>(sizeof(uint32_t));
+    const int64_t panel_bytes = scaled_ ? across_ * static_cast<int64_t>(sizeof(Block))
+                                        : steps_ * kPanel * static_cast<int64_t>(sizeof(uint32_t));
     const int64_t per_group = (clamp(kChunkBytes / panel_bytes, 1, panels_) + kWide - 1) / kWide * kWide;
     const int64_t groups = (panels_ + per_group - 1) / per_group;
     for_each_chunk(static_cast<int>(blocks * groups), [&](int chunk) {
@@ -108,7 +122,12 @@ class TileLinear {
     const TileShapes shapes(height_);
     memory_is_read();
     _tile_loadconfig(&shapes);
-    if (end_tile - tile == 1) {
+    if (scaled_ && rows_ == 1) {
+      for (; panel + kWide <= end; panel += kWide) one_row<kWide>(panel);
+      for (; panel < end; ++panel) one_row<1>(panel);
+    } else if (scaled_) {
+      for (; panel < end; ++panel) scaled(panel, tile, end_tile);
+    } else if (end_tile - tile == 1) {
       for (; panel + kWide <= end; panel += kWide) one_by_four(panel, tile);
     } else {
       for (; panel + 2 <= end; panel += 2) {
@@ -209,6 +228,117 @@ class TileLinear {
     finish(panel, row_tile, sums);
   }
 
+  using Block = ScaledBytes<uint16_t>::Weight;
+  static_assert(ScaledBytes<uint16_t>::kBlock == kTileInputs, "a block is one instruction's work");
+
+  void scaled(int64_t panel, int64_t row_tile, int64_t end_tile) const {
+    static thread_local Scratch kept;
+    auto* weights = kept.get<uint32_t>(across_ * kWeightTile);
+    const Block* blocks = static_cast<const Block*>(layer_.packed) + panel * across_;
+    for (int64_t k = 0; k < across_; ++k) to_bfloat16(blocks[k], weights + k * kWeightTile);
+    memory_is_read();
+    for (; row_tile < end_tile; ++row_tile) {
+      if (height_ <= 4) {
+        add_blocks<4>(panel, row_tile, blocks, weights);
+      } else if (height_ <= 8) {
+        add_blocks<8>(panel, row_tile, blocks, weights);
+      } else {
+        add_blocks<kSide>(panel, row_tile, blocks, weights);
+      }
+    }
+  }
+
+  // What the unit does with one row, by lanes: its weights need not become tiles then.
+  template <int kPanels>
+  void one_row(int64_t panel) const {
+    const Block* blocks[kPanels];
+    Lanes sums[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+      blocks[p] = static_cast<const Block*>(layer_.packed) + (panel + p) * across_;
+      sums[p] = Lanes::zero();
+    }
+    const uint16_t* x = tiles_;
+    for (int64_t k = 0; k < across_; ++k, x += kTileInputs) {
+      Lanes even[kPanels], odd[kPanels];
+      for (int p = 0; p < kPanels; ++p) {
+        fetch_ahead(blocks[p] + k, sizeof(Block));
+        even[p] = odd[p] = Lanes::zero();
+      }
+      for (int i = 0; i < kTileInputs; i += 2) {
+        const Lanes first = Lanes::all(widened(x[i])), second = Lanes::all(widened(x[i + 1]));
+        for (int p = 0; p < kPanels; ++p) {
+          even[p] = Lanes::fused(Lanes::load_int8(blocks[p][k].numbers[i]), first, even[p]);
+          odd[p] = Lanes::fused(Lanes::load_int8(blocks[p][k].numbers[i + 1]), second, odd[p]);
+        }
+      }
+      for (int p = 0; p < kPanels; ++p) {
+        sums[p] = Lanes::fused(Lanes::load_float16(blocks[p][k].scales), even[p] + odd[p], sums[p]);
+      }
+    }
+    alignas(64) float out[kPanel];
+    for (int p = 0; p < kPanels; ++p) {
+      sums[p].store(out);
+      finish(panel + p, 0, out);
+    }
+  }
+
+  // Pairs of inputs side by side; float32 of a whole number that small has nothing in its lower half.
+  static void to_bfloat16(const Block& block, uint32_t* out) {
+    for (int k = 0; k < kTileInputs; k += 2) {
+      const __m512i even = _mm512_castps_si512(Lanes::load_int8(block.numbers[k]).x);
+      const __m512i odd = _mm512_castps_si512(Lanes::load_int8(block.numbers[k + 1]).x);
+      _mm512_store_si512(out + k / 2 * kPanel, _mm512_or_si512(_mm512_srli_epi32(even, 16), odd));
+    }
+  }
+
+  // kRows: at least as many as there are; those beyond are never looked at.
+  template <int kRows>
+  void add_blocks(int64_t panel, int64_t row_tile, const Block* blocks, const uint32_t* weights) const {
+    alignas(64) float products[4][kSide * kPanel];
+    alignas(64) float out[kSide * kPanel];
+    Lanes sums[kRows];
+    for (Lanes& sum : sums) sum = Lanes::zero();
+    std::memset(products, 0, sizeof products);
+    const auto add = [&](int64_t k, int slot) {
+      const Lanes scale = Lanes::load_float16(blocks[k].scales);
+      for (int r = 0; r < kRows; ++r) sums[r] = Lanes::fused(scale, Lanes::load(products[slot] + r * kPanel), sums[r]);
+    };
+    int64_t k = 0;
+    for (; k + 4 <= across_; k += 4) {  // four under way hide the time that each takes
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      _tile_loadd(4, tile(row_tile, k), kTilePitch);
+      _tile_loadd(6, weights + k * kWeightTile, kTilePitch);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, tile(row_tile, k + 1), kTilePitch);
+      _tile_loadd(7, weights + (k + 1) * kWeightTile, kTilePitch);
+      _tile_dpbf16ps(1, 5, 7);
+      _tile_loadd(4, tile(row_tile, k + 2), kTilePitch);
+      _tile_loadd(6, weights + (k + 2) * kWeightTile, kTilePitch);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(5, tile(row_tile, k + 3), kTilePitch);
+      _tile_loadd(7, weights + (k + 3) * kWeightTile, kTilePitch);
+      _tile_dpbf16ps(3, 5, 7);
+      _tile_stored(0, products[0], kTilePitch);
+      _tile_stored(1, products[1], kTilePitch);
+      _tile_stored(2, products[2], kTilePitch);
+      _tile_stored(3, products[3], kTilePitch);
+      for (int slot = 0; slot < 4; ++slot) add(k + slot, slot);
+    }
+    for (; k < across_; ++k) {
+      _tile_zero(0);
+      _tile_loadd(4, tile(row_tile, k), kTilePitch);
+      _tile_loadd(6, weights + k * kWeightTile, kTilePitch);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_stored(0, products[0], kTilePitch);
+      add(k, 0);
+    }
+    for (int r = 0; r < kRows; ++r) sums[r].store(out + r * kPanel);
+    finish(panel, row_tile, out);
+  }
+
   // Bias, activation and rounding of a tile of sums.
   void finish(int64_t panel, int64_t row_tile, const float* sums) const {
     const int64_t output = panel * kPanel, first = row_tile * kSide;
@@ -229,12 +359,13 @@ class TileLinear {
   uint16_t* out_;
   uint16_t* tiles_;
   int64_t steps_, whole_, across_, panels_;
+  bool scaled_;
   int height_;
   int64_t down_;
 };
 
 void linear_amx(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
-  if (layer->kind != kBfloat16 || layer->packing != kWhole) return linear(layer, x, x_stride, rows, out);
+  if (layer->kind != kBfloat16) return linear(layer, x, x_stride, rows, out);
   static thread_local Scratch scratch;
   for (int64_t first = 0; first < rows; first += kTileRowsAtOnce) {
     const int64_t some = rows - first < kTileRowsAtOnce ? rows - first : kTileRowsAtOnce;
