@@ -10,7 +10,7 @@ export PYTHONHASHSEED ?= 0
 # The tests start hundreds of processes; without bytecode on disk each compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint types props gates mutants kube e2e zero-drop images bench docs dashboards crds lock format
+.PHONY: help setup demo test lint types props gates mutants kube e2e zero-drop images bench docs dashboards crds manifests lock format
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ dashboards: setup ## write the chart's dashboards and alerting rules from observ
 
 crds: setup ## write crds/ and the chart's copies from the models
 	@$(PY) -m mamba_cli crd --write
+
+manifests: setup ## write manifests/ from the chart, for kubectl apply -k
+	@$(PY) scripts/manifests.py
 
 format: setup ## let ruff mend what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
