@@ -32,7 +32,7 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
 """Instruction sets by source file: what runs before one is chosen is compiled for any x86-64."""
 # Never -ffast-math: linking with it changes how the process that loads the library rounds.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread")
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DAVX2_ALONE")
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
 class CannotBuild(Exception):
@@ -102,8 +102,7 @@ def _digest(flags: tuple[str, ...], compiler: str = "") -> str:
 
 def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as aside:
-        names = [name for name in UNIT_FLAGS if "avx512" not in name or "-DAVX2_ALONE" not in flags]
-        units = {name: Path(aside, name).with_suffix(".o") for name in names}
+        units = {name: Path(aside, name).with_suffix(".o") for name in UNIT_FLAGS}
         running = [
             subprocess.Popen(
                 [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)],

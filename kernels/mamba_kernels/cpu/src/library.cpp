@@ -5,10 +5,8 @@
 #include "worker_pool.h"
 
 extern const KernelTable kernels_avx2;
-#ifndef AVX2_ALONE  // else a build for tests
 extern const KernelTable kernels_avx512;
 extern const KernelTable kernels_avx512_bf16;
-#endif
 
 namespace {
 
@@ -22,12 +20,10 @@ void list_candidates(Candidate (&out)[3]) {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   out[2] = {&kernels_avx2, avx2};
-#ifndef AVX2_ALONE
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   out[0] = {&kernels_avx512_bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
   out[1] = {&kernels_avx512, avx512};
-#endif
 }
 
 const KernelTable* table = nullptr;
