@@ -95,8 +95,8 @@ struct Lanes {
   static constexpr int kPanelsPerTile = 1;
   // The same of products of cached matrices, whose tiles have four rows: eight accumulators hide their latency.
   static constexpr int kVectorsPerTile = 1;
-  // Bytes before their use at which weights are asked for. Cores of Intel, which take AVX-512 without bfloat16,
-  // read up to half as much again; on those of AMD it is in the way.
+  // Bytes before their use at which weights and states are asked for. Cores of Intel, which take AVX-512 without
+  // bfloat16, read quicker so; on those of AMD it is in the way.
   static constexpr int kReadAhead = 0;
 
  private:

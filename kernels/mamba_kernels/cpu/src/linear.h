@@ -199,7 +199,8 @@ class LinearCall {
       const int64_t most = one_row ? kWidestVector : Lanes::kPanelsPerTile;
       const int64_t count = end - panel >= most ? most : 1;
       for (int64_t step = 0; step == 0 || step < steps_; step += at_once) {
-        Part part = {panel, step, least(step + at_once, steps_), unpacked(panel, count, step, first_tile, end_tile), true};
+        const Unpacked* converted = unpacked(panel, count, step, first_tile, end_tile);
+        Part part = {panel, step, least(step + at_once, steps_), converted, true};
         for (int64_t tile = first_tile; tile < end_tile; ++tile) {
           const int64_t first = first_row(tile);
           const int rows = static_cast<int>(first_row(tile + 1) - first);
@@ -281,7 +282,7 @@ class LinearCall {
     const Activation* x = packed_ + (first * steps_ + part.step * kRows) * Format::kActivations;
     for (int64_t step = part.step; step < part.end; step += Format::kBlock) {
       if (Lanes::kReadAhead > 0 && part.from_memory) {
-        for (const W* weight : weights) ask_for(weight);
+        for (const W* weight : weights) ask_ahead(weight, sizeof(W));
       }
       Format::template add<kRows, kPanels>(sums, weights, x, least(Format::kBlock, part.end - step));
       for (int p = 0; p < kPanels; ++p) ++weights[p];
@@ -302,15 +303,6 @@ class LinearCall {
         const Lanes sum = activated(sums[p][row] + added, layer_.activation);
         store_some(out_ + (first + row) * layer_.outputs + output, count, sum);
       }
-    }
-  }
-
-  // Nothing is read: an address beside the array is no error. As a number, for a pointer may not leave its array.
-  template <typename W>
-  static void ask_for(const W* weight) {
-    const uintptr_t first = reinterpret_cast<uintptr_t>(weight) + Lanes::kReadAhead;
-    for (uintptr_t at = first; at < first + sizeof(W); at += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
     }
   }
 

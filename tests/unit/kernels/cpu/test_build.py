@@ -142,3 +142,10 @@ def test_an_instruction_set_that_this_cpu_lacks_is_refused(library: Library) -> 
         with pytest.raises(CannotBuild, match="avx512_bf16"):
             Library(ensure_built(), "avx512_bf16")
     assert library.name in libraries.INSTRUCTION_SETS
+
+
+def test_by_itself_it_takes_the_widest_registers_with_or_without_pairs_of_bfloat16() -> None:
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    wide = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags
+    pairs = {"avx512_bf16"} if "avx512_bf16" in flags else set()
+    assert Library(ensure_built()).name in ({"avx512"} | pairs if wide else {"avx2"})
