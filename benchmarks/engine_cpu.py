@@ -1,7 +1,9 @@
-"""What the C++ kernels change on a CPU: steps of a model by them, with int8 matrices, and by torch.
+"""What the C++ kernels change on a CPU: steps of a model by them, with int8 matrices, and by others.
 
 Run as `python -m benchmarks.engine_cpu --model DIR`. First what the machine can do is measured: bytes read
-and float32 operations per second. Then the three take turns, step by step, in processes that stay up.
+and float32 operations per second. Then all ways take turns, step by step, in processes that stay up. `--ways`
+chooses them: `C++` and `int8` (the instruction set that is taken by itself), any of them by name (`avx2`,
+`avx512 int8`), `torch`, `transformers`, and `llama.cpp` and `llama.cpp int8`, whose tree `--llama-cpp` names.
 Through HTTP, and beside transformers: `python -m benchmarks.cpu_defaults --only default "torch alone"`.
 """
 
@@ -20,21 +22,47 @@ from typing import Any
 from benchmarks.machine import facts
 from benchmarks.serve import TINY
 
-WAYS = {"C++": ("auto", "none"), "int8": ("auto", "int8"), "torch": ("torch", "none")}
-"""Kernels and quantization of each."""
+from mamba_kernels.cpu.library import INSTRUCTION_SETS
+
+SETS = {"C++": "auto", **{name: name for name in INSTRUCTION_SETS}}
+OURS = {
+    "torch": ("torch", "none"),
+    **{name: (kernels, "none") for name, kernels in SETS.items()},
+    **{f"{name} int8".removeprefix("C++ "): (kernels, "int8") for name, kernels in SETS.items()},
+}
+"""Kernels and quantization of each way that is the engine's."""
+LLAMA_CPP = {"llama.cpp": "bf16", "llama.cpp int8": "q8_0"}
+"""What its matrices are, by way."""
+WAYS = (*OURS, "transformers", *LLAMA_CPP)
+Clocks = dict[str, Any]
+CLOCKS = ("processor", "wall")
 STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512")
 
 
+def command(way: str, asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """The module that measures it with its arguments, and what its environment has besides ours."""
+    model, threads = str(asked.model), str(asked.threads)
+    if way == "transformers":
+        return ["benchmarks.engine_cpu_transformers", model, asked.dtype, threads], {}
+    if way in LLAMA_CPP:
+        return ["benchmarks.engine_cpu_llama_cpp", model, str(asked.llama_cpp), LLAMA_CPP[way], threads], {}
+    kernels, quantization = OURS[way]
+    return (
+        ["benchmarks.engine_cpu_steps", model, asked.dtype, threads, quantization],
+        {"MAMBASERVE_KERNELS": kernels, "OMP_WAIT_POLICY": "passive"},
+    )
+
+
 @contextmanager
-def steps_process(model: Path, dtype: str, threads: int, way: str) -> Iterator[Callable[[str], Any]]:
+def steps_process(way: str, asked: argparse.Namespace) -> Iterator[Callable[[str], Any]]:
     """Asks one process for steps; the first answer is the name of what computes."""
-    kernels, quantization = WAYS[way]
+    module, variables = command(way, asked)
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.engine_cpu_steps", str(model), dtype, str(threads), quantization],
+        [sys.executable, "-m", *module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "MAMBASERVE_KERNELS": kernels, "OMP_WAIT_POLICY": "passive"},
+        env={**os.environ, **variables},
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -82,6 +110,7 @@ def _least(run: Callable[[], object], times: int = 5) -> float:
 
 def markdown(found: dict[str, Any]) -> str:
     """Medians, and the median of the ratios within a round. Pure."""
+    first, *others = found["ways"]
     lines = [
         f"# CPU kernels: {found['model']}, {found['dtype']}, {found['threads']} threads",
         "",
@@ -90,22 +119,39 @@ def markdown(found: dict[str, Any]) -> str:
         f"- torch multiplies {found['gflop_per_second']:.0f} GFLOP/s of float32",
         f"- medians of {found['rounds']} rounds; processor time is of all threads",
         "",
-        "| step | C++, ms processor / passed | int8 | torch | C++ to torch | int8 to C++ | C++ by layers |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        *_row("ms, processor / passed", *found["ways"], f"{first} by layers"),
+        *_row(*["---"] * (len(found["ways"]) + 2)),
     ]
     for step, rounds in found["steps"].items():
-        cells = []
-        for way in WAYS:
-            times = [median(1e3 * each[way][clock] for each in rounds) for clock in ("processor", "wall")]
-            cells.append(f"{times[0]:.1f} / {times[1]:.1f}")
-        for slow, quick in (("torch", "C++"), ("C++", "int8")):
-            ratios = [
-                median(each[slow][c] / each[quick][c] for each in rounds) for c in ("processor", "wall")
-            ]
-            cells.append(f"{ratios[0]:.2f} / {ratios[1]:.2f}")
-        cells.append(", ".join(f"{name} {part:.0%}" for name, part in rounds[-1]["C++"]["shares"].items()))
-        lines.append(f"| {step} | {' | '.join(cells)} |")
+        shares = rounds[-1][first].get("shares", {})
+        parts = ", ".join(f"{name} {part:.0%}" for name, part in shares.items())
+        lines += _row(step, *(_milliseconds([each[way] for each in rounds]) for way in found["ways"]), parts)
+    lines += ["", *_row(f"times {first}", *others), *_row(*["---"] * (len(others) + 1))]
+    for step, rounds in found["steps"].items():
+        lines += _row(step, *(_ratios([(each[way], each[first]) for each in rounds]) for way in others))
     return "\n".join(lines)
+
+
+def _milliseconds(answers: list[Clocks]) -> str:
+    return _both(
+        [{clock: 1e3 * answer[clock] for clock in CLOCKS if clock in answer} for answer in answers], 1
+    )
+
+
+def _ratios(pairs: list[tuple[Clocks, Clocks]]) -> str:
+    return _both([{clock: a[clock] / b[clock] for clock in CLOCKS if clock in a} for a, b in pairs], 2)
+
+
+def _both(values: list[Clocks], digits: int) -> str:
+    """Medians of both clocks; who tells no processor time has a line in its place."""
+    return " / ".join(
+        f"{median(value[clock] for value in values):.{digits}f}" if clock in values[0] else "-"
+        for clock in CLOCKS
+    )
+
+
+def _row(*cells: str) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]
 
 
 def main() -> None:
@@ -115,6 +161,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", nargs="+", default=list(STEPS), metavar="STEP")
+    parser.add_argument("--ways", nargs="+", default=["C++", "int8", "torch"], metavar="WAY", choices=WAYS)
+    parser.add_argument(
+        "--llama-cpp", type=Path, help="a tree of llama.cpp with build/bin/llama-batched-bench"
+    )
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     asked = parser.parse_args()
     found: dict[str, Any] = {
@@ -122,19 +172,17 @@ def main() -> None:
         "dtype": asked.dtype,
         "threads": asked.threads,
         "rounds": asked.rounds,
+        "ways": asked.ways,
         "machine": facts(),
         "read_gb_per_second": read_bandwidth(asked.threads),
         "gflop_per_second": float_rate(asked.threads),
         "steps": {step: [] for step in asked.steps},
     }
     with ExitStack() as stack:
-        ask = {
-            way: stack.enter_context(steps_process(asked.model, asked.dtype, asked.threads, way))
-            for way in WAYS
-        }
+        ask = {way: stack.enter_context(steps_process(way, asked)) for way in asked.ways}
         for number in range(asked.rounds):
             for step in asked.steps:
-                turn = list(WAYS) if number % 2 == 0 else list(WAYS)[::-1]
+                turn = asked.ways if number % 2 == 0 else asked.ways[::-1]
                 found["steps"][step].append({way: ask[way](step) for way in turn})
     if asked.out is not None:
         asked.out.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """Who computes: torch, the C++ kernels of a CPU or Triton's. The one place that decides, once per model.
 
-`MAMBASERVE_KERNELS` chooses: `auto` (the default: Triton's on a GPU, on a CPU the C++ ones for its widest
-instructions), `torch` (no kernels of ours), `triton`, or the name of an instruction set.
+`MAMBASERVE_KERNELS` chooses: `auto` (the default: Triton's on a GPU, on a CPU the C++ ones with its
+quickest instructions), `torch` (no kernels of ours), `triton`, or the name of an instruction set.
 """
 
 import logging

@@ -31,10 +31,9 @@ UNIT_FLAGS: dict[str, tuple[str, ...]] = {
     "kernels_amx_bf16.cpp": (*_AVX2, *_WIDE, "-mamx-tile", "-mamx-bf16"),
 }
 """Instruction sets by source file: what runs before one is chosen is compiled for any x86-64."""
-BEYOND_AVX2 = ("kernels_avx512.cpp", "kernels_avx512_bf16.cpp", "kernels_amx_bf16.cpp")
 # Never -ffast-math: linking with it changes how the process that loads the library rounds.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread")
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DAVX2_ALONE")
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
 class CannotBuild(Exception):
@@ -104,8 +103,7 @@ def _digest(flags: tuple[str, ...], compiler: str = "") -> str:
 
 def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as aside:
-        names = [name for name in UNIT_FLAGS if name not in BEYOND_AVX2 or "-DAVX2_ALONE" not in flags]
-        units = {name: Path(aside, name).with_suffix(".o") for name in names}
+        units = {name: Path(aside, name).with_suffix(".o") for name in UNIT_FLAGS}
         running = [
             subprocess.Popen(
                 [compiler, *flags, *UNIT_FLAGS[name], "-c", str(SOURCES / name), "-o", str(unit)],

@@ -1,7 +1,7 @@
 """The one library of this process: built or found, loaded, and told which instructions to use.
 
-`MAMBASERVE_KERNELS` chooses: `auto` (the default: the widest instructions there are), `torch` (none of these
-kernels), or the name of an instruction set. See `mamba_kernels.backend` for what else it may say.
+`MAMBASERVE_KERNELS` chooses: `auto` (the default: the quickest instructions there are), `torch` (none of
+these kernels), or the name of an instruction set. See `mamba_kernels.backend` for what else it may say.
 """
 
 import ctypes

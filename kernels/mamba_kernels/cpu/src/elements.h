@@ -19,6 +19,15 @@ inline float widened(uint16_t bfloat16) {
   return out;
 }
 
+// Asks for what lies kReadAhead bytes behind `at`, as many bytes as are read there now. Nothing is read, so an
+// address beside the array is no error; as a number, for a pointer may not leave its array.
+inline void ask_ahead(const void* at, size_t bytes) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(at) + Lanes::kReadAhead;
+  for (uintptr_t line = first; line < first + bytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+  }
+}
+
 inline Lanes load(const float* at) { return Lanes::load(at); }
 inline Lanes load(const uint16_t* at) { return Lanes::load_bfloat16(at); }
 inline Lanes load(const Half* at) { return Lanes::load_float16(&at->bits); }

@@ -93,6 +93,11 @@ struct Lanes {
   }
   // Panels of a tile that has many rows: as many accumulators as there are registers for.
   static constexpr int kPanelsPerTile = 1;
+  // The same of products of cached matrices, whose tiles have four rows: eight accumulators hide their latency.
+  static constexpr int kVectorsPerTile = 1;
+  // Bytes before their use at which weights and states are asked for. Cores of Intel, which take AVX-512 without
+  // bfloat16, read quicker so; on those of AMD it is in the way.
+  static constexpr int kReadAhead = 0;
 
  private:
   static __m256 widen(__m128i x) {

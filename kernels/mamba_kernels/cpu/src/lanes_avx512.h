@@ -100,7 +100,13 @@ struct Lanes {
     }
   }
 #endif
-  static constexpr int kPanelsPerTile = 2;
+  static constexpr int kPanelsPerTile = 4;
+  static constexpr int kVectorsPerTile = 2;
+#ifdef __AVX512BF16__
+  static constexpr int kReadAhead = 0;
+#else
+  static constexpr int kReadAhead = 2048;
+#endif
 };
 
 }  // namespace

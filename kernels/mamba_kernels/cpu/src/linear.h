@@ -22,7 +22,8 @@ constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains h
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
-constexpr int64_t kStepsAtOnce = 192;        // of a panel, whole blocks: they stay in the first cache while tiles pass by
+// Steps of a tile's panels, whole blocks: they stay in the first cache while tiles pass by.
+constexpr int64_t kStepsAtOnce = Lanes::kPanelsPerTile > 2 ? 96 : 192;
 constexpr int64_t kUnpackedFor = 4;          // tiles that pass by: then a panel is converted once for all of them,
 constexpr int kUnpackedRows = 4;             // and none has fewer rows
 constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
@@ -198,18 +199,20 @@ class LinearCall {
       const int64_t most = one_row ? kWidestVector : Lanes::kPanelsPerTile;
       const int64_t count = end - panel >= most ? most : 1;
       for (int64_t step = 0; step == 0 || step < steps_; step += at_once) {
-        const Part part = {panel, step, least(step + at_once, steps_), unpacked(panel, count, step, first_tile, end_tile)};
+        const Unpacked* converted = unpacked(panel, count, step, first_tile, end_tile);
+        Part part = {panel, step, least(step + at_once, steps_), converted, true};
         for (int64_t tile = first_tile; tile < end_tile; ++tile) {
           const int64_t first = first_row(tile);
           const int rows = static_cast<int>(first_row(tile + 1) - first);
           float* waiting = sums + (tile - first_tile) * kPerTile;
-          if (count == kWidestVector) {
+          if (one_row && count == kWidestVector) {
             tile_of<1, kWidestVector>(part, first, waiting);
           } else if (count == 1) {
             any_rows<1>(rows, part, first, waiting);
           } else {
             any_rows<Lanes::kPanelsPerTile>(rows, part, first, waiting);
           }
+          part.from_memory = false;
         }
       }
       panel += count;
@@ -220,6 +223,7 @@ class LinearCall {
   struct Part {
     int64_t panel, step, end;
     const Unpacked* unpacked;
+    bool from_memory;  // no tile has read them yet
   };
 
   // A panel's blocks from `step` on, then the next panel's; null where too few tiles would read them.
@@ -277,6 +281,9 @@ class LinearCall {
     }
     const Activation* x = packed_ + (first * steps_ + part.step * kRows) * Format::kActivations;
     for (int64_t step = part.step; step < part.end; step += Format::kBlock) {
+      if (Lanes::kReadAhead > 0 && part.from_memory) {
+        for (const W* weight : weights) ask_ahead(weight, sizeof(W));
+      }
       Format::template add<kRows, kPanels>(sums, weights, x, least(Format::kBlock, part.end - step));
       for (int p = 0; p < kPanels; ++p) ++weights[p];
       x += kRows * Format::kActivations * Format::kBlock;

@@ -122,6 +122,7 @@ class MambaDecodeCall {
       const Lanes b = load_some(B + n, count), c = load_some(C + n, count);
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = int64_t{p + r} * N + n;
+        if (Lanes::kReadAhead > 0 && before != nullptr) ask_ahead(before + at, kLanes * sizeof(State));
         const Lanes h = before == nullptr ? inflow[r] * b
                                           : Lanes::fused(load_some(before + at, count), decay, inflow[r] * b);
         sums[r] = Lanes::fused(h, c, sums[r]);

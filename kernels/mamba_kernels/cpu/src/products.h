@@ -5,7 +5,7 @@
 namespace {
 
 constexpr int kTileRows = 4;                        // of a tile: eight registers of sums hide their latency
-constexpr int kTileVectors = Lanes::kPanelsPerTile;  // as many columns as make eight registers
+constexpr int kTileVectors = Lanes::kVectorsPerTile;  // as many columns as make eight registers
 constexpr int kTileColumns = kTileVectors * kLanes;
 
 // Rounded up, so that a row is a whole number of tiles.

@@ -177,7 +177,7 @@ def caught(library: Library) -> None:
     assert os.waitpid(child, 0)[1] != 0, "the sanitizer does not see what it should"
 
 
-library = Library(Path(sys.argv[1]))
+library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
 for check in (linear, decode, prefill, norm, attend, extend, caught):
     check(library)

@@ -1,5 +1,7 @@
 """Decoding in one call equals the operators it joins, computed in float64, wherever states lie."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -89,3 +91,15 @@ def test_a_state_that_is_not_a_number_shows_in_its_own_row_alone(library: Librar
     mixer = MixerRows(len(ROUTES), (4, 32, 128, 1, 4), torch.bfloat16, torch.float32, norm=True)
     mixer.state[2, 3, 31, 127] = torch.nan
     assert decode(mixer, library).isnan().any(1).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(("dtype", "state"), [kinds[:2] for kinds in TYPES])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_instruction_set_gives_the_same_bits(
+    assert_same_bits: Callable[..., None], sizes: Sizes, dtype: torch.dtype, state: torch.dtype
+) -> None:
+    def run(library: Library) -> tuple[torch.Tensor, ...]:
+        mixer = MixerRows(len(ROUTES), sizes, dtype, state, norm=True)
+        return decode(mixer, library), mixer.window, mixer.state
+
+    assert_same_bits(run)

@@ -1,5 +1,7 @@
 """Prompts in one call equal the operators it joins, computed in float64, with every checkpoint."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -118,3 +120,15 @@ def test_strong_decay_over_a_long_chunk_gives_numbers(library: Library) -> None:
     mixer.weights.dt_bias.fill_(8.0)
     assert prefill(mixer, library, [PiecePlan(0, TOTAL, -1, 1, {})], chunk=128).isfinite().all()
     assert mixer.state[1].isfinite().all()
+
+
+@pytest.mark.parametrize(("dtype", "state"), [kinds[:2] for kinds in TYPES])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_instruction_set_gives_the_same_bits(
+    assert_same_bits: Callable[..., None], sizes: Sizes, dtype: torch.dtype, state: torch.dtype
+) -> None:
+    def run(library: Library) -> tuple[torch.Tensor, ...]:
+        mixer = MixerRows(TOTAL, sizes, dtype, state, norm=True)
+        return prefill(mixer, library, RAGGED), mixer.window, mixer.state
+
+    assert_same_bits(run)

@@ -100,3 +100,21 @@ def test_packing_makes_one_copy_and_keeps_nothing_of_the_original(library: Libra
 
 def test_no_rows_make_no_rows(library: Library) -> None:
     assert layer(library, 40, 33, torch.float32)(torch.empty(0, 33)).shape == (0, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["", "silu", "relu2"])
+def test_every_instruction_set_gives_the_same_bits(
+    assert_products_have_same_bits: Callable[..., None], dtype: torch.dtype, activation: str
+) -> None:
+    # Sizes from denormal numbers to large ones: pairs are added in one order, and denormals are flushed.
+    sizes = torch.exp2(torch.arange(801) * -0.3 + 100)
+
+    def run(library: Library) -> tuple[torch.Tensor, ...]:
+        made = PackedLinear(library, PackedWeight(rand(257, 801, seed=1, dtype=dtype)), None, activation)
+        ragged = (rand(100, 801, seed=3, dtype=torch.float32) * sizes).to(dtype)
+        return tuple(
+            made(x[:rows]) for x in (ragged, rand(100, 801, seed=4, dtype=dtype)) for rows in (1, 7, 100)
+        )
+
+    assert_products_have_same_bits(run)

@@ -1,5 +1,7 @@
 """Attention of decodes over scattered pages equals plain attention over each sequence's keys and values."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -91,3 +93,12 @@ def test_a_key_that_is_not_a_number_shows_in_its_own_row_alone(library: Library)
     spoilt = decodes.run(library, EVERYONE).isnan()
     assert spoilt.flatten(1).any(1).tolist() == [False, False, True, False, False, False]
     assert spoilt[2].all(1).tolist() == [False, False, True, True], "the query heads of that KV head"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_instruction_set_gives_the_same_bits(
+    assert_same_bits: Callable[..., None], dtype: torch.dtype
+) -> None:
+    for shape in ((12, 4, 64, 16), (6, 2, 63, 4)):
+        decodes = Decodes(*shape, dtype)
+        assert_same_bits(lambda library, decodes=decodes: (decodes.run(library, EVERYONE),))

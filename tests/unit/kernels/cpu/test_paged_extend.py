@@ -1,5 +1,7 @@
 """Attention of prompts over scattered pages equals plain causal attention over each sequence alone."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +117,12 @@ def test_a_key_that_is_not_a_number_shows_in_its_own_piece_and_heads_alone(libra
     assert [bool(part.any()) for part in spoilt] == [False, False, False, True, False, False]
     assert spoilt[3].any(0).tolist() == [False, False, True, True], "the query heads of that KV head"
     assert spoilt[3][:, 2].tolist() == [position >= 200 for position in range(157, 257)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_instruction_set_gives_the_same_bits(
+    assert_same_bits: Callable[..., None], dtype: torch.dtype
+) -> None:
+    for shape in ((12, 4, 64, 16), (6, 2, 63, 4)):
+        pieces = Pieces(*shape, dtype)
+        assert_same_bits(lambda library, pieces=pieces: (pieces.run(library, list(range(len(PIECES)))),))

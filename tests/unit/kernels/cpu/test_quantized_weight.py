@@ -1,5 +1,7 @@
 """Matrices of int8: how far off they are, and products that are exact for what they hold."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -81,3 +83,14 @@ def test_it_takes_the_bytes_that_the_planner_counts_and_little_more_while_it_is_
     assert INT8_BLOCK == BLOCK
     assert made[0].panels.nbytes == weight.numel() * INT8_BLOCK_BYTES // INT8_BLOCK
     assert peak < made[0].panels.nbytes + weight.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_instruction_set_gives_the_same_bits(
+    assert_products_have_same_bits: Callable[..., None], dtype: torch.dtype
+) -> None:
+    def run(library: Library) -> tuple[torch.Tensor, ...]:
+        made = PackedLinear(library, QuantizedWeight(rand(257, 801, seed=1, dtype=dtype)), None)
+        return tuple(made(rand(rows, 801, seed=3, dtype=dtype)) for rows in (1, 7, 100))
+
+    assert_products_have_same_bits(run)

@@ -1,5 +1,7 @@
 """The norm of the residual stream in one call."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -44,3 +46,19 @@ def test_what_is_added_goes_into_the_stream_rounded_and_then_through_the_norm(
     assert torch.equal(x, expected)
     assert torch.equal(got, norm(expected))
     assert torch.equal(stream[:, width:], beside)
+
+
+@pytest.mark.parametrize(("residual", "dtype"), [kinds[:2] for kinds in KINDS])
+@pytest.mark.parametrize("width", [1, 63, 257])
+def test_every_instruction_set_gives_the_same_bits(
+    assert_same_bits: Callable[..., None], residual: torch.dtype, dtype: torch.dtype, width: int
+) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(70, width, generator=generator).to(residual)
+    added, weight = (torch.randn(*size, generator=generator).to(dtype) for size in ((70, width), (width,)))
+
+    def run(library: Library) -> tuple[torch.Tensor, ...]:
+        stream, norm = x.clone(), RowNorm(library, weight, 1e-5)
+        return norm(x), norm(stream, added), stream
+
+    assert_same_bits(run)
