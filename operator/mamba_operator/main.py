@@ -53,6 +53,7 @@ class Operator:
         self._settings = settings
         self._shipped = shipped
         self._client = client
+        self._host = settings.liveness_host or ("::" if pod_namespace() else "127.0.0.1")
         self._metrics = OperatorMetrics()
         client.counted = lambda method, plural: self._metrics.requests.labels(method, plural).inc()
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -89,15 +90,14 @@ class Operator:
             OSError: the liveness port cannot be bound.
         """
         settings = self._settings
-        host = settings.liveness_host or ("::" if pod_namespace() else "127.0.0.1")
         async with (
             liveness_server(
-                host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
+                self._host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
                 registry=self._metrics.registry,
             ) as port,
             _background(self._lag.run()),
         ):  # fmt: skip
-            log.info("operator_started", identity=settings.identity, liveness=f"{host}:{port}")
+            log.info("operator_started", identity=settings.identity, liveness=f"{self._host}:{port}")
             leading = asyncio.create_task(self._leadership.hold(self._lead))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -121,9 +121,9 @@ class Operator:
 
     async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
         settings = self._settings
+        shown = ScalingMetrics(self._metrics.registry)
         autoscaler = Autoscaler(
-            indices, pods.read, self._queue.add, ScalingMetrics(self._metrics.registry),
-            period=settings.scale_every,
+            indices, pods.read, self._queue.add, shown, period=settings.scale_every
         )  # fmt: skip
         reconciler = Reconciler(
             self._client,
@@ -153,7 +153,8 @@ class Operator:
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
-        tasks = {watching, working, resyncing, scaling}
+        serving = asyncio.create_task(self._external_metrics(shown))
+        tasks = {watching, working, resyncing, scaling, serving}
         try:
             # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
             await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
@@ -164,9 +165,27 @@ class Operator:
         finally:
             self._metrics.leader.set(0)
             # The workers first: whatever still arrives is for the next operator.
-            for one in (scaling, working, resyncing, watching):
+            for one in (serving, scaling, working, resyncing, watching):
                 one.cancel()
                 await asyncio.wait({one}, timeout=settings.exit_timeout)
+
+    async def _external_metrics(self, shown: ScalingMetrics) -> None:
+        """Serve them, or wait for nothing."""
+        settings = self._settings
+        if settings.external_metrics_port is None:
+            await asyncio.Event().wait()
+            return
+        # Not before it is asked for: the certificates' library is no small one.
+        from mamba_operator.external_metrics.registration import Registered, Registration
+
+        registered = Registered(
+            namespace=settings.lease_namespace or own_namespace(settings),
+            service=settings.external_metrics_service,
+            host=self._host,
+            port=settings.external_metrics_port,
+            address=os.environ.get("POD_IP"),
+        )
+        await Registration(self._client, shown, registered).run()
 
     async def _crd_served(self) -> None:
         """Wait until the cluster knows MambaDeployments: the operator may be installed first."""
