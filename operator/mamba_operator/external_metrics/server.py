@@ -1,4 +1,4 @@
-"""The HTTPS server of the external metrics API. Run by the operator that holds the lease; others lack numbers.
+"""The HTTPS server of the external metrics API. Run by the operator that holds the lease, which has numbers.
 
 The API server is its only client. It is let in by its certificate, asks for somebody, and whether that one
 may is asked of the API server in turn.
