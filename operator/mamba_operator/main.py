@@ -176,16 +176,10 @@ class Operator:
             await asyncio.Event().wait()
             return
         # Not before it is asked for: the certificates' library is no small one.
-        from mamba_operator.external_metrics.registration import Registered, Registration
+        from mamba_operator.external_metrics.registration import Registration, registered
 
-        registered = Registered(
-            namespace=settings.lease_namespace or own_namespace(settings),
-            service=settings.external_metrics_service,
-            host=self._host,
-            port=settings.external_metrics_port,
-            address=os.environ.get("POD_IP"),
-        )
-        await Registration(self._client, shown, registered).run()
+        of = registered(settings, self._host, settings.lease_namespace or own_namespace(settings))
+        await Registration(self._client, shown, of).run()
 
     async def _crd_served(self) -> None:
         """Wait until the cluster knows MambaDeployments: the operator may be installed first."""

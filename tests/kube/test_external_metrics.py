@@ -22,11 +22,13 @@ pytestmark = pytest.mark.kube
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mambaserve"
+SCALED_OBJECTS = ROOT / "tests/data/scaledobjects.yaml"
 EXAMPLE = list(yaml.safe_load_all((ROOT / "examples/09-external-autoscaler/mamba.yaml").read_text()))
 DESIRED = "mambaserve_operator_scaling_desired_engines"
 API = "/apis/external.metrics.k8s.io/v1beta1"
 SERVICE = "rel-mambaserve-ext-metrics"
 PATIENCE = 120.0
+ONE, ALL = "one namespace", "the whole cluster"
 POD_IP = "192.0.2.7"
 
 
@@ -101,12 +103,12 @@ class World:
             raise AssertionError(f"{error}; {hpa.get('status')}; {self.log[-3000:]}") from error
 
 
-@pytest.fixture(params=["one namespace", "the whole cluster"])
+@pytest.fixture
 def world(
     request: pytest.FixtureRequest, plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> Iterator[World]:
     options = ["--set", "externalMetrics.enabled=true"]
-    if request.param == "one namespace":
+    if request.param == ONE:
         options += ["--set", f"watchNamespaces={{{namespace}}}"]
     plane.helm("install", "rel", str(CHART), "-n", namespace, "--take-ownership", *options)
     log = tmp_path / "operator.log"
@@ -176,6 +178,7 @@ def example(**scaling: Any) -> list[dict[str, Any]]:
     return [deployment, hpa]
 
 
+@pytest.mark.parametrize("world", [ONE], indirect=True)
 def test_the_clusters_autoscaler_follows_what_engines_say_up_and_down(world: World) -> None:
     plane, namespace = world.plane, world.namespace
     plane.apply(example(), namespace)
@@ -196,6 +199,35 @@ def test_the_clusters_autoscaler_follows_what_engines_say_up_and_down(world: Wor
     assert world.metric(DESIRED, "name=other") == []
 
 
+def test_the_examples_manifests_are_what_the_kinds_take(plane: ControlPlane, namespace: str) -> None:
+    plane.kubectl("apply", "--server-side", "-f", str(SCALED_OBJECTS))
+    try:
+        plane.kubectl("wait", "--for=condition=Established", "crd/scaledobjects.keda.sh", "--timeout=30s")
+        folder = ROOT / "examples/09-external-autoscaler"
+        files = (folder / "mamba.yaml", *sorted((folder / "autoscalers").glob("keda*.yaml")))
+        for file in files:
+            taken = plane.kubectl(
+                "apply",
+                "--server-side",
+                "--dry-run=server",
+                "--validate=strict",
+                "-n",
+                namespace,
+                "-f",
+                str(file),
+            )
+            assert "serverside-applied" in taken
+        wrong = (folder / "autoscalers/keda.yaml").read_text().replace("maxReplicaCount", "maxReplicas")
+        with pytest.raises(CommandFailed, match="maxReplicas"):
+            plane.kubectl(
+                "apply", "--server-side", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-",
+                stdin=wrong,
+            )  # fmt: skip
+    finally:
+        plane.kubectl("delete", "-f", str(SCALED_OBJECTS), "--wait=true")
+
+
+@pytest.mark.parametrize("world", [ALL], indirect=True)
 def test_what_is_beyond_the_bounds_is_refused_to_the_autoscaler_with_words(world: World) -> None:
     plane, namespace = world.plane, world.namespace
     deployment, hpa = example(maxReplicas=2)
@@ -212,6 +244,7 @@ def test_what_is_beyond_the_bounds_is_refused_to_the_autoscaler_with_words(world
     assert world.replicas() == 1
 
 
+@pytest.mark.parametrize("world", [ONE, ALL], indirect=True)
 def test_only_who_may_reads_and_the_rights_of_the_chart_are_those_that_are_used(world: World) -> None:
     plane, namespace = world.plane, world.namespace
     plane.apply(example()[:1], namespace)
@@ -220,15 +253,9 @@ def test_only_who_may_reads_and_the_rights_of_the_chart_are_those_that_are_used(
     read = ("get", "--raw", f"{API}/namespaces/{namespace}/{DESIRED}")
     with pytest.raises(CommandFailed, match=r"(?i)forbidden"):
         plane.kubectl(*read, "--as=somebody", "--as-group=system:authenticated")
-    plane.kubectl(
-        "create",
-        "role",
-        "reader",
-        "-n",
-        namespace,
-        "--verb=list",
-        f"--resource={DESIRED}.external.metrics.k8s.io",
-    )
+    rule = {"apiGroups": ["external.metrics.k8s.io"], "resources": [DESIRED], "verbs": ["list"]}
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "reader"}}
+    plane.apply({**role, "rules": [rule]}, namespace)
     plane.kubectl("create", "rolebinding", "reader", "-n", namespace, "--role=reader", "--user=somebody-else")
     found = json.loads(plane.kubectl(*read, "--as=somebody-else", "--as-group=system:authenticated"))
     assert [(one["metricLabels"], one["value"]) for one in found["items"]] == [({"name": "hpa"}, "1")]

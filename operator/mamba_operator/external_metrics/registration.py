@@ -7,6 +7,8 @@ it is (an EndpointSlice of a Service without selector): one that stands by has n
 import asyncio
 import base64
 import ipaddress
+import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +24,7 @@ from mamba_operator.external_metrics.certificate import ServingCertificate, serv
 from mamba_operator.external_metrics.documents import GROUP, VERSION
 from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy
 from mamba_operator.kinds import API_SERVICE, CONFIG_MAP, ENDPOINT_SLICE
+from mamba_operator.settings import OperatorSettings
 
 log = structlog.get_logger(__name__)
 API_SERVICE_NAME = f"{VERSION}.{GROUP}"
@@ -45,6 +48,17 @@ class Registered:
     """Between two looks at what the cluster says of its API server, and at our registration."""
     overlap: float = 15.0
     """For which both authorities are trusted before the new certificate is shown."""
+
+
+def registered(settings: OperatorSettings, host: str, namespace: str) -> Registered:
+    """What an operator in `namespace` that listens on `host` is told; the pod says its own address."""
+    return Registered(
+        namespace=namespace,
+        service=settings.external_metrics_service,
+        host=host,
+        port=settings.external_metrics_port or 0,
+        address=os.environ.get("POD_IP") or None,
+    )
 
 
 class Registration:
@@ -101,13 +115,13 @@ class Registration:
                     self._say(error)
                 await asyncio.sleep(of.look_every)
 
-    async def _rotate(self, context: object) -> None:
+    async def _rotate(self, context: ssl.SSLContext) -> None:
         """Another certificate: trusted first, shown then; the old authority is forgotten at last."""
         new = self._made()
         self._trusted = self._shown.authority + new.authority
         await self._register()
         await asyncio.sleep(self._registered.overlap)
-        show(context, new)  # type: ignore[arg-type]
+        show(context, new)
         self._shown = new
         await asyncio.sleep(self._registered.overlap)
         self._trusted = new.authority

@@ -1,27 +1,14 @@
-"""The external metrics API: who is answered, what is said, and how one certificate follows another."""
+"""The external metrics API: who is answered, and what is said."""
 
-import asyncio
-import base64
-import json
-import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from cryptography import x509
 from multidict import CIMultiDict, CIMultiDictProxy
-from prometheus_client import CollectorRegistry
 
-from eventually import until
-from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.decide import decide
-from mamba_operator.autoscale.memory import Memory
-from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from aggregation_layer import API, DEMAND, DESIRED, NAME, Client, Cluster, Pki, shown
 from mamba_operator.errors import Forbidden
 from mamba_operator.external_metrics import front_proxy as proxies
 from mamba_operator.external_metrics.access_review import KEPT, AccessReview
@@ -29,108 +16,13 @@ from mamba_operator.external_metrics.certificate import serving_certificate, sho
 from mamba_operator.external_metrics.documents import NAMES, quantity
 from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy, front_proxy
 from mamba_operator.external_metrics.label_selector import SelectorInvalid, selector
-from mamba_operator.external_metrics.registration import Registered, Registration
 from mamba_operator.external_metrics.server import ExternalMetrics, serving
-from mamba_operator.manifest import Key, Manifest
-from scaled_fleet import seen
-from testcluster.pki import Authority, Certificate, Identity
-
-NAME = "ext.sys.svc"
-API = "/apis/external.metrics.k8s.io/v1beta1"
-DESIRED = "mambaserve_operator_scaling_desired_engines"
-DEMAND = "mambaserve_operator_scaling_demand_engines"
-SAYS = {"X-Remote-User": "hpa", "X-Remote-Group": "system:serviceaccounts"}
-
-
-class Cluster:
-    """What of the API server is used here. `allowed` are (user, resource or path)."""
-
-    def __init__(self, authority: Path) -> None:
-        self.allowed = {("hpa", DESIRED), ("hpa", DEMAND), ("hpa", API), ("hpa", "nothing")}
-        self.reviews: list[Manifest] = []
-        self.bundles: list[bytes] = []
-        self.slices: list[Manifest] = []
-        self.config_map: Manifest | None = {
-            "data": {
-                "requestheader-client-ca-file": authority.read_text(),
-                "requestheader-allowed-names": '["front-proxy-client"]',
-                "requestheader-username-headers": '["X-Remote-User"]',
-                "requestheader-group-headers": '["X-Remote-Group"]',
-                "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
-            }
-        }
-
-    async def get(self, _kind: Any, namespace: str, name: str) -> Manifest | None:
-        assert (namespace, name) == ("kube-system", "extension-apiserver-authentication")
-        return self.config_map
-
-    async def create(self, review: Manifest) -> Manifest:
-        self.reviews.append(review)
-        spec = review["spec"]
-        about = spec.get("resourceAttributes", {}).get("resource") or spec["nonResourceAttributes"]["path"]
-        return {"status": {"allowed": (spec["user"], about) in self.allowed}}
-
-    async def apply(self, manifest: Manifest) -> Manifest:
-        self.slices.append(manifest)
-        return manifest
-
-    async def merge(self, _kind: Any, _namespace: None, name: str, patch: Any) -> Manifest:
-        assert name == "v1beta1.external.metrics.k8s.io"
-        self.bundles.append(base64.b64decode(patch["spec"]["caBundle"]))
-        return {}
-
-
-class Pki:
-    """The API server's client certificate, and one of a stranger."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = Authority(folder / "front-proxy")
-        self.proxy = self.authority.issue(Identity("proxy", "/CN=front-proxy-client", ("DNS:x",)))
-        self.other_name = self.authority.issue(Identity("other", "/CN=other", ("DNS:x",)))
-        self.stranger = Authority(folder / "else").issue(
-            Identity("stranger", "/CN=front-proxy-client", ("DNS:x",))
-        )
+from mamba_operator.manifest import Manifest
 
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     return Pki(tmp_path_factory.mktemp("pki"))
-
-
-def shown(at: float = 100.0) -> ScalingMetrics:
-    """Of two deployments in one namespace and one in another, seen at `at`."""
-    metrics = ScalingMetrics(CollectorRegistry())
-    for namespace, name in (("models", "a"), ("models", "b"), ("other", "a")):
-        look = seen(2, 1.0, at=at)
-        metrics.show(Key(namespace, name), look, decide(look, Config(max_replicas=8), Memory()))
-    return metrics
-
-
-class Client:
-    """Speaks to a running server as the aggregation layer does."""
-
-    def __init__(self, port: int, authority: bytes) -> None:
-        self.port, self.authority = port, authority
-
-    async def get(
-        self,
-        path: str,
-        *,
-        show: Certificate | None,
-        headers: dict[str, str] | None = None,
-        method: str = "GET",
-    ) -> tuple[int, Any]:
-        context = ssl.create_default_context(cadata=self.authority.decode())
-        if show is not None:
-            context.load_cert_chain(show.certificate, show.key)
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(
-                method, f"https://127.0.0.1:{self.port}{path}", ssl=context, server_hostname=NAME,
-                headers=SAYS if headers is None else headers,
-            ) as answer,
-        ):  # fmt: skip
-            return answer.status, json.loads(await answer.read())
 
 
 @asynccontextmanager
@@ -316,78 +208,3 @@ def test_what_is_no_selector_is_refused(text: str) -> None:
 )
 def test_numbers_are_quantities_and_never_rounded_down(value: float, text: str) -> None:
     assert quantity(value) == text
-
-
-def test_a_certificate_is_for_one_server_name_and_one_purpose(tmp_path: Path) -> None:
-    made = serving_certificate(NAME, datetime.now(UTC), timedelta(days=1))
-    for name, text in (("ca", made.authority), ("crt", made.certificate)):
-        (tmp_path / name).write_bytes(text)
-
-    def verified(*options: str) -> bool:
-        argv = ["openssl", "verify", "-x509_strict", "-CAfile", tmp_path / "ca", *options, tmp_path / "crt"]
-        return subprocess.run(argv, capture_output=True).returncode == 0
-
-    assert verified("-verify_hostname", NAME, "-purpose", "sslserver")
-    assert not verified("-verify_hostname", "other.sys.svc")
-    assert not verified("-purpose", "sslclient")
-
-
-async def test_a_certificate_is_followed_by_the_next_while_both_are_trusted(pki: Pki) -> None:
-    cluster = Cluster(pki.authority.root.certificate)
-    of = Registered("sys", "ext", "127.0.0.1", 0, "192.0.2.1", valid_for=3600, look_every=0.02, overlap=0.05)
-    clock = [datetime.now(UTC)]
-    registration = Registration(cluster, shown(), of, wall=lambda: clock[0])  # type: ignore[arg-type]
-    task = asyncio.create_task(registration.run())
-    try:
-        await until(lambda: cluster.bundles)
-        port = cluster.slices[0]["ports"][0]["port"]
-        first = cluster.bundles[-1]
-        assert len(x509.load_pem_x509_certificates(first)) == 1
-        await Client(port, first).get(API, show=pki.proxy)
-
-        clock[0] += timedelta(seconds=1900)
-        trusted: set[bytes] = set()
-        while cluster.bundles[-1] == first or len(x509.load_pem_x509_certificates(cluster.bundles[-1])) == 2:
-            # Whoever trusts what the cluster was told last is served at any moment.
-            trusted.add(cluster.bundles[-1])
-            assert (await Client(port, cluster.bundles[-1]).get(API, show=pki.proxy))[0] == 200
-        last = cluster.bundles[-1]
-
-        assert any(len(x509.load_pem_x509_certificates(each)) == 2 for each in trusted)
-        assert (await Client(port, last).get(API, show=pki.proxy))[0] == 200
-        with pytest.raises(aiohttp.ClientError):
-            await Client(port, first).get(API, show=pki.proxy)
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_another_authority_of_the_api_server_is_taken_up_on_the_same_port(
-    pki: Pki, tmp_path: Path
-) -> None:
-    cluster = Cluster(pki.authority.root.certificate)
-    of = Registered("sys", "ext", "127.0.0.1", 0, "192.0.2.1", look_every=0.02)
-    task = asyncio.create_task(Registration(cluster, shown(), of).run())  # type: ignore[arg-type]
-    next_one = Authority(tmp_path / "next")
-    client = next_one.issue(Identity("proxy", "/CN=front-proxy-client", ("DNS:x",)))
-    try:
-        await until(lambda: cluster.bundles)
-        port = cluster.slices[0]["ports"][0]["port"]
-        assert cluster.config_map
-        cluster.config_map = Cluster(next_one.root.certificate).config_map
-
-        async def answered() -> bool:
-            try:
-                return (await Client(port, cluster.bundles[-1]).get(API, show=client))[0] == 200
-            except (aiohttp.ClientError, OSError):
-                return False
-
-        async with asyncio.timeout(60):
-            while not await answered():  # noqa: ASYNC110 - in another task, polled over the wire
-                await asyncio.sleep(0.02)
-        with pytest.raises((aiohttp.ClientError, OSError)):
-            await Client(port, cluster.bundles[-1]).get(API, show=pki.proxy)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
