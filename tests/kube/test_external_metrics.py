@@ -281,4 +281,6 @@ def test_only_who_may_reads_and_the_rights_of_the_chart_are_those_that_are_used(
     }
     assert len(granted) == 5
     assert granted - used == set(), "granted and not used"
-    assert [line for line in world.log.splitlines() if "forbidden" in line.lower()] == []
+    # Other tests' namespaces may just be going away, and nobody may write into those.
+    lines = [line for line in world.log.splitlines() if "being terminated" not in line]
+    assert [line for line in lines if "forbidden" in line.lower()] == []
