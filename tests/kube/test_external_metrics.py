@@ -181,16 +181,15 @@ def example(**scaling: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("world", [ONE], indirect=True)
 def test_the_clusters_autoscaler_follows_what_engines_say_up_and_down(world: World) -> None:
     plane, namespace = world.plane, world.namespace
-    plane.apply(example(), namespace)
+    deployment, hpa = example(maxReplicas=3)
+    hpa["spec"]["maxReplicas"] = 3
+    plane.apply([deployment, hpa], namespace)
     world.until(lambda: world.metric(DESIRED, "name=hpa"), "a number")
     assert world.replicas() == 1
 
     world.load = lambda: (60, 100) if world.replicas() < 3 else (50, 0)
-    world.until(lambda: world.replicas() >= 3, "three engines")
-    grown = world.replicas()
-    world.until(
-        lambda: (plane.get("deploy", "hpa-engine", namespace) or {})["spec"]["replicas"] == grown, "pods"
-    )
+    world.until(lambda: world.replicas() == 3, "three engines")
+    world.until(lambda: (plane.get("deploy", "hpa-engine", namespace) or {})["spec"]["replicas"] == 3, "pods")
     # The operator carries the number out, and has not written it.
     assert managers(plane, namespace, "replicas") == {"kube-controller-manager"}
 
