@@ -64,7 +64,7 @@ class Operator:
         self._leadership = Leadership(
             client,
             LeaseName(
-                settings.lease_namespace or own_namespace(settings),
+                own_namespace(settings),
                 settings.lease,
                 settings.identity,
                 settings.lease_duration,
@@ -122,9 +122,7 @@ class Operator:
     async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
         settings = self._settings
         shown = ScalingMetrics(self._metrics.registry)
-        autoscaler = Autoscaler(
-            indices, pods.read, self._queue.add, shown, period=settings.scale_every
-        )  # fmt: skip
+        autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -153,8 +151,10 @@ class Operator:
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
-        serving = asyncio.create_task(self._external_metrics(shown))
-        tasks = {watching, working, resyncing, scaling, serving}
+        # The workers first: whatever still arrives is for the next operator.
+        tasks = [scaling, working, resyncing, watching]
+        if settings.external_metrics_port is not None:
+            tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:
             # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
             await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
@@ -164,21 +164,15 @@ class Operator:
                 task.result()
         finally:
             self._metrics.leader.set(0)
-            # The workers first: whatever still arrives is for the next operator.
-            for one in (serving, scaling, working, resyncing, watching):
+            for one in tasks:
                 one.cancel()
                 await asyncio.wait({one}, timeout=settings.exit_timeout)
 
     async def _external_metrics(self, shown: ScalingMetrics) -> None:
-        """Serve them, or wait for nothing."""
-        settings = self._settings
-        if settings.external_metrics_port is None:
-            await asyncio.Event().wait()
-            return
         # Not before it is asked for: the certificates' library is no small one.
         from mamba_operator.external_metrics.registration import Registration, registered
 
-        of = registered(settings, self._host, settings.lease_namespace or own_namespace(settings))
+        of = registered(self._settings, self._host, own_namespace(self._settings))
         await Registration(self._client, shown, of).run()
 
     async def _crd_served(self) -> None:
@@ -199,10 +193,9 @@ class Operator:
             await asyncio.sleep(CRD_PERIOD)
 
     async def _admin_key(self) -> AdminKey | None:
-        namespace = self._settings.lease_namespace or own_namespace(self._settings)
         while True:
             try:
-                return await admin_key(self._client, namespace, names.ADMIN_KEY_NAME)
+                return await admin_key(self._client, own_namespace(self._settings), names.ADMIN_KEY_NAME)
             except ClusterError as error:
                 log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
@@ -278,8 +271,8 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def own_namespace(settings: OperatorSettings) -> str:
-    """Where the operator itself lives."""
-    if named := os.environ.get("POD_NAMESPACE"):
+    """Where the operator itself lives, its lease included."""
+    if named := settings.lease_namespace or os.environ.get("POD_NAMESPACE"):
         return named
     return pod_namespace() or next(iter(settings.namespaces), "default")
 

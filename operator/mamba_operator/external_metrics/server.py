@@ -23,8 +23,8 @@ from mamba_operator.external_metrics.label_selector import SelectorInvalid, sele
 from mamba_operator.liveness import listen
 
 log = structlog.get_logger(__name__)
-OLDEST = 60.0
-"""Seconds after which a number is not told any more; looks come every ten."""
+OLDEST = 120.0
+"""Seconds after which a number is not told any more: twice the longest time between looks."""
 ROOT = f"/apis/{documents.GROUP}"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

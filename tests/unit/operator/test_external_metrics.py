@@ -59,7 +59,7 @@ async def test_a_metric_is_listed_by_name_and_labels_with_the_time_it_was_seen(p
 
 
 async def test_a_number_that_is_old_is_not_told(pki: Pki) -> None:
-    async with running(pki, Cluster(pki.authority.root.certificate), now=161.0) as client:
+    async with running(pki, Cluster(pki.authority.root.certificate), now=221.0) as client:
         _, answer = await client.get(f"{API}/namespaces/models/{DESIRED}", show=pki.proxy)
 
     assert answer["items"] == []
