@@ -84,7 +84,7 @@ class KubeClient:
         meta = manifest["metadata"]
         return await self._request("PUT", kind, kind.path(meta.get("namespace"), meta["name"]), body=manifest)
 
-    async def merge(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+    async def merge(self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any]) -> Manifest:
         """JSON merge patch of one object."""
         return await self._request(
             "PATCH", kind, kind.path(namespace, name), body=patch, content_type=MERGE_PATCH

@@ -62,6 +62,10 @@ ENDPOINT_SLICE = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+API_SERVICE = Kind("apiregistration.k8s.io/v1", "APIService", "apiservices", namespaced=False)
+SUBJECT_ACCESS_REVIEW = Kind(
+    "authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
 
 OWNED: tuple[Kind, ...] = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
@@ -75,5 +79,8 @@ each pass over an object that asks for one looks at them."""
 WATCHED: tuple[Kind, ...] = (*OWNED, POD)
 """Whatever wakes its MambaDeployment."""
 BY_NAME: dict[str, Kind] = {
-    kind.kind: kind for kind in (*OWNED, *OPTIONAL, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE)
-}
+    kind.kind: kind
+    for kind in (
+        *OWNED, *OPTIONAL, SECRET, MAMBA_DEPLOYMENT, EVENT, LEASE, ENDPOINT_SLICE, SUBJECT_ACCESS_REVIEW,
+    )
+}  # fmt: skip

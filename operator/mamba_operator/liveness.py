@@ -77,13 +77,14 @@ async def liveness_server(
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     try:
-        await web.SockSite(runner, _listen(host, port)).start()
+        await web.SockSite(runner, listen(host, port)).start()
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; of IPv4, too, where `host` is all of IPv6. Raises OSError."""
     # By hand: asyncio keeps a socket of IPv6 from taking IPv4, and clusters have one or the other.
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"  # noqa: S104 - asked for; a kernel without IPv6 has no other

@@ -53,6 +53,7 @@ class Operator:
         self._settings = settings
         self._shipped = shipped
         self._client = client
+        self._host = settings.liveness_host or ("::" if pod_namespace() else "127.0.0.1")
         self._metrics = OperatorMetrics()
         client.counted = lambda method, plural: self._metrics.requests.labels(method, plural).inc()
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -63,7 +64,7 @@ class Operator:
         self._leadership = Leadership(
             client,
             LeaseName(
-                settings.lease_namespace or own_namespace(settings),
+                own_namespace(settings),
                 settings.lease,
                 settings.identity,
                 settings.lease_duration,
@@ -89,15 +90,14 @@ class Operator:
             OSError: the liveness port cannot be bound.
         """
         settings = self._settings
-        host = settings.liveness_host or ("::" if pod_namespace() else "127.0.0.1")
         async with (
             liveness_server(
-                host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
+                self._host, settings.liveness_port, checks=self._problems, ready=self._not_ready,
                 registry=self._metrics.registry,
             ) as port,
             _background(self._lag.run()),
         ):  # fmt: skip
-            log.info("operator_started", identity=settings.identity, liveness=f"{host}:{port}")
+            log.info("operator_started", identity=settings.identity, liveness=f"{self._host}:{port}")
             leading = asyncio.create_task(self._leadership.hold(self._lead))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -121,10 +121,8 @@ class Operator:
 
     async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
         settings = self._settings
-        autoscaler = Autoscaler(
-            indices, pods.read, self._queue.add, ScalingMetrics(self._metrics.registry),
-            period=settings.scale_every,
-        )  # fmt: skip
+        shown = ScalingMetrics(self._metrics.registry)
+        autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -153,7 +151,10 @@ class Operator:
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
-        tasks = {watching, working, resyncing, scaling}
+        # The workers first: whatever still arrives is for the next operator.
+        tasks = [scaling, working, resyncing, watching]
+        if settings.external_metrics_port is not None:
+            tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:
             # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
             await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
@@ -163,10 +164,16 @@ class Operator:
                 task.result()
         finally:
             self._metrics.leader.set(0)
-            # The workers first: whatever still arrives is for the next operator.
-            for one in (scaling, working, resyncing, watching):
+            for one in tasks:
                 one.cancel()
                 await asyncio.wait({one}, timeout=settings.exit_timeout)
+
+    async def _external_metrics(self, shown: ScalingMetrics) -> None:
+        # Not before it is asked for: the certificates' library is no small one.
+        from mamba_operator.external_metrics.registration import Registration, registered
+
+        of = registered(self._settings, self._host, own_namespace(self._settings))
+        await Registration(self._client, shown, of).run()
 
     async def _crd_served(self) -> None:
         """Wait until the cluster knows MambaDeployments: the operator may be installed first."""
@@ -186,10 +193,9 @@ class Operator:
             await asyncio.sleep(CRD_PERIOD)
 
     async def _admin_key(self) -> AdminKey | None:
-        namespace = self._settings.lease_namespace or own_namespace(self._settings)
         while True:
             try:
-                return await admin_key(self._client, namespace, names.ADMIN_KEY_NAME)
+                return await admin_key(self._client, own_namespace(self._settings), names.ADMIN_KEY_NAME)
             except ClusterError as error:
                 log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
@@ -265,8 +271,8 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def own_namespace(settings: OperatorSettings) -> str:
-    """Where the operator itself lives."""
-    if named := os.environ.get("POD_NAMESPACE"):
+    """Where the operator itself lives, its lease included."""
+    if named := settings.lease_namespace or os.environ.get("POD_NAMESPACE"):
         return named
     return pod_namespace() or next(iter(settings.namespaces), "default")
 

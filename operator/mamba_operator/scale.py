@@ -13,6 +13,9 @@ from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.manifest import Manifest
 
+MOST_REPLICAS = 10_000
+"""What spec.replicas may be at most."""
+
 
 def autoscaling(deployment: MambaDeployment) -> Config | None:
     """What the autoscaler is to hold; None where spec.replicas is what runs.
@@ -35,6 +38,18 @@ def autoscaling(deployment: MambaDeployment) -> Config | None:
         engines = max(spec.replicas, 1)
         return Config(min_replicas=0, max_replicas=engines, first=engines, scale_down_delay=delay)
     return None
+
+
+def advising(deployment: MambaDeployment) -> Config | None:
+    """What the autoscaler works with where somebody else decides by its numbers; None in any other case."""
+    scaling = deployment.spec.scaling
+    if scaling.mode != "External" or autoscaling(deployment) is not None:
+        return None
+    return Config(
+        min_replicas=1 if scaling.min_replicas is None else scaling.min_replicas,
+        max_replicas=scaling.max_replicas or MOST_REPLICAS,
+        scale_down_delay=scaling.scale_down_delay.seconds,
+    )
 
 
 def scaling_status(

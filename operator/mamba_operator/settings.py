@@ -36,6 +36,11 @@ class OperatorSettings(BaseSettings):
     """Address of the liveness and metrics server; none = all of a pod, else 127.0.0.1."""
     liveness_port: int = Field(names.OPERATOR_LIVENESS_PORT, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
+    external_metrics_port: int | None = Field(None, ge=0, le=65535)
+    """Port of the external metrics API, which autoscalers read through the API server; 0 takes a free one,
+    none = it is not served."""
+    external_metrics_service: str = Field("mambaserve-external-metrics", min_length=1, max_length=63)
+    """Service, in the operator's own namespace, that the APIService of the external metrics API names."""
     lease: str = Field(names.LEASE_NAME, min_length=1, max_length=63)
     """Name of the Lease that lets one operator act at a time."""
     lease_namespace: str | None = None

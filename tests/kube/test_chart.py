@@ -46,6 +46,9 @@ VARIANTS = {
         "--set-json", 'imagePullSecrets=[{"name":"pull"}]', "--set", "serviceAccount.annotations.a=b",
         "--set", "image.digest=sha256:" + "0" * 64, "--set", "commonLabels.owner=us",
     ),
+    "with external metrics": (
+        "--set", "externalMetrics.enabled=true,externalMetrics.port=7443,watchNamespaces={NS}",
+    ),
     "with a Redis": (
         "--set", "redis.enabled=true,watchNamespaces={NS},commonLabels.owner=us,redis.nodeSelector.a=b",
         "--set-json", 'imagePullSecrets=[{"name":"pull"}]',

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mamba_operator.announce import Announcement
 from mamba_operator.event_log import event_manifest
 from prefork import FORK_SERVER
+from service_account import as_account
 from testcluster.audit import Right
 from testcluster.control_plane import ControlPlane
 
@@ -60,15 +60,6 @@ class Installed:
         )
         assert found is not None
         return found
-
-
-def as_account(plane: ControlPlane, namespace: str, account: str, path: Path) -> Path:
-    """A kubeconfig of a ServiceAccount."""
-    config = yaml.safe_load(plane.kubeconfig.read_text())
-    token = plane.kubectl("create", "token", account, "-n", namespace).strip()
-    config["users"][0]["user"] = {"token": token}
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 @pytest.fixture(params=["one namespace", "the whole cluster"])

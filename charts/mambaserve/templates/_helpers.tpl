@@ -34,6 +34,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{- define "mambaserve.externalMetrics" -}}
+{{- printf "%s-ext-metrics" (include "mambaserve.fullname" .) -}}
+{{- end -}}
+
 {{- define "mambaserve.redisSelector" -}}
 app.kubernetes.io/name: mambaserve
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -1,19 +1,21 @@
-"""`Autoscaler`: looks at what it scales, over and over, and decides how many engines each deployment needs.
+"""`Autoscaler`: looks at deployments, over and over, and decides how many engines each of them needs.
 
 Beside the reconcile passes, which only carry out what it last decided: a pod that does not answer delays none
-of them. Which deployments, pods and gateways there are it takes from the watches; it writes nothing.
+of them. Which deployments, pods and gateways there are it takes from the watches; it writes nothing. In mode
+External its numbers are shown and not carried out.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 from pydantic import ValidationError
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
+from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.decided import Decided, DecisionRecord
@@ -27,11 +29,25 @@ from mamba_operator.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.manifest import Key, Manifest, is_terminating, metadata
 from mamba_operator.pod_trouble import is_engine, says_ready
 from mamba_operator.record import readable
-from mamba_operator.scale import autoscaling, wake_text
+from mamba_operator.scale import advising, autoscaling, wake_text
 
 log = structlog.get_logger(__name__)
 Report = TypeVar("Report", EngineReport, GatewayReport)
 ENDED = ("Failed", "Succeeded")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """What the object says about its number."""
+
+    config: Config
+    asked: int
+    """Engines in force."""
+    start: int
+    """spec.replicas."""
+    decides: bool
+    """False: somebody else does, by what is shown here or by something else."""
+    answered_wake: str | None = None
 
 
 class _Watch:
@@ -89,15 +105,15 @@ class Autoscaler:
             del self._watched[key]
             self._metrics.forget(key)
         done = await asyncio.gather(
-            *(self._look_at(key, *found) for key, found in scaled.items()), return_exceptions=True
+            *(self._look_at(key, found) for key, found in scaled.items()), return_exceptions=True
         )
         for key, error in zip(scaled, done, strict=True):
             if isinstance(error, Exception):
                 # One object must not keep the others from being looked at.
                 log.error("autoscaler_broken", key=str(key), error=repr(error))
 
-    def _scaled(self, key: Key) -> tuple[Config, ScalingStatus, int] | None:
-        """(what to hold, the number in force, spec.replicas); None when somebody else decides."""
+    def _scaled(self, key: Key) -> _Scaled | None:
+        """None where spec.replicas is a number that people write."""
         found = self._indices.of(MAMBA_DEPLOYMENT, key)
         if len(found) != 1 or is_terminating(found[0]):
             return None
@@ -105,12 +121,20 @@ class Autoscaler:
             deployment = MambaDeployment.model_validate(readable(found[0]), by_alias=True, by_name=False)
         except ValidationError:
             return None
-        config, status = autoscaling(deployment), deployment.status
-        if config is None or status is None or status.scaling is None or deployment.spec.mode == "Plan":
+        replicas, status = deployment.spec.replicas, deployment.status
+        if deployment.spec.mode == "Plan":
             return None
-        return config, status.scaling, deployment.spec.replicas
+        if (config := advising(deployment)) is not None:
+            return _Scaled(config, replicas, replicas, decides=False)
+        config = autoscaling(deployment)
+        if config is None or status is None or status.scaling is None:
+            return None
+        return _Scaled(
+            config, status.scaling.desired, replicas, decides=True, answered_wake=status.scaling.answered_wake
+        )
 
-    async def _look_at(self, key: Key, config: Config, status: ScalingStatus, start: int) -> None:
+    async def _look_at(self, key: Key, scaled: _Scaled) -> None:
+        config = scaled.config
         watched = self._watched.get(key)
         if watched is None or watched.config != config:
             # What was learned of other bounds and targets is not what these ask for.
@@ -125,24 +149,26 @@ class Autoscaler:
         woken = wake_text(next(iter(self._wakes(key)), None))
         seen = watched.view.observe(
             self._now(),
-            asked=status.desired,
+            asked=scaled.asked,
             ready=told,
             pending=tuple(_name(pod) for pod in engines if pod not in ready),
             gateways=heard,
-            woken=woken is not None and woken != status.answered_wake,
+            woken=woken is not None and woken != scaled.answered_wake,
         )
         before = watched.memory
         made = decide(seen, config, before)
         watched.memory = made.memory
-        record = ""
-        if made.target != status.desired:
-            record = DecisionRecord(config=config, observation=seen, memory=before, decision=made).encode()
-        watched.decided = Decided(status.desired, start, made, record)
         self._metrics.show(key, seen, made)
-        if made.target != status.desired:
-            log.info(
-                "engines_decided", key=str(key), before=status.desired, after=made.target, why=made.reason
-            )
+        if not scaled.decides:
+            watched.decided = None
+            return
+        changes = made.target != scaled.asked
+        record = ""
+        if changes:
+            record = DecisionRecord(config=config, observation=seen, memory=before, decision=made).encode()
+        watched.decided = Decided(scaled.asked, scaled.start, made, record)
+        if changes:
+            log.info("engines_decided", key=str(key), before=scaled.asked, after=made.target, why=made.reason)
             self._wake(key)
 
     def _wakes(self, key: Key) -> list[Manifest]:

@@ -1,55 +1,116 @@
-"""What the autoscaler shows at the operator's /metrics, by deployment: as many label sets as it scales."""
+"""What the autoscaler shows of each deployment: at the operator's /metrics, and to who serves it elsewhere.
+
+What is not known is missing, never zero: an external autoscaler would take engines away for it.
+"""
 
 import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from mamba_operator.autoscale.decide import Decision
+from mamba_operator.autoscale.demand import waiting_requests
 from mamba_operator.autoscale.observation import Observation
 from mamba_operator.manifest import Key
 
+PREFIX = "mambaserve_operator_scaling_"
 UNITS = ("prefill", "decode", "slots", "pages", "queue")
 """What engines have so much of."""
+RATES = ("prefill", "decode")
+"""Units that are known by rates, which are means over a while."""
+WARM = 60.0
+"""Seconds of looks after which those means are believed, as after a restart of the operator."""
+HELP = {
+    "desired_engines": "Engines that shall run; in mode External, that the operator would let run.",
+    "capacity_engines": "Engines that may be sent requests.",
+    "reporting_engines": "Ready engines that told their load at the last look.",
+    "demand_engines": "Engines' worth asked for, by what they have so much of.",
+    "pool_usage": "Share in use of the fuller of both pools, state slots and KV pages, mean over engines.",
+    "waiting_requests": "Requests that wait in gateways and engines.",
+}
+"""By name, without the prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number about one deployment."""
+
+    metric: str
+    """One of HELP."""
+    value: float
+    unit: str = ""
+    """Of demand_engines."""
+
+
+def samples(seen: Observation, made: Decision) -> Iterator[Sample]:
+    """What is known after a look."""
+    load, traffic = seen.load, seen.traffic
+    yield Sample("desired_engines", made.target)
+    yield Sample("capacity_engines", seen.ready)
+    yield Sample("reporting_engines", load.engines if load is not None else 0)
+    whole = load is not None and load.engines >= seen.ready
+    stopped = seen.asked == 0 and seen.ready == 0
+    if not (whole or stopped):
+        return
+    for unit in UNITS:
+        if unit not in RATES or made.memory.elapsed >= WARM:
+            yield Sample("demand_engines", getattr(made.demand, unit), unit)
+    if load is not None:
+        yield Sample("pool_usage", max(load.slots_used, load.pages_used) / load.engines)
+    if traffic is not None:
+        yield Sample(
+            "waiting_requests", waiting_requests(traffic) + (load.waiting if load is not None else 0)
+        )
 
 
 class ScalingMetrics:
-    """Registers its gauges; labels of deployments that are gone are taken away."""
+    """Registers its gauges; labels of deployments that are gone, and of numbers not known, are taken away."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        who = ["namespace", "name"]
-        prefix = "mambaserve_operator_scaling_"
-        self._desired = Gauge(prefix + "desired_engines", "Engines that shall run.", who, registry=registry)
-        self._capacity = Gauge(
-            prefix + "capacity_engines", "Engines that may be sent requests.", who, registry=registry
-        )
-        self._reporting = Gauge(
-            prefix + "reporting_engines", "Ready engines that told their load at the last look.", who,
-            registry=registry,
-        )  # fmt: skip
-        self._demand = Gauge(
-            prefix + "demand_engines", "Engines' worth asked for, by what they have so much of.",
-            [*who, "unit"], registry=registry,
-        )  # fmt: skip
+        self._gauges = {
+            name: Gauge(PREFIX + name, text, _labels(name), registry=registry) for name, text in HELP.items()
+        }
+        self._last: dict[Key, tuple[float, tuple[Sample, ...]]] = {}
 
     def show(self, key: Key, seen: Observation, made: Decision) -> None:
         """One decision."""
-        who = (key.namespace, key.name)
-        self._desired.labels(*who).set(made.target)
-        self._capacity.labels(*who).set(seen.ready)
-        self._reporting.labels(*who).set(seen.load.engines if seen.load is not None else 0)
-        for unit in UNITS:
-            self._demand.labels(*who, unit).set(getattr(made.demand, unit))
+        now = tuple(samples(seen, made))
+        shown = {(one.metric, one.unit) for one in now}
+        for one in self._samples(key):
+            if (one.metric, one.unit) not in shown:
+                self._remove(key, one)
+        for one in now:
+            self._gauges[one.metric].labels(*_values(key, one)).set(one.value)
+        self._last[key] = (seen.at, now)
 
     def forget(self, key: Key) -> None:
         """Nothing is decided about it any more."""
-        who = (key.namespace, key.name)
-        for gauge in (self._desired, self._capacity, self._reporting):
-            _remove(gauge, *who)
-        for unit in UNITS:
-            _remove(self._demand, *who, unit)
+        for one in self._samples(key):
+            self._remove(key, one)
+        self._last.pop(key, None)
+
+    def last(self, namespace: str, metric: str) -> list[tuple[str, float, Sample]]:
+        """(name, when by the autoscaler's clock, sample) of all deployments of a namespace, by name."""
+        return [
+            (key.name, at, one)
+            for key, (at, found) in sorted(self._last.items(), key=lambda item: item[0])
+            for one in found
+            if key.namespace == namespace and one.metric == metric
+        ]
+
+    def _samples(self, key: Key) -> tuple[Sample, ...]:
+        # Its first look may have failed before anything was shown.
+        return self._last.get(key, (0.0, ()))[1]
+
+    def _remove(self, key: Key, one: Sample) -> None:
+        with contextlib.suppress(KeyError):
+            self._gauges[one.metric].remove(*_values(key, one))
 
 
-def _remove(gauge: Gauge, *labels: str) -> None:
-    # Its first look may have failed before anything was shown.
-    with contextlib.suppress(KeyError):
-        gauge.remove(*labels)
+def _labels(metric: str) -> list[str]:
+    return ["namespace", "name", *(["unit"] if metric == "demand_engines" else [])]
+
+
+def _values(key: Key, one: Sample) -> list[str]:
+    return [key.namespace, key.name, *([one.unit] if one.unit else [])]

@@ -38,6 +38,21 @@ def command(
             help="Port of /healthz and /metrics; 0 takes a free one.", envvar="MAMBASERVE_LIVENESS_PORT"
         ),
     ] = 8081,
+    external_metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the external metrics API, which autoscalers read through the API server; 0 takes a "
+            "free one. Without it: not served.",
+            envvar="MAMBASERVE_EXTERNAL_METRICS_PORT",
+        ),
+    ] = None,
+    external_metrics_service: Annotated[
+        str,
+        typer.Option(
+            help="Service in the operator's namespace that the APIService of the external metrics API names.",
+            envvar="MAMBASERVE_EXTERNAL_METRICS_SERVICE",
+        ),
+    ] = "mambaserve-external-metrics",
     lease_namespace: Annotated[
         str | None,
         typer.Option(
@@ -100,6 +115,8 @@ def command(
             kubeconfig=kubeconfig,
             liveness_host=liveness_host,
             liveness_port=liveness_port,
+            external_metrics_port=external_metrics_port,
+            external_metrics_service=external_metrics_service,
             lease_namespace=lease_namespace,
             resync=resync,
             engine_image=engine_image,

@@ -83,6 +83,11 @@ class ControlPlane(Cluster):
                 (*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)),
             )
         )
+        # Of an authority of its own: whose certificates it signs may speak for anybody.
+        self._front_proxy_authority = Authority(folder / "front-proxy")
+        self._front_proxy = self._front_proxy_authority.issue(
+            Identity("front-proxy-client", "/CN=front-proxy-client", ("DNS:front-proxy-client",))
+        )
         file = self.write_kubeconfig("admin", self.admin)
         super().__init__(
             file,
@@ -195,6 +200,14 @@ class ControlPlane(Cluster):
             f"--service-account-signing-key-file={private}",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--authorization-mode=Node,RBAC",
+            # The aggregation layer, as every installer sets it up.
+            f"--requestheader-client-ca-file={self._front_proxy_authority.root.certificate}",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={self._front_proxy.certificate}",
+            f"--proxy-client-key-file={self._front_proxy.key}",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             f"--audit-policy-file={self.folder / 'audit-policy.json'}",
@@ -221,6 +234,8 @@ class ControlPlane(Cluster):
             "--secure-port=0",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            # Fifteen seconds otherwise, which tests would wait for.
+            "--horizontal-pod-autoscaler-sync-period=1s",
         ]
 
 

@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from mamba_operator import kinds
+from mamba_operator.external_metrics import front_proxy
+from mamba_operator.external_metrics.registration import API_SERVICE_NAME
 from mamba_operator.kinds import Kind
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
@@ -31,6 +33,20 @@ def rules() -> dict[tuple[str, str], set[str]]:
 
 
 RULES = rules()
+
+
+def of_external_metrics() -> dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]]:
+    """(names, verbs) by (group, resource) of the roles of `externalMetrics.enabled`; no names = all."""
+    text = (TEMPLATES / "external-metrics.yaml").read_text()
+    text = text.replace("{{ $name }}", "SERVICE")
+    found: dict[tuple[str, str], list[tuple[tuple[str, ...], set[str]]]] = {}
+    block = r"^  - apiGroups: .*\n    resources: .*\n(?:    resourceNames: .*\n)?    verbs: .*$"
+    for one in re.findall(block, text, re.MULTILINE):
+        (rule,) = yaml.safe_load(one)
+        ((group,), (resource,)) = rule["apiGroups"], rule["resources"]
+        only = tuple(rule.get("resourceNames", ()))
+        found.setdefault((group, resource), []).append((only, set(rule["verbs"])))
+    return found
 
 
 @pytest.mark.parametrize("kind", kinds.OWNED, ids=lambda kind: kind.plural)
@@ -62,5 +78,15 @@ def test_nothing_is_granted_that_the_code_does_not_name() -> None:
     named |= {(own.group, f"{own.plural}/{part}") for part in ("status", "finalizers")}
     # A cluster-wide watch follows resource types as they come and go.
     named |= {("apiextensions.k8s.io", "customresourcedefinitions")}
-    assert RULES.keys() - named == set()
-    assert named - RULES.keys() == set()
+    granted = RULES.keys() | of_external_metrics().keys()
+    assert granted - named == set()
+    assert named - granted == set()
+
+
+def test_the_external_metrics_api_takes_rights_to_single_objects_and_to_ask_and_register_itself() -> None:
+    assert of_external_metrics() == {
+        (kinds.SUBJECT_ACCESS_REVIEW.group, "subjectaccessreviews"): [((), {"create"})],
+        (kinds.API_SERVICE.group, "apiservices"): [((API_SERVICE_NAME,), {"patch"})],
+        ("", "configmaps"): [((front_proxy.NAME,), {"get"})],
+        (kinds.ENDPOINT_SLICE.group, "endpointslices"): [((), {"create"}), (("SERVICE",), {"patch"})],
+    }

@@ -54,6 +54,8 @@ def test_the_defaults_are_valid() -> None:
         ({"redis": {"bogus": 1}}, "redis"),
         ({"redis": {"maxMemory": 8}}, "redis/maxMemory"),
         ({"redis": {"maxMemory": "256mb"}}, "redis/maxMemory"),
+        ({"externalMetrics": {"bogus": 1}}, "externalMetrics"),
+        ({"externalMetrics": {"port": 443}}, "externalMetrics/port"),
         ({"redisImage": {"tag": ""}}, "redisImage/tag"),
         ({"monitoring": {"runbooks": ""}}, "monitoring/runbooks"),
         ({"monitoring": {"scrapers": [{"pod": {}}]}}, "monitoring/scrapers/0"),
@@ -85,8 +87,8 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
 
 
 SECTIONS = {
-    "crds", "image", "engineImage", "redisImage", "serviceAccount", "rbac", "operator", "redis", "monitoring",
-    "test",
+    "crds", "image", "engineImage", "redisImage", "serviceAccount", "rbac", "operator",
+    "externalMetrics", "redis", "monitoring", "test",
 }  # fmt: skip
 
 

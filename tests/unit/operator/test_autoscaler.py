@@ -117,11 +117,61 @@ async def test_only_pods_that_may_serve_are_asked() -> None:
     assert sorted(world.asked) == ["a", "door"]
 
 
-async def test_what_somebody_else_scales_is_left_alone_and_forgotten() -> None:
+async def test_where_somebody_else_decides_numbers_are_shown_and_not_carried_out() -> None:
+    world = World(1, pod("a"), pod("b"), pod("door", "gateway"))
+    world.said = {"a": BUSY, "b": BUSY, "door": DOOR}
+    [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
+    of["spec"] |= {"replicas": 2, "scaling": {"mode": "External", "maxReplicas": 8}}
+    del of["status"]["scaling"]
+
+    for _ in range(10):
+        await world.autoscaler.look()
+        world.now += 10
+
+    assert world.autoscaler.decided(KEY) is None
+    assert world.woken == []
+    assert 2 < (world.metric("desired_engines") or 0) <= 8
+    assert (world.metric("demand_engines", unit="slots") or 0) > 2
+    assert world.metric("demand_engines", unit="prefill") is not None
+    assert world.metric("pool_usage") == 0.95
+    assert world.metric("waiting_requests") == 80
+
+
+async def test_what_is_known_of_a_part_alone_is_not_shown() -> None:
+    """Another autoscaler would give up the engines of which nothing is known."""
+    world = World(2, pod("a"), pod("b"), pod("door", "gateway"))
+    world.said = {"a": BUSY, "b": BUSY, "door": DOOR}
+    await world.look()
+    # Rates are means; after one look there are none yet.
+    assert world.metric("demand_engines", unit="slots") is not None
+    assert world.metric("demand_engines", unit="prefill") is None
+
+    world.said["b"] = None
+    await world.look()
+
+    assert world.metric("reporting_engines") == 1
+    for unknown in ("pool_usage", "waiting_requests"):
+        assert world.metric(unknown) is None
+    assert world.metric("demand_engines", unit="slots") is None
+    assert world.metric("desired_engines") == 2, "the decision itself knows what is missing"
+
+
+async def test_waiting_requests_are_not_shown_while_a_gateway_is_silent() -> None:
+    world = World(1, pod("a"), pod("door", "gateway"))
+    world.said = {"a": BUSY, "door": None}
+
+    await world.look()
+
+    assert world.metric("waiting_requests") is None
+    assert world.metric("pool_usage") == 0.95
+
+
+async def test_a_number_that_people_write_is_left_alone_and_forgotten() -> None:
     world = World(1, pod("a"))
     await world.look()
+    assert world.metric("desired_engines") is not None
     [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
-    of["spec"]["scaling"]["mode"] = "External"
+    of["spec"]["scaling"] = {}
 
     await world.autoscaler.look()
 

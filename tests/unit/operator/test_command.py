@@ -9,6 +9,7 @@ from mamba_cli.commands import operate
 from mamba_cli.errors import CliError, InvalidInput
 from mamba_cli.main import COMMANDS
 from mamba_operator.errors import LeadershipLost, OperatorError, SettingsInvalid
+from mamba_operator.external_metrics.registration import registered
 from mamba_operator.settings import OperatorSettings
 
 
@@ -36,6 +37,23 @@ def test_options_become_settings(started: list[OperatorSettings]) -> None:
     [settings] = started
     assert settings.namespaces == ("a", "b")
     assert (settings.kubeconfig, settings.liveness_port, settings.resync) == ("/k", 0, 60.0)
+
+
+def test_external_metrics_are_served_where_they_are_asked_for(
+    started: list[OperatorSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operate.command()
+    operate.command(external_metrics_port=7443, external_metrics_service="mine")
+
+    without, served = started
+    assert without.external_metrics_port is None
+    monkeypatch.setenv("POD_IP", "192.0.2.1")
+    of = registered(served, "::", "sys")
+    assert (of.namespace, of.service, of.host, of.port, of.address) == (
+        "sys", "mine", "::", 7443, "192.0.2.1",
+    )  # fmt: skip
+    monkeypatch.setenv("POD_IP", "")
+    assert registered(served, "::", "sys").address is None
 
 
 def test_what_has_no_option_comes_from_the_environment(

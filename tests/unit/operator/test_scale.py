@@ -13,7 +13,7 @@ from mamba_operator.autoscale.demand import Demand
 from mamba_operator.autoscale.memory import Memory
 from mamba_operator.manifest import Manifest
 from mamba_operator.record import readable
-from mamba_operator.scale import autoscaling, scaling_status, wake_text, woken_at
+from mamba_operator.scale import advising, autoscaling, scaling_status, wake_text, woken_at
 from operator_objects import NOW, owner
 
 Given = tuple[MambaDeployment, str | None]
@@ -202,3 +202,24 @@ def test_a_wake_means_the_same_moment_in_every_zone(zone: str) -> None:
 @pytest.mark.parametrize("data", [None, "now", [NOW.isoformat()], {}, {"other": NOW.isoformat()}])
 def test_a_wake_request_without_a_time_wakes_nothing(data: Any) -> None:
     assert woken_at({"kind": "ConfigMap", "data": data}) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "bounds"),
+    [
+        ({"scaling": EXTERNAL}, (1, 10_000)),
+        ({"scaling": {**EXTERNAL, **RANGE}, "replicas": 3}, (2, 5)),
+        ({"scaling": {**EXTERNAL, "minReplicas": 0}, "replicas": 2}, (0, 10_000)),
+        # It stops and starts with requests, as everywhere.
+        ({"scaling": EXTERNAL, "replicas": 0}, None),
+        ({"scaling": RANGE, "replicas": 3}, None),
+        ({"replicas": 3}, None),
+    ],
+)
+def test_numbers_are_made_for_others_within_the_bounds_of_the_object(
+    spec: dict[str, Any], bounds: tuple[int, int] | None
+) -> None:
+    given, _ = deployment(**spec)
+    config = advising(given)
+    assert (config and (config.min_replicas, config.max_replicas)) == bounds
+    assert config is None or autoscaling(given) is None

@@ -1,0 +1,55 @@
+"""Whether somebody may read external metrics: the API server is asked, by a SubjectAccessReview.
+
+Answers are kept for some seconds, since autoscalers ask the same again and again.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mamba_operator.client import KubeClient
+from mamba_operator.external_metrics.front_proxy import Asker
+from mamba_operator.kinds import SUBJECT_ACCESS_REVIEW
+
+KEPT = 10.0
+"""Seconds for which an answer holds."""
+MOST = 1024
+"""Answers kept."""
+Question = tuple[tuple[str, str], ...]
+"""Fields of resourceAttributes or nonResourceAttributes, sorted."""
+
+
+class AccessReview:
+    """Asks and remembers."""
+
+    def __init__(self, client: KubeClient, now: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._now = client, now
+        self._answers: dict[tuple[Asker, str, Question], tuple[float, bool]] = {}
+
+    async def may(self, asker: Asker, about: str, **question: str) -> bool:
+        """Whether `asker` may. `about` is resourceAttributes or nonResourceAttributes.
+
+        Raises:
+            ClusterError: the API server gave no answer.
+        """
+        key = (asker, about, tuple(sorted(question.items())))
+        when, allowed = self._answers.get(key, (float("-inf"), False))
+        if self._now() - when < KEPT:
+            return allowed
+        answer = await self._client.create(_manifest(asker, about, question))
+        allowed = (answer.get("status") or {}).get("allowed") is True
+        if len(self._answers) >= MOST:
+            self._answers.clear()
+        self._answers[key] = (self._now(), allowed)
+        return allowed
+
+
+def _manifest(asker: Asker, about: str, question: dict[str, str]) -> dict[str, Any]:
+    spec = {
+        "user": asker.user,
+        "groups": list(asker.groups),
+        "extra": {name: list(values) for name, values in asker.extra},
+        about: question,
+    }
+    kind = SUBJECT_ACCESS_REVIEW
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}

@@ -1,0 +1,166 @@
+"""Keeps the external metrics API reachable: certificate, APIService, and where its Service leads.
+
+The operator that holds the lease tells the API server whom to trust (`caBundle` of the APIService) and where
+it is (an EndpointSlice of a Service without selector): one that stands by has no numbers.
+"""
+
+import asyncio
+import base64
+import ipaddress
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.client import KubeClient
+from mamba_operator.errors import ClusterError
+from mamba_operator.external_metrics import front_proxy, server
+from mamba_operator.external_metrics.access_review import AccessReview
+from mamba_operator.external_metrics.certificate import ServingCertificate, serving_certificate, show
+from mamba_operator.external_metrics.documents import GROUP, VERSION
+from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy
+from mamba_operator.kinds import API_SERVICE, CONFIG_MAP, ENDPOINT_SLICE
+from mamba_operator.settings import OperatorSettings
+
+log = structlog.get_logger(__name__)
+API_SERVICE_NAME = f"{VERSION}.{GROUP}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Where the API is to be found, and how long things last; times are seconds."""
+
+    namespace: str
+    service: str
+    """Name of the Service that the APIService names, and of its EndpointSlice."""
+    host: str
+    port: int
+    """Where we listen; 0 takes a free one."""
+    address: str | None
+    """IP address of our pod; None = somebody else sees to the Service."""
+    valid_for: float = 7 * 86400.0
+    """Of a certificate; another follows after half of it."""
+    look_every: float = 60.0
+    """Between two looks at what the cluster says of its API server, and at our registration."""
+    overlap: float = 15.0
+    """For which both authorities are trusted before the new certificate is shown."""
+
+
+def registered(settings: OperatorSettings, host: str, namespace: str) -> Registered:
+    """What an operator in `namespace` that listens on `host` is told; the pod says its own address."""
+    return Registered(
+        namespace=namespace,
+        service=settings.external_metrics_service,
+        host=host,
+        port=settings.external_metrics_port or 0,
+        address=os.environ.get("POD_IP") or None,
+    )
+
+
+class Registration:
+    """One per operator that acts."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        metrics: ScalingMetrics,
+        registered: Registered,
+        *,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client, self._metrics, self._registered, self._wall = client, metrics, registered, wall
+        self._port = registered.port
+        self._shown = self._made()
+        self._trusted = self._shown.authority
+        self._told = ""
+
+    async def run(self) -> None:
+        """For ever; ends only by cancellation. What fails is tried again.
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        while True:
+            try:
+                await self._serve(await self._front_proxy())
+            except (ClusterError, NoFrontProxy) as error:
+                self._say(error)
+                await asyncio.sleep(self._registered.look_every / 10)
+
+    async def _front_proxy(self) -> FrontProxy:
+        return front_proxy.front_proxy(
+            await self._client.get(CONFIG_MAP, front_proxy.NAMESPACE, front_proxy.NAME)
+        )
+
+    async def _serve(self, proxy: FrontProxy) -> None:
+        """Until the API server proves itself otherwise."""
+        of, context = self._registered, proxy.context()
+        show(context, self._shown)
+        api = server.ExternalMetrics(self._metrics, AccessReview(self._client), proxy, wall=self._wall)
+        async with server.serving(api.app(), of.host, self._port, context) as self._port:
+            log.info("external_metrics_served", address=f"{of.host}:{self._port}")
+            while True:
+                try:
+                    await self._register()
+                    if self._wall() > self._shown.until - timedelta(seconds=of.valid_for / 2):
+                        await self._rotate(context)
+                    if await self._front_proxy() != proxy:
+                        return
+                    self._told = ""
+                except (ClusterError, NoFrontProxy) as error:
+                    self._say(error)
+                await asyncio.sleep(of.look_every)
+
+    async def _rotate(self, context: ssl.SSLContext) -> None:
+        """Another certificate: trusted first, shown then; the old authority is forgotten at last."""
+        new = self._made()
+        self._trusted = self._shown.authority + new.authority
+        await self._register()
+        await asyncio.sleep(self._registered.overlap)
+        show(context, new)
+        self._shown = new
+        await asyncio.sleep(self._registered.overlap)
+        self._trusted = new.authority
+        await self._register()
+        log.info("certificate_rotated", until=new.until.isoformat(timespec="seconds"))
+
+    async def _register(self) -> None:
+        of = self._registered
+        if of.address is not None:
+            await self._client.apply(endpoint_slice(of.namespace, of.service, of.address, self._port))
+        bundle = base64.b64encode(self._trusted).decode()
+        await self._client.merge(API_SERVICE, None, API_SERVICE_NAME, {"spec": {"caBundle": bundle}})
+
+    def _made(self) -> ServingCertificate:
+        of = self._registered
+        name = f"{of.service}.{of.namespace}.svc"
+        return serving_certificate(name, self._wall(), timedelta(seconds=of.valid_for))
+
+    def _say(self, error: Exception) -> None:
+        # The same words every few seconds help nobody.
+        if str(error) != self._told:
+            self._told = str(error)
+            log.warning("external_metrics_not_registered", error=str(error))
+
+
+def endpoint_slice(namespace: str, service: str, address: str, port: int) -> dict[str, object]:
+    """The one endpoint of a Service without selector."""
+    return {
+        "apiVersion": ENDPOINT_SLICE.api_version,
+        "kind": ENDPOINT_SLICE.kind,
+        "metadata": {
+            "name": service,
+            "namespace": namespace,
+            "labels": {
+                "kubernetes.io/service-name": service,
+                "endpointslice.kubernetes.io/managed-by": "mambaserve-operator",
+            },
+        },
+        "addressType": f"IPv{ipaddress.ip_address(address).version}",
+        "ports": [{"name": "external-metrics", "port": port, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
+    }

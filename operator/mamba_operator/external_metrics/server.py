@@ -1,0 +1,149 @@
+"""The HTTPS server of the external metrics API. Run by the operator that holds the lease, which has numbers.
+
+The API server is its only client. It is let in by its certificate, asks for somebody, and whether that one
+may is asked of the API server in turn.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from aiohttp import web
+
+from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
+from mamba_operator.errors import ClusterError
+from mamba_operator.external_metrics import documents
+from mamba_operator.external_metrics.access_review import AccessReview
+from mamba_operator.external_metrics.front_proxy import Asker, FrontProxy
+from mamba_operator.external_metrics.label_selector import SelectorInvalid, selector
+from mamba_operator.liveness import listen
+
+log = structlog.get_logger(__name__)
+OLDEST = 120.0
+"""Seconds after which a number is not told any more: twice the longest time between looks."""
+ROOT = f"/apis/{documents.GROUP}"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ExternalMetrics:
+    """The requests, whoever listens.
+
+    Args:
+        metrics: what the autoscaler last saw.
+        review: asks what somebody may.
+        proxy: how the API server proves itself.
+        now: the clock of the autoscaler.
+        wall: the time of day.
+    """
+
+    def __init__(
+        self,
+        metrics: ScalingMetrics,
+        review: AccessReview,
+        proxy: FrontProxy,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._metrics, self._review, self._proxy = metrics, review, proxy
+        self._now, self._wall = now, wall
+
+    def app(self) -> web.Application:
+        """The routes."""
+
+        @web.middleware
+        async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except web.HTTPNotFound:
+                return _refused(404, "NotFound", "the server could not find the requested resource")
+            except web.HTTPMethodNotAllowed:
+                return _refused(405, "MethodNotAllowed", f"{request.method} is not supported")
+            except ClusterError as error:
+                log.warning("access_not_reviewed", error=str(error))
+                return _refused(503, "ServiceUnavailable", f"whether you may could not be asked: {error}")
+
+        app = web.Application(middlewares=[answered])
+        app.add_routes(
+            [
+                web.get(ROOT, self._group),
+                web.get(f"{ROOT}/{documents.VERSION}", self._resources),
+                web.get(f"{ROOT}/{documents.VERSION}/namespaces/{{namespace}}/{{metric}}", self._values),
+            ]
+        )
+        return app
+
+    async def _group(self, request: web.Request) -> web.Response:
+        return await self._discovery(request) or web.json_response(documents.group())
+
+    async def _resources(self, request: web.Request) -> web.Response:
+        return await self._discovery(request) or web.json_response(documents.resources())
+
+    async def _discovery(self, request: web.Request) -> web.Response | None:
+        """The refusal; None when there is none."""
+        asker = self._asker(request)
+        if asker is None:
+            return _stranger()
+        if await self._review.may(asker, "nonResourceAttributes", path=request.path, verb="get"):
+            return None
+        return _refused(403, "Forbidden", f"user {asker.user!r} may not get {request.path}")
+
+    async def _values(self, request: web.Request) -> web.Response:
+        namespace, metric = request.match_info["namespace"], request.match_info["metric"]
+        asker = self._asker(request)
+        if asker is None:
+            return _stranger()
+        allowed = await self._review.may(
+            asker, "resourceAttributes", group=documents.GROUP, version=documents.VERSION,
+            resource=metric, namespace=namespace, verb="list",
+        )  # fmt: skip
+        if not allowed:
+            return _refused(
+                403, "Forbidden",
+                f"user {asker.user!r} may not list {metric} of {documents.GROUP} in namespace {namespace}",
+            )  # fmt: skip
+        if metric not in documents.NAMES:
+            known = ", ".join(documents.NAMES)
+            return _refused(404, "NotFound", f"no external metric {metric}: there are {known}")
+        try:
+            selected = selector(request.query.get("labelSelector", ""))
+        except SelectorInvalid as error:
+            return _refused(400, "BadRequest", str(error))
+        now, wall = self._now(), self._wall()
+        found = (
+            (name, wall - timedelta(seconds=now - at), one)
+            for name, at, one in self._metrics.last(namespace, documents.NAMES[metric])
+            if now - at <= OLDEST
+        )
+        return web.json_response(documents.values(metric, found, selected))
+
+    def _asker(self, request: web.Request) -> Asker | None:
+        transport = request.transport
+        certificate = transport.get_extra_info("peercert") if transport is not None else None
+        return self._proxy.asker(certificate, request.headers)
+
+
+def _stranger() -> web.Response:
+    return _refused(401, "Unauthorized", "only the API server is answered, for a user that it names")
+
+
+def _refused(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response(documents.refusal(code, reason, message), status=code)
+
+
+@asynccontextmanager
+async def serving(app: web.Application, host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """Listens for the length of the block; gives the port."""
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        site = web.SockSite(runner, listen(host, port), ssl_context=context)
+        await site.start()
+        yield int(runner.addresses[0][1])
+    finally:
+        # Those who are being answered are let finish; kept connections are closed.
+        await asyncio.shield(runner.cleanup())

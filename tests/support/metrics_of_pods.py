@@ -1,0 +1,84 @@
+"""`/metrics` of engines and gateways, as the product's own registries write it, over HTTP on loopback.
+
+For clusters without nodes: each pod gets an address of its own at which the port of its kind is answered.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from mamba_api import names
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_server.api.engine_metrics import EngineMetrics
+from mamba_server.api.request_metrics import RequestMetrics
+from mamba_server.wire import EngineStats, Ready
+
+PLACES = 64
+
+
+def engine_text(*, running: int, waiting: int) -> str:
+    """Of an engine whose state slots are as full as its batch."""
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, "m")
+    RequestMetrics(registry, "m")
+    metrics.on_ready(Ready(1, 1, (), {}))
+    gauges = {
+        "requests_running": running, "requests_waiting": waiting, "max_running_requests": PLACES,
+        "state_usage": running / PLACES, "kv_usage": 0.1, "arena_usage": 0.1, "prompt_tokens_waiting": 0,
+    }  # fmt: skip
+    metrics.on_stats(EngineStats({}, {name: float(value) for name, value in gauges.items()}, [], []))
+    return generate_latest(registry).decode()
+
+
+def gateway_text(*, in_flight: int) -> str:
+    """Of a gateway at which nobody waits."""
+    metrics = GatewayMetrics(lambda: ())
+    metrics.in_flight.set(in_flight)
+    return generate_latest(metrics.registry).decode()
+
+
+class PodAddresses:
+    """Addresses that answer; `texts` may be changed at any time."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._net = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(254) + 1}"
+        self._count = 0
+        self.texts: dict[str, Callable[[], str]] = {}
+
+    def add(self, text: Callable[[], str]) -> str:
+        """The address of a pod that answers with it."""
+        self._count += 1
+        address = f"{self._net}.{self._count}"
+        self.texts[address] = text
+        texts = self.texts
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = texts[address]().encode()
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer((address, names.HTTP_PORT), Handler)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        self._stack.callback(thread.join, 10)
+        self._stack.callback(server.server_close)
+        self._stack.callback(server.shutdown)
+        return address
+
+
+@contextmanager
+def pod_addresses() -> Iterator[PodAddresses]:
+    """For the length of the block."""
+    with ExitStack() as stack:
+        yield PodAddresses(stack)
