@@ -10,11 +10,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from benchmarks.cache.drive import CAP
-from benchmarks.cache.replay import CacheSize
-from benchmarks.fleet.engine_profile import EngineProfile
-from benchmarks.fleet.request import Request
-
+from mamba_cli.fleet.cache_size import CAP, CacheSize
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints import Report
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_planner.prefill_work import prefill_work
@@ -24,8 +22,6 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 
-STRATEGY = "ExtraBuffer"
-
 
 def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> StateCache:
     """The cache of such an engine, for sequences of up to `longest` tokens."""
@@ -33,7 +29,7 @@ def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching
         CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(block),
         RadixTree(block, Eviction("RecomputeCost")),
         PersistentBatch(profile.max_running, -(-longest // block)),
-        reservation(STRATEGY, overlap=False),
+        reservation(profile.strategy, overlap=profile.overlap),
         track_interval=block,
         cap=CAP,
         prefix_caching=prefix_caching,
