@@ -31,8 +31,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_running: Count
     slabs: Count
     """State slots of the arena, all memory counted in them."""
-    tokens_per_state: Count
-    """Tokens whose attention KV takes the bytes of one state."""
+    tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
+    """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
     strategy: Strategy = "ExtraBuffer"
     overlap: bool = False
     """Whether step n+1 is planned while step n runs: what a sequence holds depends on it."""
