@@ -24,6 +24,8 @@ from mamba_server.cache.tree import RadixTree
 
 LEAST_PAGES = 8
 """Of a state's bytes, at least."""
+LEAST_PAGE = 16
+"""Tokens: shorter pages than the product's would only take time."""
 
 
 def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> StateCache:
@@ -33,7 +35,7 @@ def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching
     rounding would cost memory.
     """
     page = block
-    while page % 2 == 0 and 0 < profile.tokens_per_state < LEAST_PAGES * page:
+    while page % 2 == 0 and page > LEAST_PAGE and 0 < profile.tokens_per_state < LEAST_PAGES * page:
         page //= 2
     return StateCache(
         CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(page),
