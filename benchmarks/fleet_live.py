@@ -66,7 +66,7 @@ class Calibration:
         sequence = max(LEAST, (many - one) / (WIDE - 1))
         step = max(LEAST, one - sequence)
         profile = EngineProfile(
-            name="live", origin="fitted to the same fleet", prefill_tokens_per_second=1 / max(slope, LEAST),
+            name="live", origin="fitted to the same fleet", prefill_tokens_per_second=1 / max(float(slope), LEAST),
             step_seconds=step, sequence_seconds=sequence, chunk_tokens=2048, max_running=32, slabs=slabs,
             tokens_per_state=64, strategy="ExtraBufferLazy",
         )  # fmt: skip
