@@ -66,8 +66,9 @@ class Calibration:
         sequence = max(LEAST, (many - one) / (WIDE - 1))
         step = max(LEAST, one - sequence)
         profile = EngineProfile(
-            name="live", origin="fitted to the same fleet", prefill_tokens_per_second=1 / max(float(slope), LEAST),
-            step_seconds=step, sequence_seconds=sequence, chunk_tokens=2048, max_running=32, slabs=slabs,
+            name="live", origin="fitted to the same fleet",
+            prefill_tokens_per_second=1 / max(float(slope), LEAST), step_seconds=step,
+            sequence_seconds=sequence, chunk_tokens=2048, max_running=32, slabs=slabs,
             tokens_per_state=64, strategy="ExtraBufferLazy",
         )  # fmt: skip
         return Fit(profile, max(0.0, float(intercept) - step))

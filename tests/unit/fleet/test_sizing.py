@@ -12,6 +12,7 @@ from mamba_cli.bench.traces import Arrival
 from mamba_cli.errors import InvalidInput
 from mamba_cli.fleet.chart import chart
 from mamba_cli.fleet.engine import cache_of
+from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.gpu import KINDS, Gpu, chosen
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.roofline import profile_of
@@ -112,6 +113,17 @@ def test_a_strategy_that_holds_more_slots_runs_fewer_sequences() -> None:
         slots[strategy] = cache.strategy.slots_per_sequence
         assert planned.slots_per_sequence == slots[strategy]
     assert slots == {"NoBuffer": 1, "ExtraBufferLazy": 2, "ExtraBuffer": 3}
+
+
+@pytest.mark.parametrize("tokens_per_state", [0, 64, 700, 4096, 8758])
+def test_rounding_to_pages_costs_little_memory_however_small_a_state_is(tokens_per_state: int) -> None:
+    profile = EngineProfile(
+        name="test", origin="assumed", prefill_tokens_per_second=1000, step_seconds=0.01,
+        sequence_seconds=0.0, max_running=8, slabs=40, tokens_per_state=tokens_per_state,
+    )  # fmt: skip
+    cache = cache_of(profile, BLOCK, 4096, prefix_caching=True)
+    held = cache.arena.pages_per_slab * cache.page_size
+    assert tokens_per_state * 7 / 8 <= held <= tokens_per_state
 
 
 def test_without_prefix_caching_nothing_is_resumed() -> None:
