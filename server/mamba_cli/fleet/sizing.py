@@ -106,7 +106,7 @@ def size(question: Question, progress: Callable[[str, float], None] = lambda *_:
     more = None
     if best is not None and best.served is not None:
         progress(f"{best.gpu.name}, {best.strategy}, twice the load", 1.0)
-        run = _runs(question, doubled, _profile(question, best.gpu, best.strategy))
+        run = _runs(question, doubled, *_engine(question, best.gpu, best.strategy))
         more = smallest(lambda n: run(n).attainment >= GOAL, best.served.engines, question.most)
     return Answer(tuple(found), best, more)
 
@@ -144,16 +144,16 @@ def _searched(
     question: Question, asked: Asked, doubled: Asked, gpu: Gpu, strategy: Strategy, start: int
 ) -> Candidate:
     try:
-        profile = _profile(question, gpu, strategy)
+        profile, longest = _engine(question, gpu, strategy)
     except DoesNotFit as error:
         return Candidate(gpu, strategy, f"does not fit its memory: {error}")
-    if (share := best_share(asked, profile, question.slo)) < GOAL:
+    if (share := best_share(asked, profile, longest, question.slo)) < GOAL:
         return Candidate(
             gpu,
             strategy,
-            f"too slow: an idle engine would serve {share:.0%} of the requests in time",
+            f"an idle engine would serve {share:.0%} in time; the others are too long or take too long",
         )
-    run = _runs(question, asked, profile)
+    run = _runs(question, asked, profile, longest)
     tried: dict[int, Served] = {}
 
     def attains(engines: int) -> bool:
@@ -166,13 +166,13 @@ def _searched(
         return Candidate(
             gpu, strategy, f"{question.most} engines attain {tried[question.most].attainment:.1%}", tried=runs
         )
-    twice = _runs(question, doubled, profile)(least)
+    twice = _runs(question, doubled, profile, longest)(least)
     return Candidate(gpu, strategy, None, tried[least], twice, runs)
 
 
-def best_share(asked: Asked, profile: EngineProfile, slo: Slo) -> float:
+def best_share(asked: Asked, profile: EngineProfile, longest: int, slo: Slo) -> float:
     """Share of requests that an idle engine would serve in time, if it resumed all that can be: a bound."""
-    requests = requests_of(asked)
+    requests = requests_of(within(asked, longest))
     well = 0
     for request in requests:
         work = prefill_work(request.shared, request.prompt_tokens, profile.attention_ratio)
@@ -180,31 +180,40 @@ def best_share(asked: Asked, profile: EngineProfile, slo: Slo) -> float:
         first = work / profile.prefill_tokens_per_second + steps * profile.step_seconds
         each = profile.step_seconds + profile.sequence_seconds if request.outputs > 1 else 0.0
         well += first <= slo.ttft and each <= slo.tpot
-    return well / max(1, len(requests))
+    return well / max(1, len(asked.workload.arrivals))
 
 
-def _profile(question: Question, gpu: Gpu, strategy: Strategy) -> EngineProfile:
+def within(asked: Asked, longest: int) -> Asked:
+    """Without the requests that take more tokens than an engine's sequences may have: it refuses them."""
+    kept = [a for a in asked.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
+    return replace(asked, workload=replace(asked.workload, arrivals=kept))
+
+
+def _engine(question: Question, gpu: Gpu, strategy: Strategy) -> tuple[EngineProfile, int]:
+    """The engine, and the tokens of its longest sequence. Raises `DoesNotFit`."""
     constraints = replace(question.constraints, strategy=strategy)
     planned = plan(
         question.model, constraints, Device("cuda", gpu.memory), question.weights, question.workload
     )
-    return profile_of(question.model, planned, constraints, gpu)
+    return profile_of(question.model, planned, constraints, gpu), planned.max_model_len
 
 
-def _runs(question: Question, asked: Asked, profile: EngineProfile) -> Callable[[int], Served]:
+def _runs(question: Question, asked: Asked, profile: EngineProfile, longest: int) -> Callable[[int], Served]:
+    taken = within(asked, longest)
+
     def run(engines: int) -> Served:
         around = Conditions(least=engines, most=engines, initial=engines)
         simulated = Simulation(
-            asked, profile, Gateway, FixedSize(engines), question.slo, around, question.seed
+            taken, profile, Gateway, FixedSize(engines), question.slo, around, question.seed
         )
         simulated.run()
-        return served(simulated, engines)
+        return served(simulated, engines, len(asked.workload.arrivals))
 
     return run
 
 
-def served(run: Simulation, engines: int) -> Served:
-    """What a run that is over came to."""
+def served(run: Simulation, engines: int, asked: int) -> Served:
+    """What a run that is over came to, of so many requests."""
     requests = [request for request in run.requests if request.engine]
     first = sorted(request.first - request.at for request in requests if request.first is not None)
     prompts = sum(request.prompt_tokens for request in requests)
@@ -214,7 +223,7 @@ def served(run: Simulation, engines: int) -> Served:
 
     return Served(
         engines,
-        round(sum(map(run.slo.attained, requests)) / max(1, len(run.requests)), 4),
+        round(sum(map(run.slo.attained, requests)) / max(1, asked), 4),
         round(sum(request.resumed for request in requests) / max(1, prompts), 4),
         quantile(0.5),
         quantile(0.95),

@@ -141,7 +141,7 @@ def test_what_cannot_serve_says_why() -> None:
     small, slow = replace(KIND["L4"], memory=16 << 30), replace(KIND["L4"], flops=1e12)
     found = size(question((small, slow), constraints=Constraints(strategy="NoBuffer")))
     assert "does not fit" in (found.candidates[0].why_not or "")
-    assert "too slow" in (found.candidates[1].why_not or "")
+    assert "idle engine" in (found.candidates[1].why_not or "")
     assert found.chosen is None
     few = size(question((KIND["A100"],), constraints=Constraints(strategy="NoBuffer"), most=1))
     assert few.candidates[0].why_not is not None
@@ -149,18 +149,27 @@ def test_what_cannot_serve_says_why() -> None:
     assert few.chosen is None
 
 
-def test_a_request_that_no_engine_can_hold_was_not_served_in_time() -> None:
-    huge = asked(20, every=1.0)
-    arrivals = list(huge.workload.arrivals)
+@pytest.mark.parametrize("limit", [None, 4096])
+def test_a_request_that_engines_refuse_was_not_served_in_time(limit: int | None) -> None:
+    """Since no memory holds it, or since it is longer than the model may be asked."""
+    arrivals = [Arrival(float(number), 1000, 5, (2 * number, 2 * number + 1)) for number in range(20)]
+    long = 4_000_000 if limit is None else 5000
     for number in (2, 9, 15):
-        arrivals[number] = Arrival(float(number), 4_000_000, 1, tuple(range(9000, 9000 + 7813)))
-    wide = replace(huge, workload=replace(huge.workload, arrivals=arrivals))
+        ids = tuple(range(9000, 9000 + long // BLOCK + 1))
+        arrivals[number] = Arrival(float(number), long, 1, ids)
+    whole = Asked(Workload("w", BLOCK, arrivals), True)
     found = size(
-        question((KIND["H100"],), asked=wide, slo=Slo(500.0, 1.0), most=1,
-                 constraints=Constraints(strategy="NoBuffer"))
+        question((KIND["H100"],), asked=whole, slo=Slo(500.0, 1.0), most=1,
+                 constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
     )  # fmt: skip
     assert found.chosen is None
-    assert found.candidates[0].tried[0].attainment == 0.85
+    each = found.candidates[0]
+    assert "85%" in (each.why_not or "")
+    kept = [arrival for arrival in arrivals if arrival.input_tokens < long]
+    assert size(
+        question((KIND["H100"],), asked=Asked(Workload("w", BLOCK, kept), True), slo=Slo(500.0, 1.0), most=1,
+                 constraints=Constraints(strategy="NoBuffer", max_model_len=limit))
+    ).chosen  # fmt: skip
 
 
 def test_a_model_without_attention_is_simulated_too() -> None:
@@ -176,7 +185,7 @@ def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained() -> None:
     planned = plan(asking.model, asking.constraints, Device("cuda", KIND["H100"].memory), asking.weights)
     profile = profile_of(asking.model, planned, asking.constraints, KIND["H100"])
     for slo in (Slo(0.2, 0.1), Slo(0.5, 0.1), Slo(2.0, 0.1)):
-        share = best_share(asking.asked, profile, slo)
+        share = best_share(asking.asked, profile, planned.max_model_len, slo)
         ran = size(replace(asking, slo=slo)).candidates[0]
         assert all(run.attainment <= share for run in ran.tried)
 
