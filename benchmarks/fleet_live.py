@@ -96,8 +96,11 @@ def _block(block: int) -> list[int]:
     return [rng.randrange(5, 250) for _ in range(BLOCK)]
 
 
-async def calibrate(door: str, engine: str, rounds: int, seed: int) -> Calibration:
-    """Prompts that nobody asked before; alone through the gateway, together at one engine."""
+async def calibrate(door: str, engine: str, rounds: int, pause: float, seed: int) -> Calibration:
+    """Prompts that nobody asked before; alone through the gateway, together at one engine.
+
+    With pauses of so many seconds on average: processes that slept take longer than those that just ran.
+    """
     rng = Random(f"calibration {seed}")
 
     def prompt(length: int, outputs: int) -> Prompt:
@@ -108,6 +111,7 @@ async def calibrate(door: str, engine: str, rounds: int, seed: int) -> Calibrati
         alone, direct = LoadClient(session, door, "tiny-recall"), LoadClient(session, engine, "tiny-recall")
         for _ in range(rounds):
             for length in LENGTHS:
+                await asyncio.sleep(rng.expovariate(1 / pause))
                 found.alone[length].append(await alone.send(prompt(length, 24), time.monotonic()))
             wide = (direct.send(prompt(48, 64), time.monotonic()) for _ in range(WIDE))
             found.together += await asyncio.gather(*wide)
@@ -188,11 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = trace_of(60 * given.minutes, given.rate, given.seed)
     with fleet("resumable", given.engines, 1, given.arena_bytes) as running:
         door, engine = running.doors[0], running.engines[0]
-        asyncio.run(calibrate(door, engine, 2, -1))
-        before = asyncio.run(calibrate(door, engine, given.rounds, 0))
+        asyncio.run(calibrate(door, engine, 2, 0.1, -1))
+        before = asyncio.run(calibrate(door, engine, given.rounds, 1 / given.rate, 0))
         running.flush()
         samples = asyncio.run(play(door, asked))
-        after = asyncio.run(calibrate(door, engine, given.rounds, 1))
+        after = asyncio.run(calibrate(door, engine, given.rounds, 1 / given.rate, 1))
     slabs = given.arena_bytes // (64 << 10)
     both = Calibration(
         {n: before.alone[n] + after.alone[n] for n in LENGTHS}, before.together + after.together
