@@ -10,20 +10,22 @@ import heapq
 import itertools
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from benchmarks.cache.block_trace import BLOCK, Tokens, generated, prompt, usable
+from benchmarks.cache.block_trace import generated
 from benchmarks.cache.drive import cache_of, drive, serve
 from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.cache.replay import CacheSize
-from benchmarks.cache.workloads import Workload
 
 from mamba_cli.bench.traces import parse
+from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.prompt_blocks import BLOCK, Tokens, prompt, usable
+from mamba_cli.fleet.workload import Workload
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.metrics import GatewayMetrics
@@ -31,13 +33,8 @@ from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.router import Router
 from mamba_gateway.routing import NoCandidate
 from mamba_gateway.scoring import Weights
-from mamba_prefix.page_rungs import rungs
-from mamba_prefix.prefix_index import NOTHING, Depths, PrefixIndex
 from mamba_server.cache.state_cache import StateCache
 
-Knowledge = Literal["load", "attention", "own", "resumable"]
-"""What a gateway goes by: load alone; pages of attention that an engine has; what it sent itself; what an
-engine can resume."""
 ALL: tuple[Knowledge, ...] = ("load", "attention", "own", "resumable")
 ATTENTION_RATIO = 4.6e-6
 """Of Nemotron Nano 9B v2."""
@@ -86,43 +83,6 @@ def queue_imbalance(queues: Sequence[Sequence[float]], least: float = 4.0) -> fl
     three empty ones is 4 times the mean."""
     seen = sorted(max(now) / statistics.fmean(now) for now in queues if statistics.fmean(now) >= least)
     return round(seen[int(0.99 * len(seen))], 2) if seen else None
-
-
-class HasCache(Protocol):
-    """A simulated engine, as far as an index of caches asks."""
-
-    @property
-    def cache(self) -> StateCache: ...
-
-
-class CacheIndex(PrefixIndex):
-    """What the engines' caches hold, as a gateway that follows them would see it; `engines` by name may
-    change meanwhile."""
-
-    def __init__(self, engines: Mapping[str, HasCache], knowledge: Knowledge) -> None:
-        super().__init__()
-        self._engines, self._attention = engines, knowledge == "attention"
-        self.state = "off" if knowledge == "own" else "following"
-
-    def depths(self, token_ids: Tokens, salt: str) -> Depths:
-        if self.state == "off":
-            return NOTHING
-        found = {name: engine.cache.match(token_ids, salt, 1) for name, engine in self._engines.items()}
-        if self._attention:
-            attention = {name: match.kv_depth for name, match in found.items()}
-            return Depths(attention, attention)
-        return Depths(
-            {name: match.resumable for name, match in found.items()},
-            {name: self._told(name, match.kv_depth) for name, match in found.items()},
-        )
-
-    def _told(self, name: str, depth: int) -> int:
-        page = self._engines[name].cache.page_size
-        return _last_rung(depth // page) * page
-
-
-def _last_rung(pages: int) -> int:
-    return max(rungs(0, pages).tolist(), default=0)
 
 
 class Fleet:

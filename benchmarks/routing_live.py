@@ -18,14 +18,15 @@ from random import Random
 from typing import Any, Literal
 
 import aiohttp
-from benchmarks.cache.block_trace import BLOCK, usable
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.cache.workloads import GENERATED, Workload
+from benchmarks.cache.workloads import GENERATED
 from benchmarks.engine import running_command
 from benchmarks.redis import running_redis
 from benchmarks.routing import queue_imbalance
 
 from mamba_cli.bench.traces import Arrival, parse
+from mamba_cli.fleet.prompt_blocks import BLOCK, usable
+from mamba_cli.fleet.workload import Workload
 from mamba_cli.local.ports import free_ports
 
 Way = Literal["one", "load", "attention", "resumable"]

@@ -6,25 +6,8 @@ Reads the Mooncake format through the load generator's parser, or makes a small 
 import random
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from mamba_cli.bench.traces import Arrival
-
-BLOCK = 512
-Tokens = npt.NDArray[np.int32]
-
-
-def prompt(arrival: Arrival, block: int = BLOCK) -> Tokens:
-    """The prompt's tokens, int32[input_tokens]: equal blocks have equal tokens, different ones no token."""
-    ids = np.array(arrival.block_ids, np.int32)
-    tokens: Tokens = (ids[:, None] * np.int32(block) + np.arange(block, dtype=np.int32)).reshape(-1)
-    return tokens[: arrival.input_tokens]
-
-
-def usable(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """Those whose block ids cover the prompt."""
-    return [a for a in arrivals if 0 < a.input_tokens <= BLOCK * len(a.block_ids)]
+from mamba_cli.fleet.prompt_blocks import BLOCK
 
 
 def endless_cache_bound(arrivals: Iterable[Arrival]) -> float:

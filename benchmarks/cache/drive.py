@@ -8,17 +8,14 @@ drives the whole engine.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.cache.block_trace import Tokens, prompt
-from benchmarks.cache.replay import CacheSize
-from benchmarks.cache.workloads import Workload
-
+from mamba_cli.fleet.cache_size import CAP, CacheSize
+from mamba_cli.fleet.prompt_blocks import Tokens, prompt
+from mamba_cli.fleet.workload import Workload
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
-
-CAP = 4
 
 
 @dataclass(frozen=True, slots=True)

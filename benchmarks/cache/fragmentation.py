@@ -15,8 +15,9 @@ from typing import Any, get_args
 import numpy as np
 from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.cache.replay import CachePolicy, CacheSize, build
+from benchmarks.cache.replay import CachePolicy, build
 
+from mamba_cli.fleet.cache_size import CacheSize
 from mamba_server.cache import ledger
 from mamba_server.cache.arena import AllocationSite, Arena, Grant
 from mamba_server.cache.eviction import Policy

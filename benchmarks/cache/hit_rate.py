@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cache.block_trace import BLOCK, endless_cache_bound, generated, usable
+from benchmarks.cache.block_trace import endless_cache_bound, generated
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.cache.replay import CachePolicy, CacheSize, replay
+from benchmarks.cache.replay import CachePolicy, replay
 
 from mamba_cli.bench.traces import Arrival, parse
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.prompt_blocks import BLOCK, usable
 
 KV_BESIDE = 2_050_000
 STATE_TOKENS = 8_758

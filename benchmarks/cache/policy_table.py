@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cache.block_trace import BLOCK, usable
 from benchmarks.cache.drive import Driven, cache_of, drive
 from benchmarks.cache.history import History
 from benchmarks.cache.hit_rate import KV_BESIDE, STATE_TOKENS
 from benchmarks.cache.oracle import foretold
 from benchmarks.cache.record import RESULTS, write
-from benchmarks.cache.replay import CacheSize
 from benchmarks.cache.space_time import space_time_bound
-from benchmarks.cache.workloads import GENERATED, Workload
+from benchmarks.cache.workloads import GENERATED
 
 from mamba_cli.bench.traces import parse
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.prompt_blocks import BLOCK, usable
+from mamba_cli.fleet.workload import Workload
 
 SLOTS = (50, 400, 1600)
 

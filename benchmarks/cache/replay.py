@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from benchmarks.cache.block_trace import BLOCK, prompt
 
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.prompt_blocks import BLOCK, prompt
 from mamba_planner.strategy import reservation
 from mamba_server.cache.arena import Arena
 from mamba_server.cache.eviction import Eviction, Policy
@@ -24,25 +25,6 @@ from mamba_server.engine.limits import Limits
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.wire import AddRequest, SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSize:
-    """The arena: `slots` states and, beside them in the same arena, `kv_tokens` tokens of attention KV.
-
-    `tokens_per_state`: how many tokens' KV takes the bytes of one state; 0 = a model without attention, so
-    that slots alone bind.
-    """
-
-    slots: int
-    kv_tokens: int = 0
-    tokens_per_state: int = 0
-
-    def arena(self, page_size: int, kind: type[Arena] = Arena) -> Arena:
-        """Slab 0 is padding."""
-        per_slab = self.tokens_per_state // page_size
-        slabs = self.slots + (-(-self.kv_tokens // (per_slab * page_size)) if per_slab else 0)
-        return kind(slabs + 1, per_slab)
 
 
 @dataclass(frozen=True, slots=True)

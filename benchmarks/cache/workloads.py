@@ -10,22 +10,13 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.workload import Workload
 
 PAGE = 256
 Segment = tuple[int, int]
 """(id, tokens)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """`arrivals` in order of time; their block ids stand for `block` tokens each."""
-
-    name: str
-    block: int
-    arrivals: list[Arrival]
 
 
 class _Writer:

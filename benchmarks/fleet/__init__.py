@@ -1,5 +1,4 @@
-"""A fleet of engines behind gateways, simulated over a trace: what routers and autoscalers make of it.
+"""Routers and autoscalers compared over the simulated fleet of `mamba_cli.fleet`; profiles fitted to runs.
 
-`workload` says what is asked, `engine_profile` how fast an engine is, `engine` simulates one, `pod` its life,
-`simulation` runs the events, `routers` and `scalers` are compared, `score` counts. No clock but the trace's.
+`routers` and `scalers` are compared, `experiment` is one cell of the table, `score` counts.
 """

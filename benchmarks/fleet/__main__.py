@@ -20,14 +20,15 @@ from benchmarks.fleet.engine_profile import ProfileError, profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
 from benchmarks.fleet.plots import draw
 from benchmarks.fleet.routers import ROUTERS
-from benchmarks.fleet.simulation import Conditions
-from benchmarks.fleet.slo import Slo
-from benchmarks.fleet.workload import Asked, day, flat, generated, read, scaled
+from benchmarks.fleet.workload import day, generated
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.table import Table
 
 from mamba_cli.bench.traces import TraceError
+from mamba_cli.fleet.simulation import Conditions
+from mamba_cli.fleet.slo import Slo
+from mamba_cli.fleet.workload import Asked, flat, read, scaled
 
 STEPS = 10
 """Lines of progress where there is no terminal."""

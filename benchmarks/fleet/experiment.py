@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from benchmarks.fleet.engine_profile import EngineProfile
-from benchmarks.fleet.request import Request
-from benchmarks.fleet.routers import RouterName
-from benchmarks.fleet.scalers import Scaler
-from benchmarks.fleet.scalers.fixed import Fixed
+from benchmarks.fleet.routers import GATEWAYS, RouterName
 from benchmarks.fleet.scalers.hpa import hpa_kv, hpa_queue
 from benchmarks.fleet.scalers.kpa import Kpa
 from benchmarks.fleet.scalers.oracle import Oracle, needed, work
 from benchmarks.fleet.scalers.own import Own
 from benchmarks.fleet.scalers.wva import Wva
-from benchmarks.fleet.score import GOAL, Score, score
-from benchmarks.fleet.simulation import Conditions, Simulation, requests_of
-from benchmarks.fleet.slo import Slo
-from benchmarks.fleet.workload import Asked
+from benchmarks.fleet.score import Score, score
+
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.fixed_size import FixedSize
+from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.simulation import Conditions, Scaler, Simulation, requests_of
+from mamba_cli.fleet.slo import GOAL, Slo
+from mamba_cli.fleet.workload import Asked
 
 ScalerName = Literal["ours", "fixed", "hpa-queue", "hpa-kv", "kpa", "wva", "oracle"]
 SCALERS: tuple[ScalerName, ...] = get_args(ScalerName)
@@ -80,7 +80,7 @@ class Experiment:
 
     def _simulated_fixed(self, router: RouterName, replicas: int, progress: Progress) -> Simulation:
         return self._simulated(
-            router, Fixed(replicas), replace(self.conditions, initial=replicas), progress, hopeless=True
+            router, FixedSize(replicas), replace(self.conditions, initial=replicas), progress, hopeless=True
         )
 
     def _simulated(
@@ -92,7 +92,9 @@ class Experiment:
         *,
         hopeless: bool = False,
     ) -> Simulation:
-        run = Simulation(self.asked, self.profile, router, scaler, self.slo, conditions, self.seed, progress)
+        run = Simulation(
+            self.asked, self.profile, GATEWAYS[router], scaler, self.slo, conditions, self.seed, progress
+        )
         run.run(least_attainment=GOAL if hopeless else None)
         return run
 
@@ -106,7 +108,7 @@ class Experiment:
     def _scaler(self, name: ScalerName) -> Scaler:
         conditions = self.conditions
         if name == "fixed":
-            return Fixed(conditions.initial)
+            return FixedSize(conditions.initial)
         if name == "ours":
             return Own(self.profile, self.slo, conditions.least, conditions.most)
         if name == "kpa":

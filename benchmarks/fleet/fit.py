@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from benchmarks.cache.record import RESULTS
-from benchmarks.fleet.engine_profile import PROFILES, EngineProfile
+from benchmarks.fleet.engine_profile import PROFILES
+
+from mamba_cli.fleet.engine_profile import EngineProfile
 
 LEAST = 1e-6
 """Seconds that a step and a sequence in it take at least: a fit of noise is none."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.fleet.comparison import Row
-from benchmarks.fleet.score import GOAL
+
+from mamba_cli.fleet.slo import GOAL
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

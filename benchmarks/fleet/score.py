@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.fleet.request import Request
-from benchmarks.fleet.simulation import Simulation
+from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.simulation import Simulation
+from mamba_cli.fleet.slo import GOAL
 
 BIN = 10.0
 """Seconds of arrivals that are judged together for the time to recover."""
-GOAL = 0.95
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable
 
-from benchmarks.fleet.sample import EngineSample, FleetSample
 from benchmarks.fleet.scalers.stabilization import Stabilization
+
+from mamba_cli.fleet.sample import EngineSample, FleetSample
 
 TOLERANCE = 0.1
 WINDOW = 300.0

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from benchmarks.fleet.sample import FleetSample
+from mamba_cli.fleet.sample import FleetSample
 
 STABLE = 60.0
 PANIC = 6.0

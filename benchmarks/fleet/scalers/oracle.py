@@ -3,10 +3,9 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from benchmarks.fleet.engine_profile import EngineProfile
-from benchmarks.fleet.request import Request
-from benchmarks.fleet.sample import FleetSample
-
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.sample import FleetSample
 from mamba_planner.prefill_work import prefill_work
 
 BUCKET = 15.0

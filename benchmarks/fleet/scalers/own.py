@@ -1,9 +1,8 @@
 """The product's autoscaler: its decision and its view of the fleet, told what simulated engines report."""
 
-from benchmarks.fleet.engine_profile import EngineProfile
-from benchmarks.fleet.sample import EngineSample, FleetSample
-from benchmarks.fleet.slo import Slo
-
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.sample import EngineSample, FleetSample
+from mamba_cli.fleet.slo import Slo
 from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decide import Decision, decide
 from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, GatewayReport

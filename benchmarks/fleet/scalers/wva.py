@@ -3,8 +3,9 @@
 import statistics
 from collections import deque
 
-from benchmarks.fleet.sample import EngineSample, FleetSample
 from benchmarks.fleet.scalers.stabilization import Stabilization
+
+from mamba_cli.fleet.sample import EngineSample, FleetSample
 
 KV_SHARE = 0.80
 QUEUE_FULL = 5

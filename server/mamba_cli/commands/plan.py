@@ -1,10 +1,18 @@
-"""`mambaserve plan`: what an engine would do with its memory, without starting anything."""
+"""`mambaserve plan`: what an engine would do with its memory, and how many of them a trace takes."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mamba_cli.output import Output, print_document
+from mamba_cli.plain_help import CommandWithPanels
+
+if TYPE_CHECKING:
+    from mamba_cli.fleet.sizing_view import Sizing
+
+CLASS = CommandWithPanels
+FLEET = "Fleet for a trace"
 
 
 def command(
@@ -40,8 +48,81 @@ def command(
             "--verbose", "-v", envvar="MAMBASERVE_VERBOSE", help="All numbers, and why not the other choices."
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_TRACE",
+            rich_help_panel=FLEET,
+            help="Recorded requests: how many GPUs of which kind serve them in time, by simulation.",
+        ),
+    ] = None,
+    format_: Annotated[
+        Literal["mooncake", "azure"] | None,
+        typer.Option(
+            "--format",
+            envvar="MAMBASERVE_PLAN_FORMAT",
+            rich_help_panel=FLEET,
+            help="Of the trace: Mooncake JSON lines or Azure CSV; default: as found.",
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_SLO_TTFT",
+            rich_help_panel=FLEET,
+            help="Promised time to the first token, such as 2s.",
+        ),
+    ] = None,
+    slo_tpot: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_SLO_TPOT",
+            rich_help_panel=FLEET,
+            help="Promised mean time of a token after it, such as 100ms.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_GPU",
+            rich_help_panel=FLEET,
+            help="Kind to try, such as H100, or with the price of an hour, H100=3; repeat it. Default: all.",
+        ),
+    ] = None,
+    max_gpus: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, envvar="MAMBASERVE_PLAN_MAX_GPUS", rich_help_panel=FLEET, help="Largest fleet."
+        ),
+    ] = 64,
+    requests: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="MAMBASERVE_PLAN_REQUESTS",
+            rich_help_panel=FLEET,
+            help="Of a longer trace, its busiest part of so many is simulated; 0 = all.",
+        ),
+    ] = 1000,
+    seed: Annotated[
+        int,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_SEED",
+            rich_help_panel=FLEET,
+            help="Of the simulation: the same gives the same answer.",
+        ),
+    ] = 0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_PLAN_PLOT", rich_help_panel=FLEET, help="Cost against attainment, as SVG file."
+        ),
+    ] = None,
 ) -> None:
-    """Show strategy, concurrency and memory of an engine before it runs. Exit code 3: it does not fit."""
+    """Show strategy, concurrency and memory of an engine before it runs. Exit code 3: it does not fit.
+
+    With --trace: how many GPUs of which kind and which strategy serve it. Exit code 3: no fleet does.
+    """
 
     from rich.console import Console
 
@@ -57,6 +138,23 @@ def command(
             f"--gpus: {gpus} is refused by this version: an engine uses one GPU and the others would idle; "
             "plan with 1 and run more engines"
         )
+    if trace is not None:
+        if device_memory is not None or gpus is not None:
+            raise InvalidInput("--trace tries kinds of GPU: say --gpu instead of --device-memory and --gpus")
+        asked = {
+            "trace": trace, "expected": format_, "ttft": slo_ttft, "tpot": slo_tpot, "gpus": gpu or [],
+            "most": max_gpus, "requests": requests, "seed": seed, "plot": plot,
+        }  # fmt: skip
+        found = _fleet(source, utilization, asked)
+        if output is Output.table:
+            Console().print(found.view())
+        else:
+            print_document(found.to_json(), output)
+        if found.answer.chosen is None:
+            raise DoesNotFit(f"no fleet of up to {max_gpus} GPUs serves enough of the requests in time")
+        return
+    if slo_ttft or slo_tpot or gpu or plot or format_:
+        raise InvalidInput("--slo-ttft, --slo-tpot, --gpu, --plot and --format go with --trace")
     flags = PlanFlags(size_option("--device-memory", device_memory), utilization, gpus)
     outcomes = plan_source(source, flags)
     if output is Output.table:
@@ -77,3 +175,15 @@ def command(
                 for each in misfits
             )
         )
+
+
+def _fleet(source: str, utilization: float | None, asked: "dict[str, Any]") -> "Sizing":
+    from mamba_cli.errors import InvalidInput
+
+    try:
+        from mamba_cli.fleet.trace_plan import TraceFlags, plan_trace
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"plan --trace needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
+        ) from error
+    return plan_trace(source, utilization, TraceFlags(**asked))

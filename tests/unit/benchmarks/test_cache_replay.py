@@ -5,14 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.cache.block_trace import BLOCK, endless_cache_bound, generated, prompt, usable
+from benchmarks.cache.block_trace import endless_cache_bound, generated
 from benchmarks.cache.cpu_time import match_and_insert
 from benchmarks.cache.hit_rate import markdown, measure
 from benchmarks.cache.plots import hit_rates, newest, series, strategies
 from benchmarks.cache.record import header
-from benchmarks.cache.replay import CachePolicy, CacheSize, build, replay
+from benchmarks.cache.replay import CachePolicy, build, replay
 
 from mamba_cli.bench.traces import Arrival, parse
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.prompt_blocks import BLOCK, prompt, usable
 from mamba_server.cache import ledger
 
 

@@ -1,13 +1,14 @@
 """The rules that the product's autoscaler is compared with, by hand-computed cases."""
 
 import pytest
-from benchmarks.fleet.engine import Totals
-from benchmarks.fleet.sample import EngineSample, FleetSample
 from benchmarks.fleet.scalers.hpa import Hpa, hpa_kv, hpa_queue
 from benchmarks.fleet.scalers.kpa import Kpa
 from benchmarks.fleet.scalers.oracle import Oracle
 from benchmarks.fleet.scalers.stabilization import Stabilization
 from benchmarks.fleet.scalers.wva import Wva
+
+from mamba_cli.fleet.engine import Totals
+from mamba_cli.fleet.sample import EngineSample, FleetSample
 
 
 def sample(

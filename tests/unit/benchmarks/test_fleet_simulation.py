@@ -5,22 +5,23 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from benchmarks.cache.block_trace import BLOCK
 from benchmarks.cache.block_trace import generated as blocks
-from benchmarks.cache.workloads import Workload
-from benchmarks.fleet.engine import SimulatedEngine, cache_of
-from benchmarks.fleet.engine_profile import EngineProfile, ProfileError, profile
+from benchmarks.fleet.engine_profile import ProfileError, profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, ScalerName
 from benchmarks.fleet.fit import fitted
-from benchmarks.fleet.request import Request
-from benchmarks.fleet.routers import ROUTERS, RouterName
-from benchmarks.fleet.scalers.fixed import Fixed
+from benchmarks.fleet.routers import GATEWAYS, ROUTERS, RouterName
 from benchmarks.fleet.score import score
-from benchmarks.fleet.simulation import Conditions, Simulation
-from benchmarks.fleet.slo import Slo
-from benchmarks.fleet.workload import Asked
 
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.engine import SimulatedEngine, cache_of
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.fixed_size import FixedSize
+from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.prompt_blocks import BLOCK
+from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.simulation import Conditions, Simulation
+from mamba_cli.fleet.slo import Slo
+from mamba_cli.fleet.workload import Asked, Workload
 
 PROFILE = EngineProfile(
     name="test", origin="assumed", prefill_tokens_per_second=1000, step_seconds=0.01, sequence_seconds=0.001,
@@ -70,7 +71,7 @@ def test_with_every_autoscaler_every_request_ends_once(scaler: ScalerName) -> No
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_with_every_router_every_request_ends_once(router: RouterName) -> None:
-    run = Simulation(SHARED, PROFILE, router, Script([2, 3, 3, 1, 1, 2]), Slo(), AROUND)
+    run = Simulation(SHARED, PROFILE, GATEWAYS[router], Script([2, 3, 3, 1, 1, 2]), Slo(), AROUND)
     run.run()
     assert_all_ended_once(run)
     assert not any(request.lost for request in run.requests)
@@ -84,7 +85,7 @@ def test_the_router_that_knows_prefixes_resumes_more_than_one_that_knows_load() 
 
 
 def test_a_fleet_that_shrinks_while_it_answers_loses_nothing() -> None:
-    run = Simulation(PLAIN, PROFILE, "ours", Script([5, 5, 5, 5, 1]), Slo(), replace(AROUND, initial=5))
+    run = Simulation(PLAIN, PROFILE, Gateway, Script([5, 5, 5, 5, 1]), Slo(), replace(AROUND, initial=5))
     run.run()
     assert_all_ended_once(run)
     assert not any(request.lost for request in run.requests)
@@ -96,7 +97,7 @@ def test_a_fleet_that_shrinks_while_it_answers_loses_nothing() -> None:
 
 def test_engines_that_die_lose_what_they_had_begun_to_answer_and_no_more() -> None:
     around = replace(AROUND, initial=3, failures=500.0)
-    run = Simulation(PLAIN, PROFILE, "ours", Fixed(3), Slo(), around, seed=3)
+    run = Simulation(PLAIN, PROFILE, Gateway, FixedSize(3), Slo(), around, seed=3)
     run.run()
     assert_all_ended_once(run)
     lost = [request for request in run.requests if request.lost]
@@ -106,7 +107,7 @@ def test_engines_that_die_lose_what_they_had_begun_to_answer_and_no_more() -> No
 
 
 def test_nobody_is_lost_when_spot_machines_go_with_notice() -> None:
-    run = Simulation(PLAIN, PROFILE, "ours", Fixed(2), Slo(), replace(AROUND, spot=200.0), seed=1)
+    run = Simulation(PLAIN, PROFILE, Gateway, FixedSize(2), Slo(), replace(AROUND, spot=200.0), seed=1)
     run.run()
     assert_all_ended_once(run)
     assert not any(request.lost for request in run.requests)
@@ -115,7 +116,7 @@ def test_nobody_is_lost_when_spot_machines_go_with_notice() -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_one_other_starts() -> None:
     def ends(seed: int) -> list[float | None]:
-        run = Simulation(PLAIN, PROFILE, "ours", Script([2, 4]), Slo(), AROUND, seed)
+        run = Simulation(PLAIN, PROFILE, Gateway, Script([2, 4]), Slo(), AROUND, seed)
         run.run()
         return [request.ended for request in run.requests]
 
@@ -131,7 +132,7 @@ def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
             super()._arrival(request)
 
     run = DiesAtOnce(
-        PLAIN, PROFILE, "ours", Fixed(1), Slo(), replace(AROUND, initial=1, cold_start_spread=0.0)
+        PLAIN, PROFILE, Gateway, FixedSize(1), Slo(), replace(AROUND, initial=1, cold_start_spread=0.0)
     )
     run.run()
     assert_all_ended_once(run)
@@ -140,7 +141,7 @@ def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
 
 def test_a_request_that_no_engine_can_hold_is_refused_and_not_judged() -> None:
     asked = Asked(Workload("long", 256, [Arrival(0.0, 10**6, 1), Arrival(1.0, 100, 1)]), False)
-    run = Simulation(asked, PROFILE, "ours", Fixed(1), Slo(), AROUND)
+    run = Simulation(asked, PROFILE, Gateway, FixedSize(1), Slo(), AROUND)
     run.run()
     found = score(run)
     assert (found.refused, found.sloAttainment) == (1, 1.0)

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.cache.workloads import Workload
 from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.duration import duration
-from benchmarks.fleet.request import Request
 from benchmarks.fleet.score import pending_excess, recovery, reversals
-from benchmarks.fleet.workload import Asked, day, read, scaled
+from benchmarks.fleet.workload import day
 
 from mamba_cli.bench.traces import Arrival, TraceError
+from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.workload import Asked, Workload, read, scaled
 
 ASKED = Asked(Workload("w", 512, [Arrival(float(n), 1000, 5, (0, n + 1)) for n in range(100)]), True)
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(

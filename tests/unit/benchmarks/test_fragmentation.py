@@ -5,9 +5,10 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 from benchmarks.cache.fragmentation import Shares, WatchedArena, churn, load, markdown, shares, summary
-from benchmarks.cache.replay import CachePolicy, CacheSize
+from benchmarks.cache.replay import CachePolicy
 
 from cache_bench import CacheBench, ids
+from mamba_cli.fleet.cache_size import CacheSize
 from mamba_server.cache.arena import AllocationSite
 
 SIZE = CacheSize(120, 0, 8_758)

@@ -10,13 +10,15 @@ from benchmarks.cache.drive import cache_of, drive
 from benchmarks.cache.history import NEVER, History
 from benchmarks.cache.oracle import foretold
 from benchmarks.cache.policy_table import cell, main
-from benchmarks.cache.replay import CachePolicy, CacheSize, replay
+from benchmarks.cache.replay import CachePolicy, replay
 from benchmarks.cache.space_time import space_time_bound
-from benchmarks.cache.workloads import GENERATED, PAGE, Workload
+from benchmarks.cache.workloads import GENERATED, PAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.workload import Workload
 from mamba_server.cache import ledger
 
 BLOCK = 4

@@ -1,12 +1,15 @@
 """The routing benchmark: every prompt is served once, and what gateways know saves work."""
 
 import pytest
-from benchmarks.cache.block_trace import BLOCK, generated
+from benchmarks.cache.block_trace import generated
 from benchmarks.cache.hit_rate import STATE_TOKENS
-from benchmarks.cache.replay import CacheSize
-from benchmarks.cache.workloads import Workload
-from benchmarks.routing import ALL, Fleet, Knowledge
+from benchmarks.routing import ALL, Fleet
 from benchmarks.routing_decision import HOLDERS, measure
+
+from mamba_cli.fleet.cache_index import Knowledge
+from mamba_cli.fleet.cache_size import CacheSize
+from mamba_cli.fleet.prompt_blocks import BLOCK
+from mamba_cli.fleet.workload import Workload
 
 WORKLOAD = Workload("small", BLOCK, generated(120, documents=4, depth=(4, 12)))
 SIZE = CacheSize(30, 200_000, STATE_TOKENS)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.fleet.engine import Totals
+from mamba_cli.fleet.engine import Totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """A fleet that stays as it is."""
 
-from benchmarks.fleet.sample import FleetSample
+from mamba_cli.fleet.sample import FleetSample
 
 
-class Fixed:
+class FixedSize:
     """Always so many."""
 
     period, delay = 60.0, 0.0

@@ -10,11 +10,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from benchmarks.cache.drive import CAP
-from benchmarks.cache.replay import CacheSize
-from benchmarks.fleet.engine_profile import EngineProfile
-from benchmarks.fleet.request import Request
-
+from mamba_cli.fleet.cache_size import CAP, CacheSize
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.request import Request
 from mamba_gateway.endpoints import Report
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_planner.prefill_work import prefill_work
@@ -24,16 +22,26 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 
-STRATEGY = "ExtraBuffer"
+LEAST_PAGES = 8
+"""Of a state's bytes, at least."""
+LEAST_PAGE = 16
+"""Tokens: shorter pages than the product's would only take time."""
 
 
 def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> StateCache:
-    """The cache of such an engine, for sequences of up to `longest` tokens."""
+    """The cache of such an engine, for sequences of up to `longest` tokens.
+
+    Pages are as long as the trace's blocks, or shorter where so few would go into the bytes of a state that
+    rounding would cost memory.
+    """
+    page = block
+    while page % 2 == 0 and page > LEAST_PAGE and 0 < profile.tokens_per_state < LEAST_PAGES * page:
+        page //= 2
     return StateCache(
-        CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(block),
-        RadixTree(block, Eviction("RecomputeCost")),
-        PersistentBatch(profile.max_running, -(-longest // block)),
-        reservation(STRATEGY, overlap=False),
+        CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(page),
+        RadixTree(page, Eviction("RecomputeCost")),
+        PersistentBatch(profile.max_running, -(-longest // page)),
+        reservation(profile.strategy, overlap=profile.overlap),
         track_interval=block,
         cap=CAP,
         prefix_caching=prefix_caching,
@@ -120,7 +128,8 @@ class SimulatedEngine:
     @property
     def pages_used(self) -> float:
         """Share of the pages that sequences hold."""
-        return self.running_tokens / (self.profile.slabs * self.profile.tokens_per_state)
+        whole = self.profile.slabs * self.profile.tokens_per_state
+        return self.running_tokens / whole if whole else 0.0
 
     @property
     def usage(self) -> float:
@@ -135,9 +144,16 @@ class SimulatedEngine:
         return Report(
             True, draining, running=self.running, waiting=len(self.queue), kv_usage=self.usage, speed=speed,
             prompt_tokens_waiting=self.waiting_tokens,
-            room=float(self.cache.available_pages * self.cache.page_size),
+            room=self._room,
             max_running=self.profile.max_running,
         )  # fmt: skip
+
+    @property
+    def _room(self) -> float | None:
+        """Tokens of a prompt that would find memory; None: prompts take no memory that grows with them."""
+        if not self.cache.arena.pages_per_slab:
+            return None
+        return float(self.cache.available_pages * self.cache.page_size)
 
     def requests(self) -> list[Request]:
         """All it has."""

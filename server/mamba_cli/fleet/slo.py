@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from benchmarks.fleet.request import Request
+from mamba_cli.fleet.request import Request
+
+GOAL = 0.95
+"""Share of requests that a fleet is to keep its promises to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.cache.block_trace import Tokens
+from mamba_cli.fleet.prompt_blocks import Tokens
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.fleet.engine import SimulatedEngine
+from mamba_cli.fleet.engine import SimulatedEngine
 
 Phase = Literal["starting", "ready", "draining", "gone"]
 

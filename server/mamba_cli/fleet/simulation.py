@@ -7,23 +7,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from benchmarks.cache.block_trace import Tokens, prompt
-from benchmarks.fleet.engine import SimulatedEngine, cache_of
-from benchmarks.fleet.engine_profile import EngineProfile
-from benchmarks.fleet.pod import Pod
-from benchmarks.fleet.request import Request
-from benchmarks.fleet.routers import Gateway, RouterName
-from benchmarks.fleet.sample import EngineSample, FleetSample
-from benchmarks.fleet.scalers import Scaler
-from benchmarks.fleet.slo import Slo
-from benchmarks.fleet.workload import Asked
+
+from mamba_cli.fleet.engine import SimulatedEngine, cache_of
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.pod import Pod
+from mamba_cli.fleet.prompt_blocks import Tokens, prompt
+from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.sample import EngineSample, FleetSample
+from mamba_cli.fleet.slo import Slo
+from mamba_cli.fleet.workload import Asked
 
 PROBE_SECONDS = 1.0
+GatewayMaker = Callable[..., Gateway]
+"""Called as `Gateway` is."""
 SPOT_NOTICE = 120.0
 """Seconds between the notice that a spot machine goes and its going."""
+
+
+class Scaler(Protocol):
+    """Asked every `period` seconds with what was scraped `delay` seconds before."""
+
+    period: float
+    delay: float
+
+    def target(self, sample: FleetSample) -> int:
+        """How many engines shall run."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,7 @@ class Simulation:
         self,
         asked: Asked,
         profile: EngineProfile,
-        router: RouterName,
+        router: GatewayMaker,
         scaler: Scaler,
         slo: Slo,
         conditions: Conditions,
@@ -89,7 +102,7 @@ class Simulation:
         self.history = History([(0.0, conditions.initial)], [])
         self._alive: dict[str, Pod] = {}
         self._routable: dict[str, SimulatedEngine] = {}
-        self._gateway = Gateway(router, self._routable, lambda: self.now, identity=asked.identity, seed=seed)
+        self._gateway = router(self._routable, lambda: self.now, identity=asked.identity, seed=seed)
         self._held: deque[Request] = deque()
         self._arrived = self._open = 0
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []

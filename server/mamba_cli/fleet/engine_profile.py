@@ -1,0 +1,40 @@
+"""How fast an engine is and how much it holds: the parameters of the cost model.
+
+A step takes `step_seconds`, `sequence_seconds` for each sequence that decodes and `context_seconds` for each
+token of their contexts; a prompt adds its work (as `prefill_work` counts it) by `prefill_tokens_per_second`.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from mamba_api.strategy import Strategy
+
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of engine."""
+
+    name: str
+    origin: str
+    """Where the numbers are from: `fitted` to measurements, or `assumed` with the assumption."""
+    prefill_tokens_per_second: Positive
+    attention_ratio: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """What attention adds to a token's work for each token before it."""
+    step_seconds: Positive
+    sequence_seconds: Annotated[float, msgspec.Meta(ge=0.0)]
+    context_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    chunk_tokens: Count = 512
+    """Prompt tokens of a step at most."""
+    max_running: Count
+    slabs: Count
+    """State slots of the arena, all memory counted in them."""
+    tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
+    """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
+    strategy: Strategy = "ExtraBuffer"
+    overlap: bool = False
+    """Whether step n+1 is planned while step n runs: what a sequence holds depends on it."""
+    fit_error: float | None = None
+    """Mean absolute error of the fit, relative; None where nothing was fitted."""

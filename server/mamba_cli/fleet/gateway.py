@@ -1,0 +1,75 @@
+"""The gateway of a simulated fleet: the product's pool, router and scorer, told of simulated engines.
+
+Its reports are up to a second old, as the product's are. Subclasses may choose engines in other ways.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+
+from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
+from mamba_cli.fleet.engine import SimulatedEngine
+from mamba_cli.fleet.pod import Pod
+from mamba_cli.fleet.request import Request
+from mamba_gateway.endpoints import Pool, Target
+from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.router import Router
+from mamba_gateway.routing import NoCandidate
+from mamba_gateway.scoring import Weights
+
+
+class Gateway:
+    """Sends each request to an engine. `identity`: prompts say how they begin."""
+
+    knowledge: Knowledge = "resumable"
+    prefix_weight = 1.0
+
+    def __init__(
+        self,
+        engines: Mapping[str, SimulatedEngine],
+        clock: Callable[[], float],
+        *,
+        identity: bool,
+        seed: int = 0,
+    ) -> None:
+        self._identity = identity
+        self._pool = Pool(clock=clock)
+        self._router = Router(
+            self._pool, GatewayMetrics(self._pool.snapshot), Random(seed),
+            index=CacheIndex(engines, self.knowledge), clock=clock, weights=Weights(self.prefix_weight),
+        )  # fmt: skip
+
+    def probe(self, pods: Iterable[Pod]) -> None:
+        """Look at those that are ready or drain."""
+        pods = list(pods)
+        self._pool.set_targets(
+            Target(url_of(pod.name), pod.name, draining=pod.phase == "draining") for pod in pods
+        )
+        for pod in pods:
+            self.report(pod)
+
+    def report(self, pod: Pod) -> None:
+        """Look at one."""
+        self._pool.report(url_of(pod.name), pod.engine.report(draining=pod.phase == "draining"))
+
+    def send(self, request: Request) -> str | None:
+        """The engine it goes to; None: none is ready."""
+        known = PromptPrefix.of(request.prompt()) if self._identity and self.prefix_weight else None
+        found = self._router.decide(None, known, body_bytes=4 * request.prompt_tokens)
+        if isinstance(found, NoCandidate):
+            return None
+        request.ticket = self._router.sent(found, known)
+        return found.decision.endpoint.name
+
+    def answered(self, request: Request) -> None:
+        """Its first token is here."""
+        self._pool.answered(url_of(request.engine), request.ticket)
+
+    def ended(self, request: Request) -> None:
+        """The engine is through with it."""
+        self._pool.end(url_of(request.engine), request.ticket)
+
+
+def url_of(name: str) -> str:
+    """Where the gateway finds it."""
+    return f"http://{name}"

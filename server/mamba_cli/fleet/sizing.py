@@ -1,0 +1,230 @@
+"""How many engines of which kind keep their promises over a trace. Deterministic by seed; no I/O.
+
+Each kind of GPU with each strategy is a candidate. Its smallest fleet is searched by simulation, since more
+engines keep more promises, and then asked for twice the load. The cheapest is chosen.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mamba_api.strategy import Strategy
+from mamba_cli.fleet.engine_profile import EngineProfile
+from mamba_cli.fleet.fixed_size import FixedSize
+from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.gpu import Gpu
+from mamba_cli.fleet.roofline import profile_of
+from mamba_cli.fleet.simulation import Conditions, Simulation, requests_of
+from mamba_cli.fleet.slo import GOAL, Slo
+from mamba_cli.fleet.workload import Asked, scaled
+from mamba_planner import Constraints, Device, DoesNotFit, plan
+from mamba_planner.constraints import Workload
+from mamba_planner.model_config import ModelConfig
+from mamba_planner.prefill_work import prefill_work
+from mamba_planner.strategy import MOST_ROBUST_FIRST
+
+SURPLUS = 2.0
+"""The load that the fleet is asked for besides that of the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a fleet of `engines` made of the requests. Times in seconds."""
+
+    engines: int
+    attainment: float
+    """Share of all requests that got what they were promised; what no engine could hold did not."""
+    hit_rate: float
+    """Share of prompt tokens that were resumed."""
+    ttft_p50: float
+    ttft_p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kind of GPU with one strategy."""
+
+    gpu: Gpu
+    strategy: Strategy
+    why_not: str | None = None
+    """Why no fleet was found; None: one was."""
+    served: Served | None = None
+    """By the smallest fleet that attains the goal."""
+    doubled: Served | None = None
+    """By the same fleet, of twice the load."""
+    tried: tuple[Served, ...] = ()
+    """Of the load of the trace, by size."""
+
+    @property
+    def price(self) -> float:
+        """Of one engine for an hour; 1 where no price is told."""
+        return self.gpu.price if self.gpu.price is not None else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be served, on what, and how well. `constraints.strategy` None: all are tried."""
+
+    model: ModelConfig
+    constraints: Constraints
+    weights: int
+    workload: Workload
+    asked: Asked
+    slo: Slo
+    gpus: tuple[Gpu, ...]
+    most: int
+    """Engines at most."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All candidates in order of kind and strategy, and the cheapest of them."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    engines_doubled: int | None
+    """Of the chosen kind, for twice the load; None: more than are allowed."""
+
+
+def size(question: Question, progress: Callable[[str, float], None] = lambda *_: None) -> Answer:
+    """Search all candidates. `progress`: told what is looked at and the share that is done."""
+    strategies = (question.constraints.strategy,) if question.constraints.strategy else MOST_ROBUST_FIRST
+    pairs = [(gpu, strategy) for gpu in question.gpus for strategy in strategies]
+    asked = question.asked
+    if not question.constraints.prefix_caching:
+        asked = replace(asked, identity=False)
+    doubled = scaled(asked, SURPLUS, seed=question.seed)
+    found: list[Candidate] = []
+    start = 1
+    for number, (gpu, strategy) in enumerate(pairs):
+        progress(f"{gpu.name}, {strategy}", number / len(pairs))
+        each = _searched(question, asked, doubled, gpu, strategy, start)
+        if each.served is not None:
+            start = each.served.engines
+        found.append(each)
+    best = cheapest(found)
+    more = None
+    if best is not None and best.served is not None:
+        progress(f"{best.gpu.name}, {best.strategy}, twice the load", 1.0)
+        run = _runs(question, doubled, *_engine(question, best.gpu, best.strategy))
+        more = smallest(lambda n: run(n).attainment >= GOAL, best.served.engines, question.most)
+    return Answer(tuple(found), best, more)
+
+
+def cheapest(candidates: list[Candidate]) -> Candidate | None:
+    """The least cost; of as many GPUs without prices the weaker kind, which will cost less; then the most
+    attained at twice the load, the most attained, the more robust strategy."""
+    fit = [each for each in candidates if each.served is not None and each.doubled is not None]
+    return min(
+        fit,
+        key=lambda each: (
+            each.served.engines * each.price if each.served else 0.0,
+            each.gpu.bandwidth if each.gpu.price is None else 0.0,
+            -each.doubled.attainment if each.doubled else 0.0,
+            -each.served.attainment if each.served else 0.0,
+        ),
+        default=None,
+    )
+
+
+def smallest(attains: Callable[[int], bool], start: int, most: int) -> int | None:
+    """The least n from 1 to `most` with `attains(n)`, which must hold from there on; None: there is none."""
+    low, high = 0, min(max(1, start), most)
+    while not attains(high):
+        if high == most:
+            return None
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        tried = (low + high) // 2
+        low, high = (low, tried) if attains(tried) else (tried, high)
+    return high
+
+
+def _searched(
+    question: Question, asked: Asked, doubled: Asked, gpu: Gpu, strategy: Strategy, start: int
+) -> Candidate:
+    try:
+        profile, longest = _engine(question, gpu, strategy)
+    except DoesNotFit as error:
+        return Candidate(gpu, strategy, f"does not fit its memory: {error}")
+    if (share := best_share(asked, profile, longest, question.slo)) < GOAL:
+        return Candidate(
+            gpu,
+            strategy,
+            f"an idle engine would serve {share:.0%} in time; the others are too long or take too long",
+        )
+    run = _runs(question, asked, profile, longest)
+    tried: dict[int, Served] = {}
+
+    def attains(engines: int) -> bool:
+        tried[engines] = run(engines)
+        return tried[engines].attainment >= GOAL
+
+    least = smallest(attains, start, question.most)
+    runs = tuple(tried[engines] for engines in sorted(tried))
+    if least is None:
+        return Candidate(
+            gpu, strategy, f"{question.most} engines attain {tried[question.most].attainment:.1%}", tried=runs
+        )
+    twice = _runs(question, doubled, profile, longest)(least)
+    return Candidate(gpu, strategy, None, tried[least], twice, runs)
+
+
+def best_share(asked: Asked, profile: EngineProfile, longest: int, slo: Slo) -> float:
+    """Share of requests that an idle engine would serve in time, if it resumed all that can be: a bound."""
+    requests = requests_of(within(asked, longest))
+    well = 0
+    for request in requests:
+        work = prefill_work(request.shared, request.prompt_tokens, profile.attention_ratio)
+        steps = -(-(request.prompt_tokens - request.shared) // profile.chunk_tokens)
+        first = work / profile.prefill_tokens_per_second + steps * profile.step_seconds
+        each = profile.step_seconds + profile.sequence_seconds if request.outputs > 1 else 0.0
+        well += first <= slo.ttft and each <= slo.tpot
+    return well / max(1, len(asked.workload.arrivals))
+
+
+def within(asked: Asked, longest: int) -> Asked:
+    """Without the requests that take more tokens than an engine's sequences may have: it refuses them."""
+    kept = [a for a in asked.workload.arrivals if a.input_tokens + a.output_tokens <= longest]
+    return replace(asked, workload=replace(asked.workload, arrivals=kept))
+
+
+def _engine(question: Question, gpu: Gpu, strategy: Strategy) -> tuple[EngineProfile, int]:
+    """The engine, and the tokens of its longest sequence. Raises `DoesNotFit`."""
+    constraints = replace(question.constraints, strategy=strategy)
+    planned = plan(
+        question.model, constraints, Device("cuda", gpu.memory), question.weights, question.workload
+    )
+    return profile_of(question.model, planned, constraints, gpu), planned.max_model_len
+
+
+def _runs(question: Question, asked: Asked, profile: EngineProfile, longest: int) -> Callable[[int], Served]:
+    taken = within(asked, longest)
+
+    def run(engines: int) -> Served:
+        around = Conditions(least=engines, most=engines, initial=engines)
+        simulated = Simulation(
+            taken, profile, Gateway, FixedSize(engines), question.slo, around, question.seed
+        )
+        simulated.run()
+        return served(simulated, engines, len(asked.workload.arrivals))
+
+    return run
+
+
+def served(run: Simulation, engines: int, asked: int) -> Served:
+    """What a run that is over came to, of so many requests."""
+    requests = [request for request in run.requests if request.engine]
+    first = sorted(request.first - request.at for request in requests if request.first is not None)
+    prompts = sum(request.prompt_tokens for request in requests)
+
+    def quantile(share: float) -> float:
+        return round(first[min(len(first) - 1, int(share * len(first)))], 3) if first else 0.0
+
+    return Served(
+        engines,
+        round(sum(map(run.slo.attained, requests)) / max(1, asked), 4),
+        round(sum(request.resumed for request in requests) / max(1, prompts), 4),
+        quantile(0.5),
+        quantile(0.95),
+    )

@@ -1,0 +1,134 @@
+"""What a simulated fleet is asked: a recorded trace at another scale, for longer, or with the shape of a day.
+
+The time between requests of a trace stays as it was, so bursts stay as sharp: more load is more users who ask
+at about the same moments, each with prefixes of their own. Deterministic by seed. Pure.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from mamba_cli.bench.traces import Arrival, TraceError, parse
+from mamba_cli.fleet.prompt_blocks import BLOCK, usable
+
+Format = Literal["mooncake", "azure"]
+SPREAD = 10.0
+"""Seconds by which the requests of added users are moved at most."""
+PLAIN_BLOCK = 256
+"""Tokens of a page where a trace does not say which prompts share their beginning."""
+Shape = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`arrivals` in order of time; their block ids stand for `block` tokens each."""
+
+    name: str
+    block: int
+    arrivals: list[Arrival]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The requests of a simulation, in order of time."""
+
+    workload: Workload
+    identity: bool
+    """The trace says which prompts begin alike."""
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last arrival."""
+        return self.workload.arrivals[-1].at if self.workload.arrivals else 0.0
+
+
+def read(path: Path, expected: Format | None = None) -> Asked:
+    """A recorded trace. Raises `TraceError`, which names the line, and `OSError`."""
+    with path.open(encoding="utf-8") as lines:
+        arrivals = parse(lines)
+    identity = any(arrival.block_ids for arrival in arrivals)
+    found: Format = "mooncake" if identity else "azure"
+    if expected is not None and expected != found:
+        raise TraceError(f"{path} is in the format {found}, not {expected}: say --format {found}")
+    if identity:
+        return Asked(Workload(path.stem, BLOCK, usable(arrivals)), True)
+    return Asked(Workload(path.stem, PLAIN_BLOCK, [a for a in arrivals if a.input_tokens > 0]), False)
+
+
+def flat(at: float) -> float:
+    """The same at all times."""
+    del at
+    return 1.0
+
+
+def scaled(
+    asked: Asked, scale: float = 1.0, hours: float | None = None, shape: Shape = flat, seed: int = 0
+) -> Asked:
+    """`scale * shape(time)` requests for each of the trace, on average.
+
+    With `hours` the trace is played again and again for so long (a shorter time cuts it); what it shares with
+    itself is not shared between rounds. Raises ValueError unless `scale` and `hours` are positive.
+    """
+    if not scale > 0 or not (hours is None or hours > 0):
+        raise ValueError("load scale and hours must be positive")
+    rng = Random(f"fleet {seed}")
+    ids = 1 + max((max(a.block_ids) for a in asked.workload.arrivals if a.block_ids), default=0)
+    whole = asked.seconds + 1.0
+    until = hours * 3600 if hours is not None else whole
+    made: list[Arrival] = []
+    for round_number in range(math.ceil(until / whole)):
+        for arrival in asked.workload.arrivals:
+            at = round_number * whole + arrival.at
+            if at >= until:
+                break
+            expected = scale * shape(at)
+            copies = int(expected) + (rng.random() < expected % 1)
+            for copy in range(copies):
+                moved = at + (rng.random() * SPREAD if copy else 0.0)
+                made.append(
+                    replace(arrival, at=moved, block_ids=_of_user(arrival.block_ids, ids, round_number, copy))
+                )
+    made.sort(key=lambda arrival: arrival.at)
+    return Asked(Workload(asked.workload.name, asked.workload.block, _compact(made)), asked.identity)
+
+
+def _of_user(block_ids: tuple[int, ...], ids: int, round_number: int, copy: int) -> tuple[int, ...]:
+    offset = ids * (round_number * 1000 + copy)
+    return tuple(each + offset for each in block_ids) if offset else block_ids
+
+
+def _compact(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """Block ids numbered as they come: tokens are made of them, and are of 32 bits."""
+    names: dict[int, int] = {}
+    return [
+        replace(each, block_ids=tuple(names.setdefault(block, len(names)) for block in each.block_ids))
+        if each.block_ids
+        else each
+        for each in arrivals
+    ]
+
+
+def busiest(asked: Asked, requests: int) -> Asked:
+    """The part of so many requests, one after the other, with the most tokens a second; from 0 on.
+
+    All of it if there are no more. A part keeps the rate, the bursts and the shared beginnings of its time,
+    which requests drawn here and there would not.
+    """
+    arrivals = asked.workload.arrivals
+    if len(arrivals) <= requests:
+        return asked
+    tokens = [0]
+    for arrival in arrivals:
+        tokens.append(tokens[-1] + arrival.input_tokens + arrival.output_tokens)
+
+    def rate(first: int) -> float:
+        last = first + requests - 1
+        return (tokens[last + 1] - tokens[first]) / max(arrivals[last].at - arrivals[first].at, 1e-3)
+
+    first = max(range(len(arrivals) - requests + 1), key=rate)
+    part = arrivals[first : first + requests]
+    moved = [replace(arrival, at=arrival.at - part[0].at) for arrival in part]
+    return replace(asked, workload=replace(asked.workload, arrivals=_compact(moved)))

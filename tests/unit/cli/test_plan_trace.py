@@ -1,0 +1,151 @@
+"""`mambaserve plan --trace` through its door: table, JSON, plot, and what it complains of."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.cache.block_trace import generated
+
+from mamba_cli import main
+
+CONFIG = Path(__file__).parents[2] / "golden" / "configs" / "nemotron-nano-9b-v2.json"
+SLO = ("--slo-ttft", "2s", "--slo-tpot", "100ms")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "timestamp": 200 * number,
+                    "input_length": each.input_tokens,
+                    "output_length": each.output_tokens,
+                    "hash_ids": each.block_ids,
+                }
+            )
+            + "\n"
+            for number, each in enumerate(generated(60, documents=4, depth=(2, 8)))
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """`mambaserve plan MODEL ARGUMENTS` in this process: exit code, standard output, standard error."""
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / "config.json").write_text(CONFIG.read_text())
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        given = ["mambaserve", "plan", str(tmp_path / "nano"), *arguments]
+        monkeypatch.setattr(sys, "argv", given)
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_json_names_the_chosen_fleet_and_every_candidate(plan: Run, trace: Path) -> None:
+    code, out, err = plan("--trace", str(trace), *SLO, "--gpu", "H100=3", "--gpu", "L40S=1", "-o", "json")
+    assert code == 0, err
+    shown: dict[str, Any] = json.loads(out)
+    chosen = shown["chosen"]
+    assert chosen["gpusAtTwiceTheLoad"] >= chosen["gpus"] >= 1
+    assert [(each["gpu"], each["strategy"]) for each in shown["candidates"]] == [
+        (kind, strategy)
+        for kind in ("H100", "L40S")
+        for strategy in ("ExtraBuffer", "ExtraBufferLazy", "NoBuffer")
+    ]
+    found = [each for each in shown["candidates"] if each["gpus"] is not None]
+    assert all(each["served"]["attainment"] >= 0.95 for each in found)
+    # Both are rounded.
+    assert all(
+        each["cost"] == pytest.approx(each["gpuHours"] * {"H100": 3, "L40S": 1}[each["gpu"]], abs=0.003)
+        for each in found
+    )
+    best = min(each["cost"] for each in found)
+    assert [
+        each["cost"]
+        for each in found
+        if (each["gpu"], each["strategy"]) == (chosen["gpu"], chosen["strategy"])
+    ] == [best]
+
+
+def test_the_table_marks_the_chosen_one_and_the_plot_is_written(
+    plan: Run, trace: Path, tmp_path: Path
+) -> None:
+    plot = tmp_path / "fleet.svg"
+    code, out, err = plan("--trace", str(trace), *SLO, "--gpu", "H100", "--plot", str(plot))
+    assert code == 0, err
+    assert out.count("→") == 1
+    assert "assumed" in out
+    # No terminal: a line for each candidate, and nothing that moves.
+    assert "H100, NoBuffer" in err
+    assert "\r" not in err
+    assert "\x1b" not in err
+    assert plot.read_text().startswith("<svg")
+
+
+def test_a_longer_trace_is_cut_to_its_busiest_part_and_that_is_said(plan: Run, trace: Path) -> None:
+    arguments = ("--trace", str(trace), *SLO, "--gpu", "H100", "-o", "json")
+    cut = json.loads(plan(*arguments, "--requests", "20")[1])
+    assert (cut["trace"]["requests"], cut["trace"]["simulated"]) == (60, 20)
+    assert any("busiest" in note for note in cut["notes"])
+    whole = json.loads(plan(*arguments, "--requests", "0")[1])
+    assert whole["trace"]["simulated"] == 60
+    assert whole["trace"]["hours"] == cut["trace"]["hours"]
+
+
+def test_no_fleet_is_exit_code_3_with_the_reasons_in_the_document(plan: Run, trace: Path) -> None:
+    code, out, err = plan(
+        "--trace", str(trace), "--slo-ttft", "1ms", "--slo-tpot", "1ms", "--gpu", "L4", "-o", "json"
+    )
+    assert code == 3
+    assert "error: " in err
+    shown = json.loads(out)
+    assert shown["chosen"] is None
+    assert all(each["whyNot"] for each in shown["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--trace", "absent.jsonl", *SLO), "absent.jsonl: no such file"),
+        (("--trace", "TRACE", "--slo-ttft", "2s"), "--slo-tpot"),
+        (("--trace", "TRACE", "--slo-tpot", "2s"), "--slo-ttft"),
+        (("--trace", "TRACE", "--slo-ttft", "2", "--slo-tpot", "1s"), "--slo-ttft"),
+        (("--trace", "TRACE", "--slo-ttft", "2s", "--slo-tpot", "0s"), "--slo-tpot"),
+        (("--trace", "TRACE", *SLO, "--format", "azure"), "--format mooncake"),
+        (("--trace", "CONFIG", *SLO), "line 1"),
+        (("--trace", "EMPTY", *SLO), "empty"),
+        (("--trace", "TRACE", *SLO, "--gpu", "TPU"), "--gpu"),
+        (("--trace", "TRACE", *SLO, "--device-memory", "80Gi"), "--device-memory"),
+        (("--slo-ttft", "2s"), "--trace"),
+    ],
+)
+def test_wrong_input_is_exit_code_2_and_is_named(
+    plan: Run, trace: Path, tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    files = {"TRACE": str(trace), "CONFIG": str(CONFIG), "EMPTY": str(empty)}
+    code, out, err = plan(*(files.get(each, each) for each in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert named in err
+
+
+def test_a_plot_that_cannot_be_written_is_exit_code_1(plan: Run, trace: Path, tmp_path: Path) -> None:
+    arguments = ("--trace", str(trace), *SLO, "--gpu", "H100", "--plot", str(tmp_path))
+    code, _, err = plan(*arguments)
+    assert code == 1
+    assert "--plot" in err
