@@ -78,6 +78,8 @@ class Constraints:
     max_model_len: int | None = None
     max_running_requests: int | None = None
     chunked_prefill_tokens: int = MOST_STEP_TOKENS
+    step_time: float | None = None
+    """Seconds that a step may take while answers are written; 0 = any, None = what suits the device."""
     max_checkpoints_per_path: int = 4
     prefix_caching: bool = True
     overlap: bool | None = None
@@ -118,6 +120,7 @@ class Constraints:
             max_model_len=settings.max_model_len,
             max_running_requests=settings.max_running_requests,
             chunked_prefill_tokens=settings.chunked_prefill_tokens or MOST_STEP_TOKENS,
+            step_time=settings.step_time_asked,
             max_checkpoints_per_path=settings.max_checkpoints_per_path,
             prefix_caching=settings.prefix_caching,
             overlap=settings.overlap,

@@ -85,6 +85,13 @@ class Scheduler(Group):
     batch_invariant: bool = _default(Engine, "batch_invariant")
     """Make a token's logits independent of the batch it runs in (slower)."""
 
+    @property
+    def step_time_asked(self) -> float | None:
+        """`step_time`; 0 where tokens were asked for and no time, None = what suits the device."""
+        if self.step_time is None and self.chunked_prefill_tokens is not None:
+            return 0.0
+        return self.step_time
+
 
 class MemoryBudget(Group):
     """Memory."""

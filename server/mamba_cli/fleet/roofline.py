@@ -6,7 +6,7 @@ An assumption and no measurement; every answer made of it says so. Pure.
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.gpu import Gpu
 from mamba_planner.arithmetic import active_parameters
-from mamba_planner.constraints import MOST_STEP_TOKENS, Constraints
+from mamba_planner.constraints import Constraints
 from mamba_planner.memory import MOST_RUNNING
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
@@ -49,8 +49,9 @@ def profile_of(model: ModelConfig, plan: MemoryPlan, constraints: Constraints, g
 
 
 def _chunk(constraints: Constraints, speed: float, step_seconds: float) -> int:
-    """Prompt tokens of a step: what was set, else what fills the time of a step while answers are written."""
+    """Prompt tokens of a step: what fills its time while answers are written."""
     most = constraints.chunked_prefill_tokens
-    if most != MOST_STEP_TOKENS:
+    target = STEP_TIME["cuda"] if constraints.step_time is None else constraints.step_time
+    if not target:
         return most
-    return max(LEAST_CHUNK, min(most, int((STEP_TIME["cuda"] - step_seconds) * speed)))
+    return max(LEAST_CHUNK, min(most, int((target - step_seconds) * speed)))

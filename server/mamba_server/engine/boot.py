@@ -175,9 +175,9 @@ def _most_running(settings: EngineSettings, made: MemoryPlan, device: torch.devi
 
 def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> StepPace | None:
     """None where a number of tokens was asked for, and no time."""
-    target = settings.step_time
+    target = settings.step_time_asked
     if target is None:
-        target = STEP_TIME[device.type] if settings.chunked_prefill_tokens is None else 0.0
+        target = STEP_TIME[device.type]
     return StepPace(target, limits.chunk, limits.step_tokens) if target else None
 
 

@@ -21,6 +21,7 @@ from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import Asked, Workload, busiest
 from mamba_planner import Constraints, Device, plan
 from mamba_planner import constraints as planner_constraints
+from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import model_config_from_hf
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
@@ -233,3 +234,15 @@ def test_the_plot_has_a_point_for_each_fleet_that_was_tried() -> None:
     assert drawn == chart(answer, 1.0, "GPU-hours")
     circles = [each for each in ElementTree.fromstring(drawn).iter() if each.tag.endswith("circle")]
     assert len(circles) == sum(len(each.tried) for each in answer.candidates)
+
+
+def test_the_time_and_the_tokens_of_a_step_that_were_set_are_those_of_the_simulated_engine() -> None:
+    def chunk(**asked: object) -> int:
+        constraints = Constraints.of(EngineSettings(model="m", **asked))
+        made = plan(model(), constraints, Device("cuda", 80 << 30), 17_800_000_000)
+        return profile_of(model(), made, constraints, KIND["L4"]).chunk_tokens
+
+    assert chunk(step_time=0.1) < chunk(step_time=0.2) < chunk(step_time=0) == 2048
+    assert chunk() < 2048
+    assert chunk(chunked_prefill_tokens=2048) == 2048
+    assert chunk(chunked_prefill_tokens=2048, step_time=0.1) == chunk(step_time=0.1)

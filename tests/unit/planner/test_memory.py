@@ -74,8 +74,8 @@ def test_constraints_take_over_every_setting_of_an_engine() -> None:
     )  # fmt: skip
     assert Constraints.of(settings) == Constraints(
         strategy="NoBuffer", state_dtype="float16", dtype="bfloat16", page_size=32, track_interval=64,
-        max_model_len=4096, max_running_requests=7, chunked_prefill_tokens=99, max_checkpoints_per_path=2,
-        prefix_caching=False, overlap=False, utilization=0.5, arena_bytes=2 * GIB,
+        max_model_len=4096, max_running_requests=7, chunked_prefill_tokens=99, step_time=0.0,
+        max_checkpoints_per_path=2, prefix_caching=False, overlap=False, utilization=0.5, arena_bytes=2 * GIB,
     )  # fmt: skip
 
 
