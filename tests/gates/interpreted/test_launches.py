@@ -1,7 +1,7 @@
 """Decode steps of as many rows issue the same operators and kernels in one order, whatever their sequences.
 
-Of the conditions of a CUDA graph this is the one that the model meets; the addresses of its inputs, and the
-shapes of the page table and of the sampler's tensors, still follow the step.
+Of the conditions of a CUDA graph this is one; the addresses of the inputs and the shape of the page table
+still follow the step.
 """
 
 from pathlib import Path
