@@ -32,7 +32,9 @@ def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> 
     for name, size in sizes.items():
         command += [f"-{name}", str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    said = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
+    if said is None:
+        raise SystemExit(f"{' '.join(command)} measured nothing: {(done.stdout + done.stderr)[-500:]}")
     return {"wall": said["t_pp"] if prefill else said["t_tg"] / DECODED}
 
 

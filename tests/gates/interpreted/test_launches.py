@@ -23,7 +23,7 @@ from mamba_server.wire import AddRequest, SamplingParams
 
 Issued = tuple[str, tuple[int, ...], tuple[tuple[str, str], ...]]
 """Kernel, grid, compile-time constants; or operator and the shape of its result."""
-RECURRENT, ATTENTION, SAMPLING = 8, 7, 12
+RECURRENT, ATTENTION, SAMPLING = 8, 6, 12
 """Most that may be issued by one layer in a step, and launched by one call of the sampler."""
 _FREE = ("empty", "new_empty", "empty_like", "split", "detach", "alias", "unsafe_split")
 """Operators that start nothing on a device, beside views."""

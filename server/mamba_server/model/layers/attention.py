@@ -23,9 +23,9 @@ class Attention:
         self.config = config
         self.write = loader.operators.kv_write
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = loader.linear("q_proj", hidden_size, queries, bias=config.bias)
-        self.k_proj = loader.linear("k_proj", hidden_size, keys, bias=config.bias)
-        self.v_proj = loader.linear("v_proj", hidden_size, keys, bias=config.bias)
+        self.projections = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        # One product instead of three: the rows are read once, and less is launched.
+        self.qkv_proj = loader.joined(self.projections, hidden_size, bias=config.bias)
         self.kernels = self._kernels(None if loader.batch_invariant else loader.library)
         """Attend for rows that decode and for prompts; None = `attend` does for all rows."""
         self.attend, gathers = self._attend(loader)
@@ -59,11 +59,10 @@ class Attention:
         """x: [T, d]; kv: [pages, 2, page_size, kv_heads, head_dim], written. Returns [T, d]."""
         assert plans.attention is not None
         width = self.config.head_dim
-        query, key, value = (
-            projection(x).unflatten(1, (-1, width)) for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        parts = self.qkv_proj(x).split(tuple(self.projections.values()), 1)
+        query, key, value = (part.unflatten(1, (-1, width)) for part in parts)
         self.write(kv, key, value, plans.page, plans.offset)
-        attended = torch.empty_like(query)
+        attended = query.new_empty(query.shape)
         if self.kernels is None:
             self.attend(query, kv, self.config.scale, plans.attention, attended)
         else:

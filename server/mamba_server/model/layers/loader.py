@@ -1,6 +1,6 @@
 """How a layer gets its tensors: a place in the checkpoint, a device, a type."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,8 +63,14 @@ class Loader:
 
     def linear(self, name: str, inputs: int, outputs: int, *, bias: bool, activation: str = "") -> Rows:
         """The product with the weight `name`; `activation`: one that this loader `activates`, or none."""
-        weight = self.tensor(f"{name}.weight", outputs, inputs)
-        added = self.tensor(f"{name}.bias", outputs) if bias else None
+        return self.joined({name: outputs}, inputs, bias=bias, activation=activation)
+
+    def joined(self, outputs: Mapping[str, int], inputs: int, *, bias: bool, activation: str = "") -> Rows:
+        """One product with several weights, by name and number of outputs, which follow one another."""
+        weight = _one([self.tensor(f"{name}.weight", count, inputs) for name, count in outputs.items()])
+        added = None
+        if bias:
+            added = _one([self.tensor(f"{name}.bias", count) for name, count in outputs.items()])
         if self.library is not None:
             return PackedLinear(self.library, self.packed(weight), added, activation)
         return self.plain(weight, added)
@@ -80,3 +86,7 @@ class Loader:
         outputs, inputs = weight.shape
         tile = sound_row_tile(inputs, outputs, bias is not None, weight.dtype, weight.device)
         return Linear(weight, bias, tile)
+
+
+def _one(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
