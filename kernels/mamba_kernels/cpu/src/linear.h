@@ -28,6 +28,9 @@ constexpr int64_t kUnpackedFor = 4;          // tiles that pass by: then a panel
 constexpr int kUnpackedRows = 4;             // and none has fewer rows
 constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
 
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : least(x, high); }
+
 // How weights of one type are stored and multiplied: `kStep` inputs are taken at once, and a panel's weights of
 // `kBlock` such steps lie in one `Weight`. `Unpacked` is what it becomes where many tiles pass by.
 struct BfloatPairs {
@@ -168,9 +171,6 @@ class LinearCall {
   }
 
  private:
-  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-  static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : least(x, high); }
-
   // Tiles share the rows evenly: six are three and three, not five and one.
   int64_t first_row(int64_t tile) const { return rows_ * tile / tiles_; }
 

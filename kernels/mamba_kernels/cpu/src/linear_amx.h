@@ -38,17 +38,22 @@ struct alignas(64) TileShapes {
   }
 };
 
-// Blocks are asked for before they are read: four streams of them are more than the processor guesses in time.
-inline void fetch_ahead(const void* block, size_t bytes) {
-  constexpr uintptr_t kAhead = 6 << 10;
-  const uintptr_t first = reinterpret_cast<uintptr_t>(block) + kAhead;  // beside the array is no error: nothing is read
-  for (uintptr_t line = first; line < first + bytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
-  }
-}
-
 // What was stored is what tiles load: their instructions do not tell compilers that they read memory.
 inline void memory_is_read() { __asm__ volatile("" ::: "memory"); }
+
+// Of all four tiles of sums.
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+inline void store_sums(float (&sums)[4][kSide * kPanel]) {
+  _tile_stored(0, sums[0], kTilePitch);
+  _tile_stored(1, sums[1], kTilePitch);
+  _tile_stored(2, sums[2], kTilePitch);
+  _tile_stored(3, sums[3], kTilePitch);
+}
 
 class TileLinear {
  public:
@@ -96,9 +101,6 @@ class TileLinear {
   }
 
  private:
-  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-  static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : least(x, high); }
-
   uint16_t* tile(int64_t row_tile, int64_t k) const {
     return tiles_ + (row_tile * across_ + k) * height_ * kTileInputs;
   }
@@ -165,10 +167,7 @@ class TileLinear {
 
   void two_by_two(int64_t panel, int64_t row_tile) const {
     const Panel left(*this, panel), right(*this, panel + 1);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    clear_sums();
     for (int64_t k = 0; k < across_; ++k) {
       _tile_loadd(4, tile(row_tile, k), kTilePitch);
       _tile_loadd(6, left.tile(*this, k), kTilePitch);
@@ -180,10 +179,7 @@ class TileLinear {
       _tile_dpbf16ps(3, 5, 7);
     }
     alignas(64) float sums[4][kSide * kPanel];
-    _tile_stored(0, sums[0], kTilePitch);
-    _tile_stored(1, sums[1], kTilePitch);
-    _tile_stored(2, sums[2], kTilePitch);
-    _tile_stored(3, sums[3], kTilePitch);
+    store_sums(sums);
     finish(panel, row_tile, sums[0]);
     finish(panel + 1, row_tile, sums[1]);
     finish(panel, row_tile + 1, sums[2]);
@@ -192,10 +188,7 @@ class TileLinear {
 
   void one_by_four(int64_t panel, int64_t row_tile) const {
     const Panel a(*this, panel), b(*this, panel + 1), c(*this, panel + 2), d(*this, panel + 3);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    clear_sums();
     for (int64_t k = 0; k < across_; ++k) {
       _tile_loadd(4, tile(row_tile, k), kTilePitch);
       _tile_loadd(6, a.tile(*this, k), kTilePitch);
@@ -208,10 +201,7 @@ class TileLinear {
       _tile_dpbf16ps(3, 4, 7);
     }
     alignas(64) float sums[4][kSide * kPanel];
-    _tile_stored(0, sums[0], kTilePitch);
-    _tile_stored(1, sums[1], kTilePitch);
-    _tile_stored(2, sums[2], kTilePitch);
-    _tile_stored(3, sums[3], kTilePitch);
+    store_sums(sums);
     for (int p = 0; p < kWide; ++p) finish(panel + p, row_tile, sums[p]);
   }
 
@@ -261,7 +251,7 @@ class TileLinear {
     for (int64_t k = 0; k < across_; ++k, x += kTileInputs) {
       Lanes even[kPanels], odd[kPanels];
       for (int p = 0; p < kPanels; ++p) {
-        fetch_ahead(blocks[p] + k, sizeof(Block));
+        ask_ahead(blocks[p] + k, sizeof(Block));
         even[p] = odd[p] = Lanes::zero();
       }
       for (int i = 0; i < kTileInputs; i += 2) {
@@ -305,10 +295,7 @@ class TileLinear {
     };
     int64_t k = 0;
     for (; k + 4 <= across_; k += 4) {  // four under way hide the time that each takes
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      clear_sums();
       _tile_loadd(4, tile(row_tile, k), kTilePitch);
       _tile_loadd(6, weights + k * kWeightTile, kTilePitch);
       _tile_dpbf16ps(0, 4, 6);
@@ -321,10 +308,7 @@ class TileLinear {
       _tile_loadd(5, tile(row_tile, k + 3), kTilePitch);
       _tile_loadd(7, weights + (k + 3) * kWeightTile, kTilePitch);
       _tile_dpbf16ps(3, 5, 7);
-      _tile_stored(0, products[0], kTilePitch);
-      _tile_stored(1, products[1], kTilePitch);
-      _tile_stored(2, products[2], kTilePitch);
-      _tile_stored(3, products[3], kTilePitch);
+      store_sums(products);
       for (int slot = 0; slot < 4; ++slot) add(k + slot, slot);
     }
     for (; k < across_; ++k) {
