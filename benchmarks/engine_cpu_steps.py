@@ -21,7 +21,7 @@ from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.device_arena import DTYPES
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 
 CPU = torch.device("cpu")
 PAGE, CHUNK, CONTEXT = 16, 64, 128

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests/cluster"))
 
 from mamba_api import names  # noqa: E402
-from mamba_api.schema import crd_yaml  # noqa: E402
+from mamba_api.v1alpha1.schema import crd_yaml  # noqa: E402
 from testcluster.build import ensure  # noqa: E402 - a package of the tests
 from testcluster.control_plane import ControlPlane, running_control_plane  # noqa: E402
 

@@ -14,7 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog
 from mamba_server.api.engine_metrics import HELP, EngineMetrics
 from mamba_server.api.prefix_metrics import PrefixMetrics

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from mamba_api import names
-from mamba_api.conditions import REASONS, REASONS_OF, ConditionType, Reason
-from mamba_api.schema import COLUMNS, custom_resource_definition
+from mamba_api.v1alpha1.conditions import REASONS, REASONS_OF, ConditionType, Reason
+from mamba_api.v1alpha1.schema import COLUMNS, custom_resource_definition
 from mamba_cli.reference_page import reference_page
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import structlog
 
 from mamba_api import names
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, Forbidden
-from mamba_operator.kinds import SECRET
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden
+from mamba_operator.objects.kinds import SECRET
+from mamba_operator.objects.manifest import Manifest
 
 log = structlog.get_logger(__name__)
 KEY_BYTES = 32

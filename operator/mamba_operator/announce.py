@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mamba_api.conditions import ConditionType, find_condition
 from mamba_api.v1alpha1 import Condition, Status
+from mamba_api.v1alpha1.conditions import ConditionType, find_condition
 from mamba_operator.apply import Done
 from mamba_operator.plan import Change
 

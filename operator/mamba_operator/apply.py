@@ -6,12 +6,27 @@ One failing child does not keep the others from being applied. Called by `reconc
 from dataclasses import dataclass, field
 
 from mamba_api import names
-from mamba_api.conditions import ConditionType
-from mamba_operator.client import KubeClient
+from mamba_api.v1alpha1.conditions import ConditionType
 from mamba_operator.drift import drift, made_of
-from mamba_operator.errors import Conflict, NameTaken, NotInSchema, OperatorError, Terminating, Unreachable
-from mamba_operator.kinds import BY_NAME
-from mamba_operator.manifest import Manifest, Ref, is_terminating, metadata, owner_name, owner_uid, ref
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import (
+    Conflict,
+    NameTaken,
+    NotInSchema,
+    OperatorError,
+    Terminating,
+    Unreachable,
+)
+from mamba_operator.objects.kinds import BY_NAME
+from mamba_operator.objects.manifest import (
+    Manifest,
+    Ref,
+    is_terminating,
+    metadata,
+    owner_name,
+    owner_uid,
+    ref,
+)
 from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 

@@ -6,7 +6,7 @@ Called by `observe` with a reader that the process was given; the operator knows
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
 
 SCHEME = "builtin://"
 

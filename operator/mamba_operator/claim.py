@@ -1,7 +1,7 @@
 """The claim of `spec.model.cache`, and what of it nobody can change. Pure; called by `plan`."""
 
 from mamba_api.quantity import parse_quantity
-from mamba_operator.manifest import Manifest, metadata
+from mamba_operator.objects.manifest import Manifest, metadata
 
 
 def kept(wanted: Manifest, observed: Manifest) -> str | None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from mamba_api.quantity import SUFFIXES
-from mamba_operator.manifest import Manifest, digest
+from mamba_operator.objects.manifest import Manifest, digest
 
 IDENTITIES: Sequence[tuple[str, ...]] = (
     ("name",), ("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("key", "operator"),

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from mamba_api import names
-from mamba_operator.tuning import Refusal, Tune
+from mamba_operator.render.tuning import Refusal, Tune
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 MAX_WORDS = 500

@@ -10,12 +10,12 @@ from datetime import datetime
 import structlog
 
 from mamba_api import names
-from mamba_api.conditions import timestamp
+from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.announce import Announcement
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict
-from mamba_operator.kinds import EVENT
-from mamba_operator.manifest import Manifest, digest
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Conflict
+from mamba_operator.objects.kinds import EVENT
+from mamba_operator.objects.manifest import Manifest, digest
 
 MAX_MESSAGE = 1024
 """Longest message of an event."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
+from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
+from mamba_operator.objects.pod_trouble import ADVICE, is_draining, is_loading, trouble
+from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan import Change, ReconcilePlan
-from mamba_operator.pod_trouble import ADVICE, is_draining, is_loading, trouble
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
-from mamba_operator.workload_state import WorkloadState
 
 
 @dataclass(frozen=True, slots=True)

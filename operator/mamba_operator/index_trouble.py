@@ -6,8 +6,8 @@ from datetime import datetime
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.manifest import Manifest
-from mamba_operator.scale import moment
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.moment import moment
 
 REPORT_SECONDS = 90.0
 """For so long a report counts; gateways repeat it three times in that time."""

@@ -23,20 +23,20 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
-from mamba_operator.client import KubeClient
-from mamba_operator.default_images import DefaultImages
-from mamba_operator.errors import ClusterError, SettingsInvalid
-from mamba_operator.freshness import Freshness
-from mamba_operator.indices import Indices, owner_key
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
-from mamba_operator.leadership import Leadership, LeaseName
-from mamba_operator.liveness import LoopLag, liveness_server
-from mamba_operator.manifest import Key, Manifest, metadata
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, SettingsInvalid
+from mamba_operator.objects.indices import Indices, owner_key
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.manifest import Key, Manifest, metadata
+from mamba_operator.process.freshness import Freshness
+from mamba_operator.process.leadership import Leadership, LeaseName
+from mamba_operator.process.liveness import LoopLag, liveness_server
+from mamba_operator.process.metrics import OperatorMetrics
+from mamba_operator.process.settings import OperatorSettings
+from mamba_operator.process.watching import make_registry, make_settings
+from mamba_operator.process.workqueue import WorkQueue
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.settings import OperatorSettings
-from mamba_operator.watching import make_registry, make_settings
-from mamba_operator.workqueue import WorkQueue
+from mamba_operator.render.default_images import DefaultImages
 
 log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0

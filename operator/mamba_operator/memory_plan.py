@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import mamba_planner
-from mamba_api.conditions import Reason
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
+from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.served import why_not_served

@@ -10,12 +10,12 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import Forbidden, NotFound
 from mamba_operator.gpu_memory import GPU_MEMORY_LABEL, NODE_NAME
-from mamba_operator.indices import Indices
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
-from mamba_operator.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import Forbidden, NotFound
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
+from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
 from mamba_operator.snapshot import Snapshot
 
 Seen = Callable[[Kind, Manifest], None]

@@ -12,29 +12,29 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from mamba_api import names
-from mamba_api.documents import explain
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
+from mamba_api.v1alpha1.documents import explain
+from mamba_operator.autoscale.scale import scaling_status, wake_text
 from mamba_operator.claim import kept
-from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.drift import drift, made_of
-from mamba_operator.errors import InvalidPatch
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.kinds import CLAIM
-from mamba_operator.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref, sealed
 from mamba_operator.memory_plan import depends_on_nodes, plan_memory
+from mamba_operator.objects.errors import InvalidPatch
+from mamba_operator.objects.kinds import CLAIM
+from mamba_operator.objects.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref, sealed
+from mamba_operator.objects.pod_trouble import is_being_created
+from mamba_operator.objects.record import readable
 from mamba_operator.planned_for import plan_for
-from mamba_operator.pod_trouble import is_being_created
-from mamba_operator.record import readable
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
+from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.engine import engine_revision, last_ready
-from mamba_operator.revision import revision_in
+from mamba_operator.render.revision import revision_in
+from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.render.tuning import AGAIN, Refusal, Tune, to_tell, tuning
 from mamba_operator.rollback import FailedRevision, choose_revision, is_ready
-from mamba_operator.scale import scaling_status, wake_text
-from mamba_operator.scrapers import PROMETHEUS, Scraper
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.tuning import AGAIN, Refusal, Tune, to_tell, tuning
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 from mamba_planner.byte_size import binary_size
 

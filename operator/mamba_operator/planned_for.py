@@ -12,7 +12,7 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.gpu_memory import Labels, smallest_gpu
-from mamba_operator.manifest import Manifest, annotation, digest
+from mamba_operator.objects.manifest import Manifest, annotation, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
 

@@ -21,22 +21,29 @@ from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
-from mamba_operator.client import KubeClient
-from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.engine_admin import Put, put_strategy, tell
-from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, OperatorError, Terminating
 from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.findings import Failure
 from mamba_operator.gpu_memory import Labels
-from mamba_operator.indices import Indices
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
-from mamba_operator.manifest import Key, Manifest, is_terminating
 from mamba_operator.memory_plan import depends_on_nodes
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    OperatorError,
+    Terminating,
+)
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.objects.manifest import Key, Manifest, is_terminating
+from mamba_operator.objects.record import recorded
 from mamba_operator.observe import look_up, observe
 from mamba_operator.plan import ReconcilePlan, make_plan
-from mamba_operator.record import recorded
-from mamba_operator.scrapers import PROMETHEUS, Scraper
+from mamba_operator.process.metrics import OperatorMetrics
+from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.render.scrapers import PROMETHEUS, Scraper
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.status import summarize, unobserved
 

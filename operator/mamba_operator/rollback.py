@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.conditions import Reason
-from mamba_operator.manifest import Manifest, annotation, metadata
-from mamba_operator.pod_trouble import is_engine, trouble
-from mamba_operator.revision import EngineRevision, label_of
-from mamba_operator.scale import moment
-from mamba_operator.workload_state import workload_state
+from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.objects.manifest import Manifest, annotation, metadata
+from mamba_operator.objects.moment import moment
+from mamba_operator.objects.pod_trouble import is_engine, trouble
+from mamba_operator.objects.workload_state import workload_state
+from mamba_operator.render.revision import EngineRevision, label_of
 
 PATIENCE = 60.0
 """Seconds that a new pod may have such trouble: a registry or a Secret may come a moment late."""

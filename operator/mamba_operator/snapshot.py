@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamba_operator.autoscale.decided import Decided
-from mamba_operator.manifest import Key, Manifest, Ref
+from mamba_operator.objects.manifest import Key, Manifest, Ref
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.conditions import ConditionStatus, ConditionType, set_condition
 from mamba_api.v1alpha1 import Condition, RolloutStatus, ScalingStatus, Status
+from mamba_api.v1alpha1.conditions import ConditionStatus, ConditionType, set_condition
 from mamba_operator.findings import Failure, View, findings_of
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.record import recorded
+from mamba_operator.objects.workload_state import workload_state
 from mamba_operator.plan import ReconcilePlan
-from mamba_operator.record import recorded
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import Fits
-from mamba_operator.workload_state import workload_state
 
 
 def summarize(

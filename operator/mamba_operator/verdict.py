@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mamba_api.conditions import Reason
 from mamba_api.v1alpha1 import PlanStatus
+from mamba_api.v1alpha1.conditions import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from mamba_planner.families.registry import load_model_config
 from mamba_server.engine.boot import Engine
 from mamba_server.engine.sequence import Phase
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.wire import AddRequest
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
 

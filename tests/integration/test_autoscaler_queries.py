@@ -13,7 +13,7 @@ from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.memory import Memory
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.manifest import Key
+from mamba_operator.objects.manifest import Key
 from prometheus_server import Prometheus, prometheus
 from scaled_fleet import seen
 

@@ -18,14 +18,14 @@ import yaml
 
 from eventually import PATIENCE
 from fake_cluster import FakeCluster
-from mamba_gateway.server import serve
+from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
-from mamba_operator.kinds import SERVICE
-from mamba_operator.liveness import liveness_server
 from mamba_operator.main import Operator
-from mamba_operator.manifest import Key
+from mamba_operator.objects.kinds import SERVICE
+from mamba_operator.objects.manifest import Key
+from mamba_operator.process.liveness import liveness_server
+from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.settings import OperatorSettings
 from mamba_server import wire
 from observability.alerts import rule_file
 from observability.dashboards import DASHBOARDS

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from browser import BROWSER, Page, browser_page
 from mamba_edge.api_keys import KeyFile
-from mamba_gateway.server import serve
+from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from mamba_server import wire
 from scripted_engine import Api

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_api.schema import crd_yaml
+from mamba_api.v1alpha1.schema import crd_yaml
 from testcluster.control_plane import ControlPlane
 
 

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mamba_api.documents import load_documents
-from mamba_api.schema import crd_yaml, custom_resource_definition
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.documents import load_documents
+from mamba_api.v1alpha1.schema import crd_yaml, custom_resource_definition
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from wrong_specs import CACHE, WRONG_CHANGES, WRONG_SPECS

@@ -21,9 +21,9 @@ from mamba_gateway.watch import Stale, Watch
 from mamba_kube.access import connected, load_access
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError
+from mamba_operator.autoscale.scale import woken_at
 from mamba_operator.render.access import gateway_role, wake_request
 from mamba_operator.render.context import Context
-from mamba_operator.scale import woken_at
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube

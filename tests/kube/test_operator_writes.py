@@ -8,10 +8,10 @@ import pytest
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_kube.access import connected, load_access
 from mamba_operator.apply import status_manifest
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import Conflict, NotFound, NotInSchema, Refused
-from mamba_operator.kinds import MAMBA_DEPLOYMENT
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import Conflict, NotFound, NotInSchema, Refused
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine import engine_deployment
 from operator_objects import owner

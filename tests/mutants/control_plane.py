@@ -25,7 +25,7 @@ MUTANTS = (
         (UNIT + "test_status.py",),
     ),
     Mutant(
-        "a mistyped field counts as an outage", OPERATOR + "errors.py",
+        "a mistyped field counts as an outage", OPERATOR + "objects/errors.py",
         "if status == 500 and (found", "if status == 501 and (found",
         (UNIT + "test_reconcile.py",),
     ),
@@ -126,19 +126,20 @@ MUTANTS = (
         (UNIT + "test_apply.py",),
     ),
     Mutant(
-        "a sleeping deployment never sleeps", OPERATOR + "scale.py",
+        "a sleeping deployment never sleeps", OPERATOR + "autoscale/scale.py",
         "desired, reason = 0, \"no request has come yet\"", "desired, reason = start, \"\"", (SCALE,),
     ),
     Mutant(
-        "a wake starts one engine however many are wanted", OPERATOR + "scale.py",
+        "a wake starts one engine however many are wanted", OPERATOR + "autoscale/scale.py",
         "engines = max(spec.replicas, 1)", "engines = 1", (SCALE,),
     ),
     Mutant(
-        "a decision is carried out whatever number it was made of", OPERATOR + "scale.py",
+        "a decision is carried out whatever number it was made of", OPERATOR + "autoscale/scale.py",
         "decided.asked == old.desired and ", "", (SCALE,),
     ),
     Mutant(
-        "an answered wake wakes again", OPERATOR + "scale.py", " and woken != old.answered_wake:", ":",
+        "an answered wake wakes again", OPERATOR + "autoscale/scale.py",
+        " and woken != old.answered_wake:", ":",
         (SCALE,),
     ),
     Mutant(
@@ -175,29 +176,29 @@ MUTANTS = (
         (RENDER,),
     ),
     Mutant(
-        "one restart is already trouble", OPERATOR + "pod_trouble.py",
+        "one restart is already trouble", OPERATOR + "objects/pod_trouble.py",
         "CRASHES_BEFORE_TROUBLE = 1", "CRASHES_BEFORE_TROUBLE = 0", (TROUBLE,),
     ),
     Mutant(
-        "the mildest trouble is told first", OPERATOR + "pod_trouble.py",
+        "the mildest trouble is told first", OPERATOR + "objects/pod_trouble.py",
         "return min(found, key=", "return max(found, key=", (TROUBLE,),
     ),
     Mutant(
-        "a wake during a pass is lost", OPERATOR + "workqueue.py",
+        "a wake during a pass is lost", OPERATOR + "process/workqueue.py",
         "            self._again.add(key)\n", "            pass\n", (UNIT + "test_workqueue.py",),
     ),
     Mutant(
-        "a failing key comes back at once", OPERATOR + "workqueue.py",
+        "a failing key comes back at once", OPERATOR + "process/workqueue.py",
         "self.add_after(key, max(delay, retry_after or 0.0))", "self.add_after(key, 0.0)",
         (UNIT + "test_workqueue.py",),
     ),
     Mutant(
-        "a lease is judged by the clock of its holder's record", OPERATOR + "lease.py",
+        "a lease is judged by the clock of its holder's record", OPERATOR + "process/lease.py",
         "if previous is not None and previous.record.version == record.version:", "if previous is not None:",
         (UNIT + "test_lease.py", UNIT + "test_leadership.py"),
     ),
     Mutant(
-        "the date of a condition moves with its message", API + "conditions.py",
+        "the date of a condition moves with its message", API + "v1alpha1/conditions.py",
         "changed = old is None or old.status != status", "changed = old is None or old.message != message",
         ("tests/unit/api/test_conditions.py",),
     ),
@@ -217,7 +218,7 @@ MUTANTS = (
         ("tests/unit/api/test_rules_in_cel.py", "tests/unit/api/test_models.py"),
     ),
     Mutant(
-        "rules stay out of the CRD", API + "schema.py",
+        "rules stay out of the CRD", API + "v1alpha1/schema.py",
         "rules = (*model.rules, *model.change_rules)", "pass",
         ("tests/unit/api/test_schema.py",),
     ),

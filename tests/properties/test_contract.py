@@ -8,10 +8,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_api.documents import load_documents
 from mamba_api.errors import InvalidDocument
 from mamba_api.quantity import SUFFIXES, UNITS, Duration, Quantity
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.documents import load_documents
 
 budget = settings(max_examples=60)
 

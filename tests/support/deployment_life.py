@@ -6,8 +6,8 @@ from typing import Any
 from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.autoscale.decided import Decided
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
 from operator_objects import NOW, TOKEN, fitting_owner
 

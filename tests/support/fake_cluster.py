@@ -7,11 +7,11 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, NotFound, Refused
-from mamba_operator.indices import Indices, owner_key
-from mamba_operator.kinds import BY_NAME, Kind
-from mamba_operator.manifest import Key, Manifest
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Conflict, NotFound, Refused
+from mamba_operator.objects.indices import Indices, owner_key
+from mamba_operator.objects.kinds import BY_NAME, Kind
+from mamba_operator.objects.manifest import Key, Manifest
 
 Fault = Callable[[str, str, str], ClusterError | None]
 """(verb, kind, name) -> what to raise instead."""

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import Configuration
 
 from mamba_kube.access import ClusterAccess, connected
-from mamba_operator.client import KubeClient
+from mamba_operator.objects.client import KubeClient
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.manifest import Key, Manifest, Ref, ref
+from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.snapshot import Snapshot
 

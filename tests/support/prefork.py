@@ -34,7 +34,7 @@ MODULES = (
     "mamba_cli.commands.operate",
     "mamba_cli.commands.plan",
     "mamba_cli.commands.serve",
-    "mamba_gateway.server",
+    "mamba_gateway.process.server",
     "mamba_operator.main",
     "mamba_server.api.server",
     "uvicorn.lifespan.on",

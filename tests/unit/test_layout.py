@@ -4,9 +4,10 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,40 @@ def test_every_module_says_what_it_is() -> None:
         if not parsed(path).empty and not parsed(path).docstring
     ]
     assert silent == []
+
+
+def folder_of(name: str, modules: Mapping[str, Path]) -> str | None:
+    """The folder of the module that `name` is, or is something in; None for the code of others."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    if not name:
+        return None
+    return name if modules[name].stem == "__init__" else name.rpartition(".")[0]
+
+
+def folder_graph() -> dict[str, set[str]]:
+    """Which folder of the packages imports which others."""
+    modules = {
+        ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__"): path
+        for root in SOURCE_ROOTS
+        for path in python_files()
+        if path.is_relative_to(ROOT / root) and len(path.relative_to(ROOT / root).parts) > 1
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        folder = folder_of(name, modules)
+        assert folder is not None
+        targets = {folder_of(target, modules) for target in parsed(path).imports}
+        graph.setdefault(folder, set()).update(target for target in targets if target and target != folder)
+    return graph
+
+
+def test_no_folders_import_each_other_not_even_round_a_corner() -> None:
+    graph = folder_graph()
+    assert len(graph) > 40
+    with_arrows = {folder for folder, targets in graph.items() if targets}
+    assert {"mamba_operator.render", "mamba_kernels.dispatch", "mamba_server.engine"} <= with_arrows
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

@@ -1,7 +1,8 @@
 """The one library of this process: built or found, loaded, and told which instructions to use.
 
 `MAMBASERVE_KERNELS` chooses: `auto` (the default: the quickest instructions there are), `torch` (none of
-these kernels), or the name of an instruction set. See `mamba_kernels.backend` for what else it may say.
+these kernels), or the name of an instruction set.
+`mamba_kernels.dispatch.backend` tells what else it may say.
 """
 
 import ctypes

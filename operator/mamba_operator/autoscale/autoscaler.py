@@ -23,13 +23,13 @@ from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, Gateway
 from mamba_operator.autoscale.memory import Memory
 from mamba_operator.autoscale.metrics_reader import Read
 from mamba_operator.autoscale.reports import ReportInvalid, engine_report, gateway_report
+from mamba_operator.autoscale.scale import advising, autoscaling, wake_text
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.indices import Indices
-from mamba_operator.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
-from mamba_operator.manifest import Key, Manifest, is_terminating, metadata
-from mamba_operator.pod_trouble import is_engine, says_ready
-from mamba_operator.record import readable
-from mamba_operator.scale import advising, autoscaling, wake_text
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest, is_terminating, metadata
+from mamba_operator.objects.pod_trouble import is_engine, says_ready
+from mamba_operator.objects.record import readable
 
 log = structlog.get_logger(__name__)
 Report = TypeVar("Report", EngineReport, GatewayReport)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from mamba_operator.autoscale.decide import Decision
 from mamba_operator.autoscale.demand import waiting_requests
 from mamba_operator.autoscale.observation import Observation
-from mamba_operator.manifest import Key
+from mamba_operator.objects.manifest import Key
 
 PREFIX = "mambaserve_operator_scaling_"
 UNITS = ("prefill", "decode", "slots", "pages", "queue")

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mamba_operator.client import KubeClient
 from mamba_operator.external_metrics.front_proxy import Asker
-from mamba_operator.kinds import SUBJECT_ACCESS_REVIEW
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.kinds import SUBJECT_ACCESS_REVIEW
 
 KEPT = 10.0
 """Seconds for which an answer holds."""

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
 
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
 
 NAMESPACE, NAME = "kube-system", "extension-apiserver-authentication"
 

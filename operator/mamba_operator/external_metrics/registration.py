@@ -16,15 +16,15 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError
 from mamba_operator.external_metrics import front_proxy, server
 from mamba_operator.external_metrics.access_review import AccessReview
 from mamba_operator.external_metrics.certificate import ServingCertificate, serving_certificate, show
 from mamba_operator.external_metrics.documents import GROUP, VERSION
 from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy
-from mamba_operator.kinds import API_SERVICE, CONFIG_MAP, ENDPOINT_SLICE
-from mamba_operator.settings import OperatorSettings
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError
+from mamba_operator.objects.kinds import API_SERVICE, CONFIG_MAP, ENDPOINT_SLICE
+from mamba_operator.process.settings import OperatorSettings
 
 log = structlog.get_logger(__name__)
 API_SERVICE_NAME = f"{VERSION}.{GROUP}"

@@ -15,12 +15,12 @@ import structlog
 from aiohttp import web
 
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.errors import ClusterError
 from mamba_operator.external_metrics import documents
 from mamba_operator.external_metrics.access_review import AccessReview
 from mamba_operator.external_metrics.front_proxy import Asker, FrontProxy
 from mamba_operator.external_metrics.label_selector import SelectorInvalid, selector
-from mamba_operator.liveness import listen
+from mamba_operator.objects.errors import ClusterError
+from mamba_operator.process.liveness import listen
 
 log = structlog.get_logger(__name__)
 OLDEST = 120.0

@@ -3,7 +3,7 @@
 `engine` and `gateway` make what serves, `access` who may do what; `engine_pod` and `pod` what runs in a pod.
 """
 
-from mamba_operator.manifest import Manifest, sealed
+from mamba_operator.objects.manifest import Manifest, sealed
 from mamba_operator.render.access import (
     gateway_role,
     gateway_role_binding,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.kinds import (
+from mamba_operator.objects.kinds import (
     CONFIG_MAP,
     ENDPOINT_SLICE,
     NETWORK_POLICY,
@@ -12,7 +12,7 @@ from mamba_operator.kinds import (
     SECRET,
     SERVICE_ACCOUNT,
 )
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child
 
 ANY_NAMESPACE: dict[str, Any] = {"namespaceSelector": {}}

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
-from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
-from mamba_operator.kinds import Kind
-from mamba_operator.manifest import Manifest
-from mamba_operator.revision import EngineRevision
-from mamba_operator.scrapers import PROMETHEUS, Scraper
+from mamba_operator.objects.kinds import Kind
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.render.revision import EngineRevision
+from mamba_operator.render.scrapers import PROMETHEUS, Scraper
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import json
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child
 from mamba_operator.render.engine_pod import SETTINGS_FILE, engine_document, engine_pod_template
-from mamba_operator.revision import EngineRevision
+from mamba_operator.render.revision import EngineRevision
 
 
 def engine_revision(context: Context) -> EngineRevision:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.manifest import Manifest, digest
+from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
@@ -17,8 +17,8 @@ from mamba_operator.render.pod import (
     probes,
     tracing,
 )
-from mamba_operator.strategic_merge import merge
-from mamba_operator.tuning import unlike
+from mamba_operator.render.strategic_merge import merge
+from mamba_operator.render.tuning import unlike
 from mamba_planner.spec_settings import engine_settings
 
 SETTINGS_FILE = "engine.json"

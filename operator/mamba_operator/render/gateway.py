@@ -6,8 +6,8 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.gateway import Limits, NamedKeyLimits
-from mamba_operator.kinds import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.kinds import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
@@ -19,7 +19,7 @@ from mamba_operator.render.pod import (
     probes,
     tracing,
 )
-from mamba_operator.strategic_merge import merge
+from mamba_operator.render.strategic_merge import merge
 
 START_SECONDS = 60
 GRACE_MARGIN = 15

@@ -1,8 +1,8 @@
 """The engines as an InferencePool, which HTTPRoutes of the Gateway API can point at. Pure."""
 
 from mamba_api import names
-from mamba_operator.kinds import INFERENCE_POOL, SERVICE
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.kinds import INFERENCE_POOL, SERVICE
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child
 
 

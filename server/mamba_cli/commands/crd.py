@@ -28,7 +28,7 @@ def command(
     ] = Path(),
 ) -> None:
     """Print the CRDs as YAML: mambaserve crd | kubectl apply --server-side -f -"""
-    from mamba_api.schema import chart_template, crd_yaml
+    from mamba_api.v1alpha1.schema import chart_template, crd_yaml
 
     if not write:
         typer.echo(crd_yaml(), nl=False)

@@ -20,7 +20,7 @@ def run(given: dict[str, Any]) -> int:
 
     from mamba_edge import process_memory
     from mamba_edge.listener import CannotListen
-    from mamba_gateway.server import serve
+    from mamba_gateway.process.server import serve
     from mamba_gateway.settings import GatewaySettings
     from mamba_telemetry.logs import set_up_logs
     from mamba_telemetry.traces import set_up_traces

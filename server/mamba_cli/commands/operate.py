@@ -102,9 +102,9 @@ def command(
     from pydantic import ValidationError
 
     from mamba_cli.shipped_models import shipped_config
-    from mamba_operator.errors import LeadershipLost, SettingsInvalid
     from mamba_operator.main import run
-    from mamba_operator.settings import OperatorSettings
+    from mamba_operator.objects.errors import LeadershipLost, SettingsInvalid
+    from mamba_operator.process.settings import OperatorSettings
     from mamba_telemetry.logs import set_up_logs
 
     # A JSON text, which the settings read; without it their own default.

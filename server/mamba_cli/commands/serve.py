@@ -15,7 +15,7 @@ def run(given: dict[str, Any]) -> int:
     from pydantic import ValidationError
     from rich.console import Console
 
-    from mamba_cli.loading_progress import LoadingProgress
+    from mamba_cli.local.loading_progress import LoadingProgress
     from mamba_planner.engine_settings import EngineSettings
     from mamba_server.api.errors import ServeError
     from mamba_server.api.server import serve

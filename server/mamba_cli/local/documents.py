@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mamba_api.documents import load_documents
 from mamba_api.errors import ContractError
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.documents import load_documents
 from mamba_cli.errors import InvalidInput
 
 STDIN = Path("-")

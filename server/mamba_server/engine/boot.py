@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from mamba_kernels.backend import Backend
+from mamba_kernels.dispatch.backend import Backend
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
@@ -39,7 +39,7 @@ from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layout import CacheLayout
 from mamba_server.model.source import resolve
 from mamba_server.model.weight_files import weights_size

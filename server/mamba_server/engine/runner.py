@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mamba_kernels.operators import Operator
+from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample.reference import is_finite
 from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
@@ -24,7 +24,7 @@ from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.wire import SamplingParams, TokenLogprobs
 
 _FIELDS = tuple(field.name for field in fields(HostBatch))

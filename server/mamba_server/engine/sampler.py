@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mamba_kernels.operators import Operator
+from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample import Counts
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p

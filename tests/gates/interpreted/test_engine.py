@@ -8,9 +8,9 @@ import pytest
 
 from engines import Answer, greedy, make_engine, run
 from gate_cases import LARGE, Case
-from mamba_kernels.backend import TORCH
+from mamba_kernels.dispatch.backend import TORCH
 from mamba_kernels.paged_attention import triton as paged_attention
-from mamba_server.model import hybrid
+from mamba_server.model.layers import hybrid
 from mamba_server.wire import AddRequest, SamplingParams
 
 CLOSE = 2e-5

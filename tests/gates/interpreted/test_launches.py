@@ -16,8 +16,8 @@ from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import KernelCall
 from mamba_server.engine.sampler import Sampler
 from mamba_server.model.forward_batch import ForwardBatch
-from mamba_server.model.hybrid import HybridModel
 from mamba_server.model.layers.attention import Attention
+from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.layers.mamba2 import Mamba2Mixer
 from mamba_server.wire import AddRequest, SamplingParams
 

@@ -18,7 +18,7 @@ from mamba_gateway.endpoint_picker.certificate import CertificateError, self_sig
 from mamba_gateway.endpoints import Report
 from mamba_gateway.engine_speed import EngineSpeed
 from mamba_gateway.errors import Draining
-from mamba_gateway.server import serve
+from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import ModelText
 from mamba_prefix.messages import Snapshot, pack_entries

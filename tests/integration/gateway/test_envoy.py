@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from envoy_proxy import envoy
-from mamba_gateway.server import serve
+from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 
 REAL_TIME = True

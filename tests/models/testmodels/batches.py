@@ -13,7 +13,7 @@ from mamba_kernels.no_sync import no_sync
 from mamba_planner.model_config import ModelConfig
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from mamba_api.conditions import (
+from mamba_api.v1alpha1 import Condition
+from mamba_api.v1alpha1.conditions import (
     MAX_MESSAGE,
     REASONS,
     REASONS_OF,
@@ -15,7 +16,6 @@ from mamba_api.conditions import (
     set_condition,
     timestamp,
 )
-from mamba_api.v1alpha1 import Condition
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from mamba_api.documents import MAX_DOCUMENTS, field_path, load_documents
 from mamba_api.errors import InvalidDocument
+from mamba_api.v1alpha1.documents import MAX_DOCUMENTS, field_path, load_documents
 
 HEAD = "apiVersion: serving.mambaserve.io/v1alpha1\nkind: MambaDeployment\n"
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mamba_api.schema import VALIDATIONS, custom_resource_definition, structural_schema
 from mamba_api.v1alpha1 import MambaDeployment, Spec, StateCache, Status
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.schema import VALIDATIONS, custom_resource_definition, structural_schema
 from wrong_specs import WRONG_CHANGES, WRONG_SPECS
 
 BROKEN = yaml.safe_load((Path(__file__).parents[2] / "data/broken_specs.yaml").read_text())

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from mamba_api.errors import ContractError
 from mamba_api.model_uri import parse_model_uri
 from mamba_api.quantity import MAX_LENGTH, Duration, Quantity
-from mamba_api.schema import custom_resource_definition
 from mamba_api.v1alpha1 import (
     Engine,
     EnvVar,
@@ -29,6 +28,7 @@ from mamba_api.v1alpha1 import (
     Spec,
 )
 from mamba_api.v1alpha1.base import ApiModel
+from mamba_api.v1alpha1.schema import custom_resource_definition
 
 SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 

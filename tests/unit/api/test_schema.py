@@ -10,8 +10,14 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from mamba_api.schema import COLUMNS, chart_template, crd_yaml, custom_resource_definition, structural_schema
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.schema import (
+    COLUMNS,
+    chart_template,
+    crd_yaml,
+    custom_resource_definition,
+    structural_schema,
+)
 
 ROOT = Path(__file__).parents[3]
 CRD = custom_resource_definition()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from mamba_operator import kinds
 from mamba_operator.external_metrics import front_proxy
 from mamba_operator.external_metrics.registration import API_SERVICE_NAME
-from mamba_operator.kinds import Kind
+from mamba_operator.objects import kinds
+from mamba_operator.objects.kinds import Kind
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
 CHILDREN = {"get", "list", "watch", "create", "patch", "delete"}

@@ -11,11 +11,11 @@ import yaml
 
 from fake_cluster import FakeCluster
 from mamba_api import names
-from mamba_operator.errors import OperatorError
-from mamba_operator.kinds import BY_NAME, LEASE, Kind
-from mamba_operator.leadership import Leadership, LeaseName
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.errors import OperatorError
+from mamba_operator.objects.kinds import BY_NAME, LEASE, Kind
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.leadership import Leadership, LeaseName
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from virtual_time import in_virtual_time

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mamba_api.schema import crd_yaml
+from mamba_api.v1alpha1.schema import crd_yaml
 from mamba_cli.commands.crd import CHART_FILE, CRD_FILE, command
 from mamba_cli.errors import InvalidInput, RunFailed
 

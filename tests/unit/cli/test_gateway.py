@@ -33,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[GatewaySettings]:
         ready(f"http://{settings.host}:{settings.port}")
         return 0
 
-    monkeypatch.setattr("mamba_gateway.server.serve", serve)
+    monkeypatch.setattr("mamba_gateway.process.server.serve", serve)
     monkeypatch.setattr("mamba_telemetry.logs.set_up_logs", lambda **_: None)
     return seen
 
@@ -149,7 +149,7 @@ def test_a_picker_without_its_extra_says_what_to_install(
     async def serve(*_: Any, **__: Any) -> int:
         raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
 
-    monkeypatch.setattr("mamba_gateway.server.serve", serve)
+    monkeypatch.setattr("mamba_gateway.process.server.serve", serve)
     monkeypatch.setattr("mamba_telemetry.logs.set_up_logs", lambda **_: None)
     code, said = gateway(*PICKER)
     assert code == 2
@@ -187,7 +187,7 @@ def test_each_failure_has_its_exit_code(
     async def serve(*_: Any, **__: Any) -> int:
         raise error
 
-    monkeypatch.setattr("mamba_gateway.server.serve", serve)
+    monkeypatch.setattr("mamba_gateway.process.server.serve", serve)
     monkeypatch.setattr("mamba_telemetry.logs.set_up_logs", lambda **_: None)
     got, err = gateway("--backend", "http://a:1", "--api-key-file", "keys")
     assert got == code
@@ -200,6 +200,6 @@ def test_requests_that_were_cut_at_the_end_are_a_failure(
     async def serve(*_: Any, **__: Any) -> int:
         return 1
 
-    monkeypatch.setattr("mamba_gateway.server.serve", serve)
+    monkeypatch.setattr("mamba_gateway.process.server.serve", serve)
     monkeypatch.setattr("mamba_telemetry.logs.set_up_logs", lambda **_: None)
     assert gateway("--backend", "http://a:1") == (1, "")

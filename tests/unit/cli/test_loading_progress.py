@@ -10,7 +10,7 @@ import pytest
 import structlog
 from rich.console import Console
 
-from mamba_cli.loading_progress import LoadingProgress
+from mamba_cli.local.loading_progress import LoadingProgress
 from mamba_server.api.engine_state import EngineState
 from mamba_telemetry.logs import get_logger, set_up_logs
 

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from mamba_api.conditions import Reason
-from mamba_api.documents import load_documents
 from mamba_api.v1alpha1 import Spec
+from mamba_api.v1alpha1.conditions import Reason
+from mamba_api.v1alpha1.documents import load_documents
 
 ROOT = Path(__file__).parents[3]
 

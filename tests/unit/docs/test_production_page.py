@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mamba_api.schema import custom_resource_definition
+from mamba_api.v1alpha1.schema import custom_resource_definition
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/howto/from-helm-install-to-production.md").read_text()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_kernels.backend import TORCH
+from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner import DoesNotFit, UnusableInput
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine import __main__ as command

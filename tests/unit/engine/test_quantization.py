@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import mamba_server
-from mamba_kernels.backend import TORCH
 from mamba_kernels.cpu.library import library
 from mamba_kernels.cpu.quantized_weight import PANEL, QuantizedWeight
+from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.boot import Engine, boot
-from mamba_server.model import hybrid
 from mamba_server.model.errors import UnsupportedModel
+from mamba_server.model.layers import hybrid
 
 TINY = Path(mamba_server.__file__).parent / "builtin" / "tiny-recall"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mamba_api.documents import load_documents
+from mamba_api.v1alpha1.documents import load_documents
 from mamba_operator.external_metrics.documents import NAMES
 from observability.series import UnknownSeries, series
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mamba_api.documents import load_documents
+from mamba_api.v1alpha1.documents import load_documents
 from mamba_text.chat_template import ChatTemplate
 from mamba_text.prompt import encoded_chat
 from mamba_text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from eventually import until
-from mamba_gateway.server import serve
+from mamba_gateway.process.server import serve
 from mamba_gateway.settings import GatewaySettings
 from mamba_text.text_archive import TextArchive
 

@@ -5,10 +5,10 @@ import logging
 import pytest
 import torch
 
-from mamba_kernels import backend
-from mamba_kernels.backend import INTERPRETER, TORCH, backend_for
 from mamba_kernels.cpu.library import VARIABLE, UnknownKernels
-from mamba_kernels.operators import KernelOrReference
+from mamba_kernels.dispatch import backend
+from mamba_kernels.dispatch.backend import INTERPRETER, TORCH, backend_for
+from mamba_kernels.dispatch.operators import KernelOrReference
 from mamba_kernels.triton_support import UnsupportedArgument
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

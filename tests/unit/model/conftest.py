@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mamba_planner.families.registry import load_model_config
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.checkpoints import random_nemotron_h
 
 # Small tensors gain nothing from threads, and spinning threads on a busy machine cost minutes.

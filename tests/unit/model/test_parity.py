@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mamba_planner.families.registry import load_model_config
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import Driver, Run, Sequence, poisoned_views
 from testmodels.checkpoints import random_nemotron_h
 

@@ -11,7 +11,7 @@ import torch
 
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.hybrid import HybridModel
+from mamba_server.model.layers.hybrid import HybridModel
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mamba_api.conditions import Reason
+from mamba_api.v1alpha1.conditions import Reason
 from mamba_cli.main import COMMANDS
 from observability import write
 from observability.alerts import ALERTS, RUNBOOKS, Alert

@@ -7,7 +7,7 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_operator.apply import Outcome, apply, status_manifest
-from mamba_operator.errors import (
+from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -17,7 +17,7 @@ from mamba_operator.errors import (
     Terminating,
     Unreachable,
 )
-from mamba_operator.manifest import Manifest, Ref
+from mamba_operator.objects.manifest import Manifest, Ref
 from mamba_operator.plan import Change
 from operator_objects import applied, edited, fitting_owner, planned, snapshot, without
 

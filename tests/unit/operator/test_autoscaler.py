@@ -9,9 +9,9 @@ from mamba_api import names
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.decided import from_text
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
-from mamba_operator.indices import Indices, index_id
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, POD
-from mamba_operator.manifest import Key, Manifest
+from mamba_operator.objects.indices import Indices, index_id
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest
 from operator_objects import fitting_owner
 
 KEY = Key("models", "nano")

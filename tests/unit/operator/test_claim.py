@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mamba_api.conditions import Reason
-from mamba_operator.manifest import Manifest
+from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.status import summarize
 from operator_objects import NOW, applied, edited, fitting_owner, nano_config, planned, running, snapshot
 

@@ -10,9 +10,9 @@ from kubernetes.aio.client import Configuration
 
 from handled_api_server import Handler, client
 from mamba_kube.access import ClusterAccess, connected
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
 from operator_objects import fitting_owner
 
 POD_LIST = {"items": [{"metadata": {"name": "a"}}], "metadata": {}}

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from handled_api_server import client
 from mamba_kube.errors import MAX_MESSAGE
-from mamba_operator.errors import (
+from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -18,7 +18,7 @@ from mamba_operator.errors import (
     Unreachable,
     of_status,
 )
-from mamba_operator.kinds import BY_NAME, EVENT, LEASE, MAMBA_DEPLOYMENT, NODE, SERVICE, Kind
+from mamba_operator.objects.kinds import BY_NAME, EVENT, LEASE, MAMBA_DEPLOYMENT, NODE, SERVICE, Kind
 from operator_objects import fitting_owner
 
 

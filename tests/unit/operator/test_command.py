@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from mamba_cli.commands import operate
 from mamba_cli.errors import CliError, InvalidInput
 from mamba_cli.main import COMMANDS
-from mamba_operator.errors import LeadershipLost, OperatorError, SettingsInvalid
 from mamba_operator.external_metrics.registration import registered
-from mamba_operator.settings import OperatorSettings
+from mamba_operator.objects.errors import LeadershipLost, OperatorError, SettingsInvalid
+from mamba_operator.process.settings import OperatorSettings
 
 
 def test_it_is_registered_under_its_public_name() -> None:
@@ -155,7 +155,7 @@ def test_help_names_every_environment_variable() -> None:
 
 
 def test_every_error_has_a_place_in_the_tree_of_its_module() -> None:
-    import mamba_operator.errors as module
+    import mamba_operator.objects.errors as module
 
     tree = module.__doc__ or ""
     for one in vars(module).values():

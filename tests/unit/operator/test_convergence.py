@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import (
+from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -24,12 +24,12 @@ from mamba_operator.errors import (
     Refused,
     Unreachable,
 )
-from mamba_operator.kinds import Kind
-from mamba_operator.leadership import Leadership, LeaseName
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.kinds import Kind
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.leadership import Leadership, LeaseName
+from mamba_operator.process.metrics import OperatorMetrics
+from mamba_operator.process.workqueue import Backoff, WorkQueue
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.workqueue import Backoff, WorkQueue
 from operator_objects import NOW, fitting_owner
 from virtual_time import in_virtual_time
 

@@ -5,9 +5,9 @@ import pytest
 from fake_cluster import FakeCluster
 from mamba_operator import event_log
 from mamba_operator.announce import Announcement
-from mamba_operator.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
 from mamba_operator.event_log import EventLog, event_manifest
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.objects.manifest import Manifest
 from operator_objects import NOW, fitting_owner
 
 OF = fitting_owner()

@@ -9,7 +9,6 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from aggregation_layer import API, DEMAND, DESIRED, NAME, Client, Cluster, Pki, shown
-from mamba_operator.errors import Forbidden
 from mamba_operator.external_metrics import front_proxy as proxies
 from mamba_operator.external_metrics.access_review import KEPT, AccessReview
 from mamba_operator.external_metrics.certificate import serving_certificate, show
@@ -17,7 +16,8 @@ from mamba_operator.external_metrics.documents import NAMES, quantity
 from mamba_operator.external_metrics.front_proxy import FrontProxy, NoFrontProxy, front_proxy
 from mamba_operator.external_metrics.label_selector import SelectorInvalid, selector
 from mamba_operator.external_metrics.server import ExternalMetrics, serving
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.errors import Forbidden
+from mamba_operator.objects.manifest import Manifest
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.verdict import Fits
 from operator_objects import fitting_owner, owner, planned
 

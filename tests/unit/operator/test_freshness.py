@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_operator.freshness import Freshness
+from mamba_operator.process.freshness import Freshness
 
 ONE = ("services", "uid-1")
 

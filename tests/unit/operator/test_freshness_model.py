@@ -6,7 +6,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_operator.freshness import Freshness
+from mamba_operator.process.freshness import Freshness
 
 STALE_AFTER = 90.0
 RESYNC = 300.0

@@ -3,8 +3,8 @@
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import ClusterError, Forbidden, NotFound, Unreachable
-from mamba_operator.manifest import Key, Manifest, Ref
+from mamba_operator.objects.errors import ClusterError, Forbidden, NotFound, Unreachable
+from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.observe import observe
 from operator_objects import applied, fitting_owner, planned
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import (
+from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -16,9 +16,9 @@ from mamba_operator.errors import (
     Refused,
     Unreachable,
 )
-from mamba_operator.kinds import Kind
-from mamba_operator.leadership import Leadership, LeaseName
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.kinds import Kind
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.process.leadership import Leadership, LeaseName
 from virtual_time import in_virtual_time
 
 DURATION, PERIOD = 15.0, 4.0

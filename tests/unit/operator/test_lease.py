@@ -6,9 +6,9 @@ import contextlib
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import Conflict, LeadershipLost, Unreachable
-from mamba_operator.leadership import Leadership, LeaseName
-from mamba_operator.lease import Move, Record, Watched, decide, watch
+from mamba_operator.objects.errors import Conflict, LeadershipLost, Unreachable
+from mamba_operator.process.leadership import Leadership, LeaseName
+from mamba_operator.process.lease import Move, Record, Watched, decide, watch
 from virtual_time import in_virtual_time
 
 ME, OTHER = "me", "other"

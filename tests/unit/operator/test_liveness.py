@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from fake_cluster import FakeCluster
-from mamba_operator.kinds import SERVICE
-from mamba_operator.liveness import LAG_MOST, LoopLag, liveness_server
 from mamba_operator.main import Operator
-from mamba_operator.settings import OperatorSettings
+from mamba_operator.objects.kinds import SERVICE
+from mamba_operator.process.liveness import LAG_MOST, LoopLag, liveness_server
+from mamba_operator.process.settings import OperatorSettings
 from operator_objects import fitting_owner
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.memory_plan import plan_memory
-from mamba_operator.record import readable
+from mamba_operator.objects.record import readable
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 from operator_objects import CONFIGS, fitting_owner, nano_config, owner
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import Forbidden, NotFound, Unreachable
-from mamba_operator.kinds import OWNED, Kind
-from mamba_operator.manifest import Key, Manifest, Ref, ref
+from mamba_operator.objects.errors import Forbidden, NotFound, Unreachable
+from mamba_operator.objects.kinds import OWNED, Kind
+from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
 from mamba_operator.observe import observe
 from operator_objects import UID, applied, fitting_owner, owner
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mamba_api import names
-from mamba_operator.manifest import Manifest, metadata
+from mamba_operator.objects.manifest import Manifest, metadata
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import Invalid

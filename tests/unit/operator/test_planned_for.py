@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mamba_api.conditions import ConditionType, Reason, find_condition
-from mamba_operator.manifest import Manifest, Ref, annotation, ref
+from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
+from mamba_operator.objects.manifest import Manifest, Ref, annotation, ref
 from mamba_operator.plan import ReconcilePlan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import DoesNotFit, Fits, Unknown

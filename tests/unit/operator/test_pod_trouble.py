@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_api.conditions import REASONS_OF, ConditionType, Reason
-from mamba_operator.manifest import Manifest
-from mamba_operator.pod_trouble import ADVICE, MAX_WORDS, is_draining, is_loading, trouble
-from mamba_operator.workload_state import WorkloadState, workload_state
+from mamba_api.v1alpha1.conditions import REASONS_OF, ConditionType, Reason
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.pod_trouble import ADVICE, MAX_WORDS, is_draining, is_loading, trouble
+from mamba_operator.objects.workload_state import WorkloadState, workload_state
 from operator_objects import NOW
 
 READY = {"type": "Ready", "status": "True"}

@@ -6,12 +6,12 @@ import pytest
 from prometheus_client import generate_latest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import ClusterError, Forbidden, Unreachable
-from mamba_operator.indices import Indices, index_id
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.main import CRD_PERIOD, Operator
-from mamba_operator.manifest import Key
-from mamba_operator.settings import OperatorSettings
+from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
+from mamba_operator.objects.indices import Indices, index_id
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
+from mamba_operator.objects.manifest import Key
+from mamba_operator.process.settings import OperatorSettings
 from operator_objects import owner
 from virtual_time import in_virtual_time
 

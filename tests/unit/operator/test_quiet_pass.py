@@ -9,9 +9,9 @@ import pytest
 from fake_cluster import FakeCluster, Watched
 from mamba_operator import plan
 from mamba_operator.drift import drift
-from mamba_operator.errors import ClusterError, NameTaken
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.errors import ClusterError, NameTaken
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
 from operator_objects import NOW, TOKEN, creating_pod, fitting_owner
 

@@ -6,7 +6,7 @@ import copy
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import (
+from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
     Forbidden,
@@ -18,8 +18,8 @@ from mamba_operator.errors import (
     Unreachable,
     of_status,
 )
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
 from operator_objects import NOW, TOKEN, UID, creating_pod, fitting_owner, owner
 

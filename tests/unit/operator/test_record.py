@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamba_operator.record import readable, recorded
+from mamba_operator.objects.record import readable, recorded
 from operator_objects import owner
 
 GOOD = {"type": "Ready", "status": "True", "reason": "Serving", "lastTransitionTime": "2026-01-02T12:00:00Z"}

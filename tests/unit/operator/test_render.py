@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from mamba_api import names
-from mamba_api.documents import load_documents
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.default_images import OF_THIS_VERSION, DefaultImages
-from mamba_operator.manifest import Manifest, metadata
+from mamba_api.v1alpha1.documents import load_documents
+from mamba_operator.objects.manifest import Manifest, metadata
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
-from mamba_operator.scrapers import Scraper
+from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
+from mamba_operator.render.scrapers import Scraper
 from mamba_planner.engine_settings import EngineSettings
 from operator_objects import UID, fitting_owner, nano_config, owner, planned
 

@@ -11,9 +11,9 @@ from mamba_operator.autoscale.decide import Decision
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.autoscale.demand import Demand
 from mamba_operator.autoscale.memory import Memory
-from mamba_operator.manifest import Manifest
-from mamba_operator.record import readable
-from mamba_operator.scale import advising, autoscaling, scaling_status, wake_text, woken_at
+from mamba_operator.autoscale.scale import advising, autoscaling, scaling_status, wake_text, woken_at
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.record import readable
 from operator_objects import NOW, owner
 
 Given = tuple[MambaDeployment, str | None]

@@ -9,7 +9,7 @@ from mamba_cli.commands import operate
 from mamba_cli.errors import InvalidInput
 from mamba_kube import access
 from mamba_operator import main
-from mamba_operator.settings import OperatorSettings
+from mamba_operator.process.settings import OperatorSettings
 
 
 def test_the_defaults_can_work() -> None:

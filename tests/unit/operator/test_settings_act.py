@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from mamba_gateway.settings import GatewaySettings
-from mamba_operator.settings import OperatorSettings
+from mamba_operator.process.settings import OperatorSettings
 from mamba_planner.engine_settings import EngineSettings
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ from mamba_api import names
 from mamba_api.quantity import Duration, Quantity
 from mamba_gateway.key_limits import KeyLimits
 from mamba_gateway.settings import GatewaySettings
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import number
 from mamba_planner.engine_settings import EngineSettings
 from operator_objects import owner, planned

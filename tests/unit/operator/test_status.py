@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mamba_api import names
-from mamba_api.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1 import Status
+from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
 from mamba_operator.findings import Failure
-from mamba_operator.manifest import Manifest, ref
+from mamba_operator.objects.manifest import Manifest, ref
+from mamba_operator.render.tuning import Refusal, Tune
 from mamba_operator.status import summarize
-from mamba_operator.tuning import Refusal, Tune
 from operator_objects import (
     CONFIGS,
     NOW,

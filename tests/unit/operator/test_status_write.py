@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
-from mamba_operator.errors import Conflict, Forbidden, NameTaken, OperatorError, Refused, Unreachable
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.errors import Conflict, Forbidden, NameTaken, OperatorError, Refused, Unreachable
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
 from operator_objects import NOW, TOKEN, UID, fitting_owner, owner, running
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.errors import InvalidPatch
-from mamba_operator.strategic_merge import MERGE_KEYS, merge
+from mamba_operator.objects.errors import InvalidPatch
+from mamba_operator.render.strategic_merge import MERGE_KEYS, merge
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}},

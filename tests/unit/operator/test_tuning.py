@@ -10,11 +10,11 @@ import pytest
 from fake_cluster import FakeCluster, Watched
 from mamba_api import names
 from mamba_operator.admin_key import AdminKey, admin_key
-from mamba_operator.errors import ClusterError, Forbidden
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.metrics import OperatorMetrics
+from mamba_operator.objects.errors import ClusterError, Forbidden
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
-from mamba_operator.tuning import Tuning, to_tell
+from mamba_operator.render.tuning import Tuning, to_tell
 from operator_objects import NOW, UID, fitting_owner
 
 KEY = Key("models", "nano")

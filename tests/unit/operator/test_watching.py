@@ -5,10 +5,10 @@ from typing import Any
 import kopf
 import pytest
 
-from mamba_operator.indices import Indices, indexed, owner_key
-from mamba_operator.kinds import BY_NAME, MAMBA_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
-from mamba_operator.manifest import Key, Manifest
-from mamba_operator.watching import make_registry, make_settings
+from mamba_operator.objects.indices import Indices, indexed, owner_key
+from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.process.watching import make_registry, make_settings
 from operator_objects import applied, fitting_owner
 
 INSTANCE = "app.kubernetes.io/instance"

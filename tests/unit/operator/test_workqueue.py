@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_operator.workqueue import REST, Backoff, WorkQueue
+from mamba_operator.process.workqueue import REST, Backoff, WorkQueue
 from virtual_time import in_virtual_time
 
 

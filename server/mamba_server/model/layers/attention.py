@@ -7,8 +7,8 @@ import torch
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.paged_decode import MOST_HEAD_DIM, PagedDecoder
 from mamba_kernels.cpu.paged_extend import PagedExtender
+from mamba_kernels.dispatch.operators import REFERENCE, Operator
 from mamba_kernels.invariant import attention_by_row
-from mamba_kernels.operators import REFERENCE, Operator
 from mamba_planner.model_config import AttentionConfig
 from mamba_server.model.layers.loader import Loader
 from mamba_server.model.step_plans import StepPlans

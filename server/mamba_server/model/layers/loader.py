@@ -10,8 +10,8 @@ from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import ACTIVATIONS, Packed, PackedLinear, PackedWeight
 from mamba_kernels.cpu.quantized_weight import QuantizedWeight
 from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile
-from mamba_kernels.operators import REFERENCE, Operators
 from mamba_server.model.layers.linear import Linear
 from mamba_server.model.weights import Weights
 

@@ -21,7 +21,7 @@ OperatorError
 import re
 from typing import ClassVar
 
-from mamba_api.conditions import Reason
+from mamba_api.v1alpha1.conditions import Reason
 
 _TYPED_PATCH = re.compile(
     r"failed to create typed patch object \(.*?\): (?:errors:\s*)?(\.\S+?): (.*)", re.DOTALL

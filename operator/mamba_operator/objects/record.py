@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mamba_api.v1alpha1 import Condition, Status
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
 
 
 def recorded(owner: Manifest) -> Status:

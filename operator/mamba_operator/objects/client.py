@@ -10,9 +10,9 @@ from typing import Any
 from mamba_api.names import FIELD_MANAGER
 from mamba_kube.api_server import APPLY_PATCH, JSON, MERGE_PATCH, METADATA_LIST, ApiServer
 from mamba_kube.errors import ApiError
-from mamba_operator.errors import NotFound, of_status
-from mamba_operator.kinds import BY_NAME, Kind
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.errors import NotFound, of_status
+from mamba_operator.objects.kinds import BY_NAME, Kind
+from mamba_operator.objects.manifest import Manifest
 
 PAGE = 500
 

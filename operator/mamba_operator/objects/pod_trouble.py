@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from mamba_api import names
-from mamba_api.conditions import Reason
-from mamba_operator.manifest import Manifest, is_terminating, metadata
-from mamba_operator.scale import moment
+from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
+from mamba_operator.objects.moment import moment
 
 PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})

@@ -24,7 +24,6 @@ from mamba_edge.listener import listen, url_of
 from mamba_gateway.admission import Admission
 from mamba_gateway.allowance import LEAVE_SECONDS
 from mamba_gateway.app import make_app
-from mamba_gateway.endpoint_source import endpoints_followed
 from mamba_gateway.endpoints import Pool
 from mamba_gateway.engine_places import places
 from mamba_gateway.hold import Hold
@@ -34,6 +33,8 @@ from mamba_gateway.metrics import GatewayMetrics
 from mamba_gateway.parts import Parts
 from mamba_gateway.prefix_source import prefixes_followed
 from mamba_gateway.probe import Prober
+from mamba_gateway.process.endpoint_source import endpoints_followed
+from mamba_gateway.process.warm_up import WarmUp
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.proxy_endpoint import ProxyEndpoint
 from mamba_gateway.rate_limiter import RateLimiter
@@ -45,7 +46,6 @@ from mamba_gateway.settings import GatewaySettings
 from mamba_gateway.text_sides import TextSides
 from mamba_gateway.upstream import make_session
 from mamba_gateway.upstream_connector import upstream_connector
-from mamba_gateway.warm_up import WarmUp
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
 from mamba_telemetry.tracing import OFF, Tracing

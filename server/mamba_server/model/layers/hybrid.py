@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mamba_api.quantization import Quantization
-from mamba_kernels.backend import backend_for
+from mamba_kernels.dispatch.backend import backend_for
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks

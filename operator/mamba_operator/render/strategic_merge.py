@@ -9,7 +9,7 @@ choice replaces ours instead of joining it into something invalid. Pure; called 
 from collections.abc import Mapping
 from typing import Any
 
-from mamba_operator.errors import InvalidPatch
+from mamba_operator.objects.errors import InvalidPatch
 
 MERGE_KEYS: Mapping[str, str] = {
     "containers": "name",

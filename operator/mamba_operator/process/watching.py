@@ -11,9 +11,9 @@ import kopf
 import structlog
 
 from mamba_api import names
-from mamba_operator.indices import Indices, index_id, indexed, owner_key
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
-from mamba_operator.manifest import Key, Manifest
+from mamba_operator.objects.indices import Indices, index_id, indexed, owner_key
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.manifest import Key, Manifest
 
 Wake = Callable[[Key], None]
 Delivered = Callable[[Kind, Manifest, bool], None]

@@ -10,8 +10,8 @@ from typing import Any
 import kopf
 
 from mamba_api import names
-from mamba_operator.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
-from mamba_operator.manifest import Key, Manifest, metadata
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.manifest import Key, Manifest, metadata
 
 
 def owner_key(kind: Kind, body: Mapping[str, Any]) -> Key | None:

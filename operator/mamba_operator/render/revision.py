@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.manifest import Manifest, digest
+from mamba_operator.objects.manifest import Manifest, digest
 
 RECORD_KEY = "revision.json"
 """Key inside the ConfigMap."""

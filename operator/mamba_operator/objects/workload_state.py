@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mamba_operator.manifest import Manifest, metadata
+from mamba_operator.objects.manifest import Manifest, metadata
 
 
 @dataclass(frozen=True, slots=True)

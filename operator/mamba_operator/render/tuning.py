@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from mamba_api import names
-from mamba_api.conditions import timestamp
-from mamba_operator.manifest import Manifest, annotation, digest, is_terminating, metadata
-from mamba_operator.pod_trouble import is_engine, says_ready
-from mamba_operator.scale import moment
+from mamba_api.v1alpha1.conditions import timestamp
+from mamba_operator.objects.manifest import Manifest, annotation, digest, is_terminating, metadata
+from mamba_operator.objects.moment import moment
+from mamba_operator.objects.pod_trouble import is_engine, says_ready
 
 LIVE = {
     "strategy": "strategy",

@@ -13,11 +13,11 @@ from typing import Any
 
 import structlog
 
-from mamba_operator.client import KubeClient
-from mamba_operator.errors import ClusterError, Conflict, LeadershipLost, NotFound
-from mamba_operator.kinds import LEASE
-from mamba_operator.lease import Move, Record, Watched, decide, watch
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Conflict, LeadershipLost, NotFound
+from mamba_operator.objects.kinds import LEASE
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.process.lease import Move, Record, Watched, decide, watch
 
 log = structlog.get_logger(__name__)
 SAFETY = 0.7

@@ -4,14 +4,15 @@ The number that is in force stands in `status.scaling`: it outlives the operator
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus
 from mamba_api.v1alpha1.status import HISTORY
 from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decided import Decided
-from mamba_operator.manifest import Manifest
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.moment import moment
 
 MOST_REPLICAS = 10_000
 """What spec.replicas may be at most."""
@@ -167,12 +168,3 @@ def woken_at(request: Manifest | None) -> datetime | None:
     """The same as a time."""
     text = wake_text(request)
     return moment(text) if text is not None else None
-
-
-def moment(text: str) -> datetime | None:
-    """The time that somebody wrote; None for what is none. Without a zone it is UTC."""
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)

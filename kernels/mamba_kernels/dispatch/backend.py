@@ -14,7 +14,7 @@ import torch
 
 from mamba_kernels.cpu.library import INSTRUCTION_SETS, VARIABLE, Library, UnknownKernels, library
 from mamba_kernels.cpu.packed_linear import KINDS
-from mamba_kernels.operators import REFERENCE, Operators, triton_operators
+from mamba_kernels.dispatch.operators import REFERENCE, Operators, triton_operators
 
 INTERPRETER = "TRITON_INTERPRET"
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Which backend computes each operator."""
