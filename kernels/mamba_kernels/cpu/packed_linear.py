@@ -1,6 +1,7 @@
 """y = activation(x W^T + b) with weights in the order in which the product reads them."""
 
 import ctypes
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -25,6 +26,15 @@ ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, 
 """Of a product, before it is rounded; by their names in Hugging Face configurations."""
 PAIR = {torch.float32: 1, torch.bfloat16: 2}
 """Inputs of one output side by side: 32 bits."""
+_AT_ONCE = 1 << 20
+"""Weights packed at once."""
+
+Rows = Callable[[torch.Tensor], None]
+"""[n, inputs] of a matrix"""
+
+
+def kept(_: torch.Tensor) -> None:
+    """The caller keeps the rows."""
 
 
 class Packed(Protocol):
@@ -40,21 +50,35 @@ class Packed(Protocol):
     def rows(self, outputs: torch.Tensor) -> torch.Tensor: ...
 
 
+def in_blocks(
+    panels: torch.Tensor, weight: torch.Tensor, width: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Panels, some at a time, with the rows of the weight that become them: what packing takes beside the
+    result stays small. `width`: inputs of a row in a panel."""
+    some = max(1, _AT_ONCE // (width * PANEL))
+    for first in range(0, len(panels), some):
+        part = panels[first : first + some]
+        yield part, weight[first * PANEL : (first + len(part)) * PANEL]
+
+
 class PackedWeight:
     """A matrix [outputs, inputs] in panels; takes the place of the original, which nobody needs any more."""
 
     packing = WHOLE
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        """weight: float32 or bfloat16, on the CPU."""
+    def __init__(self, weight: torch.Tensor, packed: Rows = kept) -> None:
+        """weight: float32 or bfloat16, on the CPU; `packed` is told which of its rows were, as they are."""
         self.outputs, self.inputs = weight.shape
         self.dtype = weight.dtype
         pair = PAIR[weight.dtype]
         steps, panels = -(-self.inputs // pair), -(-self.outputs // PANEL)
-        if (panels * PANEL, steps * pair) != weight.shape:
-            weight = F.pad(weight, (0, -self.inputs % pair, 0, -self.outputs % PANEL))
-        self.panels = weight.reshape(panels, PANEL, steps, pair).permute(0, 2, 1, 3).contiguous()
+        self.panels = weight.new_empty(panels, steps, PANEL, pair)
         """[panels, steps, PANEL, pair]"""
+        for part, whole in in_blocks(self.panels, weight, steps * pair):
+            missing = (0, -self.inputs % pair, 0, len(part) * PANEL - len(whole))
+            given = F.pad(whole, missing) if any(missing) else whole
+            part.copy_(given.reshape(len(part), PANEL, steps, pair).permute(0, 2, 1, 3))
+            packed(whole)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """The rows `outputs` [n] of the matrix, [n, inputs]: what an embedding looks up."""

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.cpu.packed_linear import PANEL
+from mamba_kernels.cpu.packed_linear import PANEL, Rows, in_blocks, kept
 from mamba_kernels.cpu.structures import INT8
 
 BLOCK = 32
@@ -11,8 +11,6 @@ BLOCK = 32
 LARGEST = 127
 BYTES_PER_BLOCK = PANEL * (2 + BLOCK)
 """Of one panel: scales, then the inputs, sixteen outputs side by side."""
-_AT_ONCE = 1 << 20
-"""Weights quantised at once: what that takes beside the result stays small."""
 
 
 class QuantizedWeight:
@@ -24,17 +22,17 @@ class QuantizedWeight:
 
     packing = INT8
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        """weight: float32 or bfloat16, on the CPU; `dtype` of rows and products is its own."""
+    def __init__(self, weight: torch.Tensor, packed: Rows = kept) -> None:
+        """weight: float32 or bfloat16, on the CPU; `dtype` of rows and products is its own. `packed` is told
+        which of its rows were, as they are."""
         self.outputs, self.inputs = weight.shape
         self.dtype = weight.dtype
         blocks, panels = -(-self.inputs // BLOCK), -(-self.outputs // PANEL)
         self.panels = torch.empty(panels, blocks, BYTES_PER_BLOCK, dtype=torch.uint8)
         """[panels, blocks, scales and weights]"""
-        some = max(1, _AT_ONCE // (blocks * BLOCK * PANEL))
-        for first in range(0, panels, some):
-            part = self.panels[first : first + some]
-            self._pack(weight[first * PANEL : (first + len(part)) * PANEL], part)
+        for part, whole in in_blocks(self.panels, weight, blocks * BLOCK):
+            self._pack(whole, part)
+            packed(whole)
 
     def _pack(self, weight: torch.Tensor, out: torch.Tensor) -> None:
         panels, blocks, _ = out.shape

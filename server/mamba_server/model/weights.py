@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mamba_server.model.errors import WeightsError
+from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.source import Progress, silent
 from mamba_server.model.weight_files import INDEX, shards
 
@@ -78,7 +79,10 @@ class Weights:
         self._taken.add(name)
         self._done += entry.nbytes
         self._progress("weights", self._done, self.nbytes)
-        return tensor.to(device=device, dtype=dtype)
+        taken = tensor.to(device=device, dtype=dtype)
+        if taken is not tensor:
+            give_back(tensor)
+        return taken
 
     def finish(self) -> None:
         """Raise WeightsError if a tensor is left that nobody took: the model is not what the config says."""

@@ -13,6 +13,7 @@ from mamba_kernels.cpu.rms_norm import RowNorm
 from mamba_kernels.dispatch.operators import REFERENCE, Operators
 from mamba_kernels.invariant import sound_row_tile
 from mamba_server.model.layers.linear import Linear
+from mamba_server.model.mapped_pages import give_back
 from mamba_server.model.weights import Weights
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
@@ -76,8 +77,9 @@ class Loader:
         return self.plain(weight, added)
 
     def packed(self, weight: torch.Tensor) -> Packed:
-        """The matrix as the C++ kernels read it."""
-        return PackedWeight(weight) if self.quantization == "none" else QuantizedWeight(weight)
+        """The matrix as the C++ kernels read it; `weight` is not to be read any more."""
+        pack = PackedWeight if self.quantization == "none" else QuantizedWeight
+        return pack(weight, give_back)
 
     def plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """The product by torch."""
@@ -89,4 +91,9 @@ class Loader:
 
 
 def _one(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    whole = torch.cat(parts)
+    for part in parts:
+        give_back(part)
+    return whole
