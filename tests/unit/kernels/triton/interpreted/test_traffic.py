@@ -1,0 +1,133 @@
+"""Bytes that each kernel moves, beside the least that its README names, at the proportions of real models.
+
+Counted are the lanes that load and store, over the whole grid. What programs share (weights, B and C of a
+group, the keys of neighbouring queries) comes from the caches but the first time: `moved` counts it once, and
+what is too large for any cache must be asked for once.
+"""
+
+import pytest
+import torch
+
+from kernel_traffic import Traffic, counted
+from mamba_kernels.conv1d_prefill.triton import conv1d_prefill
+from mamba_kernels.conv1d_update.triton import conv1d_update
+from mamba_kernels.gated_norm.triton import gated_norm
+from mamba_kernels.kv_write.triton import kv_write
+from mamba_kernels.paged_attention.triton import paged_attention
+from mamba_kernels.rms_norm.triton import rms_norm
+from mamba_kernels.sample import Counts, SampleParameters
+from mamba_kernels.sample.noise import seed_words
+from mamba_kernels.sample.triton import sample
+from mamba_kernels.slot_copy.triton import slot_copy
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill.triton import ssd_prefill
+from mamba_kernels.state_update.triton import state_update
+from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned
+from testmodels.paged import PagedBatch
+
+LIMIT = (0.0, 1e9)
+MOST = 1.05
+"""Times the least; 1.15 is promised."""
+
+
+def assert_least(traffic: Traffic, least: int, *, asked: float) -> None:
+    """`asked`: times the least, caches included."""
+    assert least <= traffic.moved <= MOST * least
+    assert traffic.asked <= asked * least
+
+
+@pytest.mark.parametrize(("stored", "asked"), [(torch.float32, 1.11), (torch.float16, 1.22)])
+def test_a_state_is_read_once_and_written_where_it_belongs(stored: torch.dtype, asked: float) -> None:
+    mixer = Mixer(H=16, P=64, N=128, G=1, T=2, dtype=torch.bfloat16)
+    state, out = torch.zeros(8, 16, 64, 128, dtype=stored), poisoned(2, 16, 64, dtype=torch.bfloat16)
+    plan = SlotPlan.build(ints([1, 2]), ints([1, 3]), ints([-1, 4]), CPU)
+    with counted() as traffic:
+        state_update(state, mixer.inputs(LIMIT), plan, out)
+    assert traffic.asked_of(state) == (2 + 3) * state[0].nbytes, "one of two rows is tracked"
+    assert_least(traffic, 5 * state[0].nbytes, asked=asked)
+
+
+def test_a_window_is_read_once_and_written_once() -> None:
+    x, weight, bias = torch.randn(8, 1024).bfloat16(), torch.randn(4, 1024), torch.randn(1024)
+    window, rows = torch.zeros(12, 3, 1024, dtype=torch.bfloat16), torch.arange(8).numpy()
+    plan = SlotPlan.build(ints(rows + 1), ints(rows + 1), ints(0 * rows - 1), CPU)
+    with counted() as traffic:
+        conv1d_update(x, weight, bias, window, plan)
+    assert traffic.asked_of(window) == 2 * 8 * window[0].nbytes
+    assert_least(traffic, 2 * (x.nbytes + 8 * window[0].nbytes) + weight.nbytes + bias.nbytes, asked=2.0)
+
+
+def test_a_convolution_of_pieces_reads_its_rows_again_from_the_caches_alone() -> None:
+    plan = chunk_plan([PiecePlan(0, 200, -1, 1, {128: 2}), PiecePlan(64, 100, 3, 3, {})], 128)
+    x, weight, bias = torch.randn(300, 256).bfloat16(), torch.randn(4, 256), torch.randn(256)
+    window = torch.zeros(5, 3, 256, dtype=torch.bfloat16)
+    with counted() as traffic:
+        conv1d_prefill(x, weight, bias, window, plan)
+    assert_least(traffic, 2 * x.nbytes + 4 * window[0].nbytes + weight.nbytes + bias.nbytes, asked=2.7)
+
+
+def test_norms_read_and_write_a_row_once() -> None:
+    x, added, weight = torch.randn(16, 4096), torch.randn(16, 4096).bfloat16(), torch.ones(4096).bfloat16()
+    with counted() as traffic:
+        rms_norm(x, weight, 1e-5, added)
+    assert traffic.asked_of(x) == 2 * x.nbytes, "the sum is stored"
+    assert_least(traffic, 2 * x.nbytes + 2 * added.nbytes, asked=1.17)
+    with counted() as traffic:
+        gated_norm(x, added, weight, 1e-5, 8)
+    assert traffic.asked_of(x) == x.nbytes
+    assert_least(traffic, x.nbytes + 2 * added.nbytes, asked=1.25)
+
+
+def test_a_scan_keeps_the_state_and_reads_x_once() -> None:
+    plan = chunk_plan([PiecePlan(0, 256, -1, 1, {128: 2}), PiecePlan(64, 128, 3, 3, {})], 128)
+    mixer, state = Mixer(H=8, P=64, N=128, G=1, T=384, dtype=torch.bfloat16), torch.zeros(4, 8, 64, 128)
+    out = poisoned(384, 8, 64, dtype=torch.bfloat16)
+    with counted() as traffic:
+        ssd_prefill(state, mixer.inputs(LIMIT), plan, out)
+    assert traffic.asked_of(state) == 4 * state[0].nbytes, "one begins, two end, one checkpoint"
+    assert traffic.asked_of(mixer.x) == mixer.x.nbytes
+    assert_least(traffic, 384 * (2 * 8 * 64 + 2 * 128 + 8) * 2 + 4 * state[0].nbytes, asked=1.7)
+
+
+@pytest.mark.parametrize(("news", "contexts", "asked"), [([1, 1], [2000, 600], 1.1), ([256], [512], 5.0)])
+def test_keys_and_values_come_from_memory_once(news: list[int], contexts: list[int], asked: float) -> None:
+    batch = PagedBatch(news, contexts, heads=8, kv_heads=2, page_size=16, width=128, dtype=torch.bfloat16)
+    with counted() as traffic:
+        batch.attend(paged_attention)
+    assert_least(traffic, sum(contexts) * 2 * 2 * 128 * 2 + 2 * batch.query.nbytes, asked=asked)
+
+
+def test_what_is_written_or_copied_moves_once() -> None:
+    kv, rows = torch.zeros(9, 2, 16, 4, 128, dtype=torch.bfloat16), torch.randn(16, 4, 128).bfloat16()
+    at = torch.arange(16)
+    with counted() as traffic:
+        kv_write(kv, rows, rows.clone(), at // 4, at)
+    assert_least(traffic, 4 * rows.nbytes, asked=1.01)
+    memory = torch.zeros(6, 64 * 1024, dtype=torch.uint8)
+    with counted() as traffic:
+        slot_copy(memory, memory, torch.tensor([[1, 2], [3, 4]]))
+    assert_least(traffic, 4 * memory[0].nbytes, asked=1.01)
+
+
+@pytest.mark.parametrize(("top_p", "asked"), [(1.0, 2.1), (0.9, 14.1)])
+def test_logits_come_from_memory_once(top_p: float, asked: float) -> None:
+    n, vocabulary = 3, 8192
+    rows = {
+        "temperature": 1.0,
+        "top_p": top_p,
+        "min_p": 0.0,
+        "repetition": 1.0,
+        "presence": 0.0,
+        "frequency": 0.0,
+    }
+    chosen = SampleParameters(
+        **{name: torch.full((n,), value) for name, value in rows.items()},
+        top_k=torch.zeros(n, dtype=torch.int32),
+        counts_row=torch.full((n,), -1, dtype=torch.int32),
+        words=torch.tensor([seed_words(seed) for seed in range(n)], dtype=torch.int32),
+    )
+    none = Counts(torch.zeros(1, vocabulary, dtype=torch.int32), torch.zeros(1, vocabulary, dtype=torch.bool))
+    logits = torch.randn(n, vocabulary)
+    with counted() as traffic:
+        sample(logits, chosen, none, torch.zeros(n, dtype=torch.int32))
+    assert_least(traffic, logits.nbytes, asked=asked)
