@@ -120,8 +120,7 @@ class Operator:
             await self._work(indices, key, pods)
 
     async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
-        settings = self._settings
-        shown = ScalingMetrics(self._metrics.registry)
+        settings, shown = self._settings, ScalingMetrics(self._metrics.registry)
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         reconciler = Reconciler(
             self._client,
@@ -136,6 +135,7 @@ class Operator:
             scrapers=settings.scrapers,
             key=key,
             decided=autoscaler.decided,
+            read=pods.read,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(

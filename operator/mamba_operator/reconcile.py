@@ -20,7 +20,9 @@ from mamba_operator.admin_key import AdminKey
 from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.autoscale.decided import Decided
+from mamba_operator.autoscale.metrics_reader import Read
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.deletion_cost import mark, shrink
 from mamba_operator.engine_admin import Put, put_strategy, tell
 from mamba_operator.event_log import EventLog, event_manifest
 from mamba_operator.findings import Failure
@@ -84,6 +86,7 @@ class Reconciler:
         key: AdminKey | None = None,
         put: Put = put_strategy,
         decided: Callable[[Key], Decided | None] = lambda _: None,
+        read: Read | None = None,
     ) -> None:
         self._client = client
         self._events = EventLog(client)
@@ -97,7 +100,7 @@ class Reconciler:
         self._shipped = shipped
         self._images, self._scrapers = images, scrapers
         self._indices = indices or Indices()
-        self._key, self._put, self._decided = key, put, decided
+        self._key, self._put, self._decided, self._read = key, put, decided, read
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -167,6 +170,8 @@ class Reconciler:
         plan = self._plan(snapshot)
         if plan.deployment is not None and depends_on_nodes(plan.deployment):
             self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
+        if self._read is not None and (fewer := shrink(snapshot, plan)) is not None:
+            await mark(self._client, fewer, self._read)
         outcome = await apply(self._client, snapshot, plan)
         settled |= outcome.settled
         for one in outcome.done:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mamba_api import names
 from mamba_operator.announce import Announcement
 from mamba_operator.event_log import event_manifest
 from prefork import FORK_SERVER
@@ -138,6 +139,40 @@ def leave_behind(installed: Installed) -> None:
     )
 
 
+def shrink(installed: Installed) -> None:
+    """Two engines that serve become one."""
+    plane, namespace = installed.plane, installed.namespace
+    selector = ",".join(f"{key}={value}" for key, value in names.selector("quick-start", "engine").items())
+
+    def engines(count: int) -> None:
+        patch = json.dumps({"spec": {"replicas": count}})
+        plane.kubectl("patch", "mdep", "quick-start", "-n", namespace, "--type=merge", "-p", patch)
+        plane.wait_for(
+            lambda: installed.wait_for("deployment", "quick-start-engine")["spec"]["replicas"] == count,
+            f"{count} engines to be asked for",
+        )
+
+    engines(2)
+    plane.wait_for(lambda: len(plane.list("pods", namespace, selector)) == 2, "two engines")
+    for pod in plane.list("pods", namespace, selector):
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        status = {
+            "phase": "Running",
+            "podIP": "127.0.0.9",
+            "podIPs": [{"ip": "127.0.0.9"}],
+            "conditions": [ready],
+        }
+        plane.kubectl(
+            "patch", "pod", pod["metadata"]["name"], "-n", namespace, "--subresource=status", "--type=merge",
+            "-p", json.dumps({"status": status}),
+        )  # fmt: skip
+    plane.wait_for(
+        lambda: installed.wait_for("mdep", "quick-start")["status"].get("readyReplicas") == 2,
+        "both to be ready",
+    )
+    engines(1)
+
+
 def repeat_an_event(installed: Installed) -> None:
     """One that an operator before this one said too."""
     owner = installed.plane.get("mdep", "full", installed.namespace)
@@ -218,6 +253,7 @@ def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Ins
         lambda: installed.wait_for("deployment", "quick-start")["spec"]["replicas"] == 2,
         "the change to arrive",
     )
+    shrink(installed)
     installed.plane.apply(EVERY_CHILD, installed.namespace)
     installed.wait_for("inferencepools.inference.networking.k8s.io", "full")
     installed.wait_for("persistentvolumeclaim", "full-model")

@@ -5,7 +5,7 @@ from seeded import Mutant
 OPERATOR, API = "operator/mamba_operator/", "operator/mamba_api/"
 UNIT = "tests/unit/operator/"
 STATUS, PLAN, RENDER = UNIT + "test_status.py", UNIT + "test_plan.py", UNIT + "test_render.py"
-DECIDE = UNIT + "test_decide.py"
+DECIDE, COST = UNIT + "test_decide.py", UNIT + "test_deletion_cost.py"
 PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
 
 MUTANTS = (
@@ -124,6 +124,14 @@ MUTANTS = (
         "                token_missing = token_missing or change.create_only\n"
         "                break\n        for removal",
         (UNIT + "test_apply.py",),
+    ),
+    Mutant(
+        "the engines that hold most go", OPERATOR + "deletion_cost.py", "[:fewer])", "[-fewer:])", (COST,),
+    ),
+    Mutant(
+        "nobody is chosen to go", OPERATOR + "reconcile.py",
+        "await mark(self._client, fewer, self._read)", "pass",
+        (COST,),
     ),
     Mutant(
         "a sleeping deployment never sleeps", OPERATOR + "autoscale/scale.py",

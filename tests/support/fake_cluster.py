@@ -126,7 +126,7 @@ class FakeCluster(KubeClient):
         old = self.objects.get((kind.kind, namespace, name))
         if old is None:
             raise NotFound("gone", status=404)
-        return self.put({**old, **patch})
+        return self.put(_merged(old, patch))
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._enter("delete", kind.kind, name)
@@ -138,6 +138,19 @@ class FakeCluster(KubeClient):
     async def serves(self, kind: Kind) -> bool:
         self._enter("get", "APIResourceList", kind.plural)
         return kind.kind in BY_NAME
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, Mapping):
+        return patch
+    made = dict(old) if isinstance(old, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            made.pop(name, None)
+        else:
+            made[name] = _merged(made.get(name), value)
+    return made
 
 
 def _check_uid(old: Manifest | None, meta: Mapping[str, Any]) -> None:

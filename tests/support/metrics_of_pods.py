@@ -20,7 +20,7 @@ from mamba_server.wire import EngineStats, Ready
 PLACES = 64
 
 
-def engine_text(*, running: int, waiting: int) -> str:
+def engine_text(*, running: int, waiting: int, checkpoints: int = 0) -> str:
     """Of an engine whose state slots are as full as its batch."""
     registry = CollectorRegistry()
     metrics = EngineMetrics(registry, "m")
@@ -29,6 +29,7 @@ def engine_text(*, running: int, waiting: int) -> str:
     gauges = {
         "requests_running": running, "requests_waiting": waiting, "max_running_requests": PLACES,
         "state_usage": running / PLACES, "kv_usage": 0.1, "arena_usage": 0.1, "prompt_tokens_waiting": 0,
+        "checkpoints": checkpoints,
     }  # fmt: skip
     metrics.on_stats(EngineStats({}, {name: float(value) for name, value in gauges.items()}, [], []))
     return generate_latest(registry).decode()

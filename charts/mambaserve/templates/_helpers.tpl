@@ -123,10 +123,10 @@ app.kubernetes.io/component: redis
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# What pods suffer from is told in the status.
+# What pods suffer from is told in the status; `patch` marks those that go when there shall be fewer.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, patch]
 # Events; `get` is for counting up one that was posted before.
 - apiGroups: [""]
   resources: [events]

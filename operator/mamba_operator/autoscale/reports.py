@@ -1,6 +1,7 @@
 """From the Prometheus text of an engine or a gateway to its report. Pure; other lines cost nothing."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,12 +20,31 @@ _ENGINE = frozenset(
         "time_to_first_token_seconds_bucket", "time_per_output_token_seconds_bucket",
     )
 )  # fmt: skip
+_HOLDING = frozenset(_E + name for name in ("requests_running", "requests_waiting", "checkpoints"))
 _GATEWAY = frozenset(_G + name for name in ("requests_total", "in_flight", "queued", "held"))
 Sample = tuple[Mapping[str, str], float]
 
 
 class ReportInvalid(ValueError):
     """The text is not that of an engine or a gateway of this product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What would go with an engine."""
+
+    checkpoints: float
+    requests: float
+    """That run or wait."""
+
+
+def holding(text: str) -> Holding:
+    """Raises ReportInvalid."""
+    found = {name: sum(value for _, value in samples) for name, samples in _read(text, _HOLDING).items()}
+    running = found.get(_E + "requests_running")
+    if running is None:
+        raise ReportInvalid("no mambaserve_requests_running in it")
+    return Holding(found.get(_E + "checkpoints", 0.0), running + found.get(_E + "requests_waiting", 0.0))
 
 
 def engine_report(text: str, config: Config) -> EngineReport:

@@ -102,19 +102,35 @@ def leftover(kind: str) -> Manifest:
     return {**one, "metadata": {**one["metadata"], "name": "nano-old", "uid": f"old-{kind}"}}
 
 
+async def silent(_: str) -> None:
+    """No engine answers."""
+
+
+def ready_engine(name: str) -> Manifest:
+    labels, ready = names.labels("nano", "engine"), {"type": "Ready", "status": "True"}
+    return {
+        "kind": "Pod", "metadata": {"name": name, "namespace": "models", "labels": labels},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]},
+    }  # fmt: skip
+
+
 async def work(cluster: Watched) -> None:
-    """Make, mend, prune, repeat an event after a restart, meet a stranger."""
+    """Make, mend, shrink, prune, repeat an event after a restart, meet a stranger."""
     theirs = {"kind": "Service", "metadata": {"name": "nano", "namespace": "models", "uid": "theirs"}}
     for kind in {one["kind"] for one in applied(POOLED)} - {"Secret"}:
         cluster.put(leftover(kind))
     for step in range(6):
-        again = Reconciler(cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN)
+        again = Reconciler(
+            cluster, OperatorMetrics(), identity="test", now=lambda: NOW, token=lambda: TOKEN, read=silent
+        )  # fmt: skip
         with contextlib.suppress(OperatorError):
             await again(KEY)
         if step in (1, 3):
             cluster.find("Deployment", "nano-engine")["spec"]["replicas"] = 9
         if step == 2:
             cluster.put(creating_pod())
+            for name in ("one", "other"):
+                cluster.put(ready_engine(name))
         if step == 4:
             cluster.put(theirs)
 
