@@ -96,6 +96,7 @@ def test_the_engines_refusal_keeps_its_status(api: ApiProcess) -> None:
         ({"strategy": "NoBuffer", "trackInterval": 0}, "trackInterval"),
         ({"strategy": "NoBuffer", "trackInterval": "x"}, "trackInterval"),
         ({"maxCheckpointsPerPath": 0}, "maxCheckpointsPerPath"),
+        ({"eviction": "FIFO"}, "eviction"),
     ],
 )
 def test_a_wrong_strategy_is_told_with_its_field(

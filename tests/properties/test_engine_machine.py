@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine_trial import STRATEGIES, EngineTrial, TrialSetup
 from mamba_server.cache.arena import AllocationSite
+from mamba_server.cache.eviction import POLICIES, Policy
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -80,6 +81,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(STRATEGIES))
     def change_strategy(self, name: str) -> None:
         self.trial.change_strategy(name)
+
+    @rule(policy=st.sampled_from(POLICIES))
+    def change_eviction(self, policy: Policy) -> None:
+        self.trial.change_eviction(policy)
 
     @rule(site=st.sampled_from([None, *AllocationSite]))
     def refuse(self, site: AllocationSite | None) -> None:

@@ -20,7 +20,7 @@ from mamba_prefix.messages import entries_of, hashes_of
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.page_rungs import rungs
 from mamba_server.cache import ledger
-from mamba_server.cache.eviction import Eviction
+from mamba_server.cache.eviction import POLICIES, Eviction, Policy
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
@@ -157,6 +157,10 @@ class EngineTrial:
 
     def change_strategy(self, name: str) -> None:
         self.core.change_strategy(name)
+        self.check()
+
+    def change_eviction(self, policy: Policy) -> None:
+        self.core.cache.change_eviction(policy)
         self.check()
 
     def complete_fences(self, count: int) -> None:
@@ -329,6 +333,9 @@ def _act(trial: EngineTrial, rng: random.Random, stems: list[np.ndarray]) -> Non
     elif kind < 0.49:
         trial.flush()
     elif kind < 0.52:
-        trial.change_strategy(rng.choice(STRATEGIES))
+        if rng.random() < 0.5:
+            trial.change_strategy(rng.choice(STRATEGIES))
+        else:
+            trial.change_eviction(rng.choice(POLICIES))
     elif kind < 0.56:
         trial.complete_fences(rng.randint(1, 2))

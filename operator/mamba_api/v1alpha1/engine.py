@@ -188,8 +188,8 @@ StateDtype = Literal["float32", "float16"]
 
 
 class StateCache(ApiModel):
-    """The state cache of every engine. A change of strategy, trackInterval and maxCheckpointsPerPath
-    reaches running engines; every other change replaces the engine pods."""
+    """The state cache of every engine. A change of strategy, trackInterval, maxCheckpointsPerPath
+    and eviction reaches running engines; every other change replaces the engine pods."""
 
     strategy: StrategyChoice = "Auto"
     """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
@@ -209,7 +209,7 @@ class StateCache(ApiModel):
     take a whole slot; 0 = keep all."""
     eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"
     """Which checkpoint goes first when memory is short: the one expected to save least, or the least
-    recently used."""
+    recently used. A change is taken over by running engines."""
     prefix_caching: bool = True
     """Reuse checkpoints between requests that share a prefix."""
 

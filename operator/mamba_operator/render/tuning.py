@@ -1,4 +1,4 @@
-"""Settings that running engines take over, by strategy and checkpoints. Which engine has to be told. Pure.
+"""Settings that running engines take over (`LIVE`), and which engine has to be told of a change. Pure.
 
 New engines read them from the ConfigMap X-engine. Its annotation `tuned` has the time of the last change, so
 that only engines that may have started with others are told.
@@ -15,13 +15,8 @@ from mamba_api.v1alpha1.conditions import timestamp
 from mamba_operator.objects.manifest import Manifest, annotation, digest, is_terminating, metadata
 from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine, says_ready
+from mamba_planner.live_settings import LIVE
 
-LIVE = {
-    "strategy": "strategy",
-    "track_interval": "trackInterval",
-    "max_checkpoints_per_path": "maxCheckpointsPerPath",
-}
-"""What the body of `PUT /admin/strategy` calls them, by their names in the engine's settings document."""
 MOUNT_LAG = 120.0
 """Seconds after a change in which the file that a pod mounts may still be the one before."""
 AGAIN = 5.0

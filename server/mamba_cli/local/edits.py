@@ -19,10 +19,11 @@ from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.planning import PlanOutcome
 from mamba_cli.local.readiness import put_strategy
 from mamba_cli.local.unit import Unit
+from mamba_planner.live_settings import LIVE
 
 Reload = Callable[[], list[LoadedDeployment]]
 Replan = Callable[[LoadedDeployment], PlanOutcome]
-_LIVE = ("spec.stateCache.strategy", "spec.stateCache.trackInterval")
+_LIVE = tuple(f"spec.stateCache.{field}" for field in LIVE.values())
 """Fields that the running engine can take over."""
 _NEXT = "takes effect at the next start"
 
@@ -102,22 +103,24 @@ class Edits:
             return f"{unit.name}: {error}", False
         if outcome.plan is None:
             return f"{unit.name}: {outcome.misfit}", False
-        strategy = outcome.plan.strategy
-        interval = loaded.deployment.spec.state_cache.track_interval
-        wanted = unit.settings.model_copy(update={"strategy": strategy, "track_interval": interval})
-        problem = await put_strategy(http, unit.admin_url, strategy, interval)
+        strategy, cache = outcome.plan.strategy, loaded.deployment.spec.state_cache
+        wanted = {name: getattr(cache, name) for name in LIVE} | {"strategy": strategy}
+        body = {LIVE[name]: value for name, value in wanted.items()}
+        problem = await put_strategy(http, unit.admin_url, body)
         if problem:
             return f"{unit.name}: strategy {strategy} was not taken over: {problem}", False
         # An engine that dies comes back with what it was told, not with what it was started with.
-        self._units[unit.name] = unit.with_settings(wanted)
-        return (
-            f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, without a restart",
-            True,
+        self._units[unit.name] = unit.with_settings(unit.settings.model_copy(update=wanted))
+        interval, most = cache.track_interval, cache.max_checkpoints_per_path
+        line = (
+            f"{unit.name}: now runs {strategy} with a checkpoint every {interval} tokens, {most} to a path, "
+            f"and eviction by {cache.eviction}, without a restart"
         )
+        return line, True
 
 
 def _with_live_fields_of(old: MambaDeployment, new: MambaDeployment) -> MambaDeployment:
-    kept = {name: getattr(old.spec.state_cache, name) for name in ("strategy", "track_interval")}
+    kept = {name: getattr(old.spec.state_cache, name) for name in LIVE}
     state_cache = new.spec.state_cache.model_copy(update=kept)
     return new.model_copy(update={"spec": new.spec.model_copy(update={"state_cache": state_cache})})
 

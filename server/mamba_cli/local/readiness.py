@@ -1,5 +1,6 @@
 """Asks children over HTTP whether they are ready, and engines for another strategy. Short calls only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,13 +70,10 @@ def readiness_of(status: int, body: dict[str, Any]) -> Readiness:
     )
 
 
-async def put_strategy(
-    session: aiohttp.ClientSession, admin_url: str, strategy: str, track_interval: int
-) -> str:
-    """Ask the engine for another strategy; empty = done, else why not."""
-    body = {"strategy": strategy, "trackInterval": track_interval}
+async def put_strategy(session: aiohttp.ClientSession, admin_url: str, body: Mapping[str, Any]) -> str:
+    """Ask the engine for other live settings; empty = done, else why not."""
     try:
-        async with session.put(f"{admin_url}/admin/strategy", json=body, timeout=TIMEOUT) as answer:
+        async with session.put(f"{admin_url}/admin/strategy", json=dict(body), timeout=TIMEOUT) as answer:
             if answer.status < 300:
                 return ""
             return f"the engine answered {answer.status}: {(await answer.text())[:300]}"

@@ -4,7 +4,7 @@ Operations on the engine are relayed as AdminCall; draining is done here. Needs 
 """
 
 import ipaddress
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fastapi import Security
@@ -33,14 +33,15 @@ class StrategyChange(BaseModel):
 
     trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
     maxCheckpointsPerPath: int | None = Field(None, ge=1, le=1024)  # noqa: N815 - as above
+    eviction: Literal["RecomputeCost", "LRU"] | None = None
     strategy: Strategy | None = Field(None, validate_default=True)
 
     @field_validator("strategy")
     @classmethod
     def _something_is_asked_for(cls, strategy: Strategy | None, info: ValidationInfo) -> Strategy | None:
-        others = (info.data.get("trackInterval"), info.data.get("maxCheckpointsPerPath"))
-        if strategy is None and others == (None, None):
-            raise PydanticCustomError("missing", "give a strategy, trackInterval or maxCheckpointsPerPath")
+        others = ("trackInterval", "maxCheckpointsPerPath", "eviction")
+        if strategy is None and all(info.data.get(name) is None for name in others):
+            raise PydanticCustomError("missing", f"give a strategy, {', '.join(others[:-1])} or {others[-1]}")
         return strategy
 
 

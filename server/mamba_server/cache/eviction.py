@@ -7,13 +7,14 @@ bound on what a cache of this size can save. Called by the tree, the reclaimer a
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from mamba_server.cache.ghosts import Ghost, GhostTree
 from mamba_server.cache.node import Node
 from mamba_server.cache.victims import Victims
 
 Policy = Literal["RecomputeCost", "LRU"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 class Eviction:
@@ -27,10 +28,16 @@ class Eviction:
         self._ghosts: GhostTree | None = None
         self._pages_per_slab = 0
 
-    def foresee(self, ghosts: GhostTree, pages_per_slab: int) -> None:
+    def foresee(self, ghosts: GhostTree | None, pages_per_slab: int) -> None:
         """Take the rates of return from `ghosts`. `pages_per_slab`: 0 where pages take no memory."""
         self._ghosts = ghosts
         self._pages_per_slab = pages_per_slab
+
+    def change(self, policy: Policy) -> None:
+        """Order those that may go by `policy` from now on."""
+        self.policy = policy
+        for node in list(self._checkpoints):
+            self.offer(node)
 
     def used(self, node: Node) -> None:
         """`node` was made or resumed from just now."""

@@ -13,6 +13,7 @@ from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.donation import Donation
+from mamba_server.cache.eviction import Policy
 from mamba_server.cache.ghosts import GhostTree, Place, Sighting
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -61,11 +62,7 @@ class StateCache:
         tree.on_pin = arena.pin
         self.allocations: dict[int, SequenceAllocation] = {}
         self._retiring: list[_Retiring] = []
-        ghosts = None
-        if prefix_caching and tree.eviction.policy == "RecomputeCost":
-            ghosts = GhostTree(tree.page_size)
-            tree.eviction.foresee(ghosts, arena.pages_per_slab)
-        self.donation = Donation(arena, tree, self.counters, ghosts, cap)
+        self.donation = Donation(arena, tree, self.counters, self._foreseeing(), cap)
         self._prefilling: Counter[tuple[str, bytes]] = Counter()
 
     @property
@@ -81,6 +78,14 @@ class StateCache:
     def ghosts(self) -> GhostTree | None:
         """What foresees returns; None where eviction does not ask."""
         return self.donation.ghosts
+
+    def _foreseeing(self) -> GhostTree | None:
+        """What the policy that is in force foresees returns from, and told so."""
+        eviction = self.tree.eviction
+        asks = self.prefix_caching and eviction.policy == "RecomputeCost"
+        ghosts = GhostTree(self.page_size) if asks else None
+        eviction.foresee(ghosts, self.arena.pages_per_slab)
+        return ghosts
 
     # --- admission -----------------------------------------------------------------------------------
 
@@ -530,6 +535,24 @@ class StateCache:
         whole = usable // self.page_size * self.page_size
         if whole and self.ghosts is None:
             self.donation.insert(allocation, token_ids[:whole], 0, allocation.last_step)
+
+    # --- change of policy ---------------------------------------------------------------------------
+
+    def change_eviction(self, policy: Policy) -> None:
+        """Evict by `policy` from now on. Nothing cached is lost; what a new RecomputeCost foresees from, it
+        learns anew."""
+        eviction = self.tree.eviction
+        if policy == eviction.policy:
+            return
+        for allocation in self.allocations.values():
+            allocation.sighting = None
+        for retiring in self._retiring:
+            retiring.allocation.sighting = None
+        for node in self.tree.walk():
+            node.ghost = None
+        eviction.policy = policy
+        self.donation.ghosts = self._foreseeing()
+        eviction.change(policy)
 
     # --- change of strategy --------------------------------------------------------------------------
 

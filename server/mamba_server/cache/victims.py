@@ -5,6 +5,7 @@ comes upon the pile, or has to sift it out, makes all running answers wait. Call
 """
 
 import itertools
+from collections.abc import Iterator
 
 from mamba_server.cache.node import Node
 
@@ -23,6 +24,10 @@ class Victims:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[Node]:
+        """All nodes, in no order that means anything."""
+        return (entry[2] for entry in self._entries)
 
     def put(self, node: Node) -> None:
         """Put `node` in, or where its priority belongs now."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from mamba_planner.strategy import STRATEGIES
 from mamba_server.cache import ledger
+from mamba_server.cache.eviction import POLICIES
 from mamba_server.engine.core import EngineCore
 from mamba_server.wire import AdminCall, AdminReply
 
@@ -57,6 +58,9 @@ class Admin:
         name = body.get("strategy", cache.strategy.name)
         interval = body.get("trackInterval", cache.track_interval)
         cap = body.get("maxCheckpointsPerPath", cache.cap)
+        eviction = body.get("eviction", cache.tree.eviction.policy)
+        if eviction not in POLICIES:
+            return 400, {"message": f"eviction {eviction!r} is not one of {', '.join(POLICIES)}"}
         if name not in STRATEGIES:
             return 400, {"message": f"strategy {name!r} is not one of {', '.join(STRATEGIES)}"}
         if type(interval) is not int or interval < 1 or interval % cache.page_size:
@@ -70,19 +74,28 @@ class Admin:
             "strategy": name,
             "trackInterval": interval,
             "maxCheckpointsPerPath": cap,
+            "eviction": eviction,
             "epoch": self.epoch,
         }
-        if (name, interval, cap) == (cache.strategy.name, cache.track_interval, cache.cap):
+        before = {
+            "strategy": cache.strategy.name,
+            "trackInterval": cache.track_interval,
+            "maxCheckpointsPerPath": cache.cap,
+            "eviction": cache.tree.eviction.policy,
+        }
+        changed = [f"{field} {told[field]}" for field in before if told[field] != before[field]]
+        if not changed:
             return 200, told
         refusal = self._core.change_strategy(name)
         if refusal:
             return 409, {"message": refusal}
         cache.track_interval, cache.cap = interval, cap
+        cache.change_eviction(eviction)
         self.plan = {
             **self.plan,
             "strategy": name,
             "slotsPerSequence": cache.strategy.slots_per_sequence,
-            "reason": f"changed while serving to {name}",
+            "reason": f"changed while serving: {', '.join(changed)}",
         }
         return 200, told
 

@@ -75,3 +75,35 @@ def test_a_hit_refreshes_the_checkpoint_it_used_and_no_other() -> None:
     first = bench.cache.tree.eviction.checkpoint()
     assert first is not None
     assert (first.depth, first.token_ids[0]) == (8, 0)
+
+
+def test_a_change_of_policy_orders_what_is_cached_anew() -> None:
+    eviction, (a, b, c) = Eviction("RecomputeCost"), chain(4, 12, 36)
+    for node in (c, b, a):
+        eviction.used(node)
+    eviction.change("LRU")
+    assert order(eviction) == [36, 12, 4]
+    for node in (c, b, a):
+        eviction.used(node)
+    eviction.change("RecomputeCost")
+    assert order(eviction) == [4, 12, 36]
+
+
+def test_a_change_while_serving_keeps_what_is_cached_and_counts_from_then_on() -> None:
+    bench = CacheBench.make(slabs=24, per_slab=4, cap=8, interval=100, policy="RecomputeCost")
+    long, short = ids(range(41)), ids(range(60, 69))
+    bench.serve(long)
+    running = bench.prefill(ids(range(80, 97)))
+    bench.cache.change_eviction("LRU")
+    bench.serve(short)
+    assert bench.cache.match(long, "", bench.step + 1).resumable == 40
+    # Under RecomputeCost the short one would go; the long one was used before it.
+    first = bench.cache.tree.eviction.checkpoint()
+    assert first is not None
+    assert first.token_ids[0] == 0
+    bench.cache.tree.eviction.offer(first)
+    bench.cache.change_eviction("RecomputeCost")
+    assert running.sighting is None
+    bench.serve(ids(range(41), 7))
+    assert len(bench.cache.ghosts or ()) > 0
+    bench.check()

@@ -33,6 +33,7 @@ HANDED_ON = {
     "operator/mamba_operator/plan.py": "verdict.plan if isinstance(verdict, Fits) else None",
     "operator/mamba_operator/render/context.py": "plan: PlanStatus | None",
     "operator/mamba_operator/render/engine.py": "json.dumps(engine_revision(context).document",
+    "operator/mamba_operator/render/tuning.py": "for setting, name in LIVE.items()",
     "server/mamba_cli/commands/serve.py": "EngineSettings(**given)",
     "server/mamba_server/api/server.py": "settings.model_copy(update=changes).model_dump_json()",
     "server/mamba_server/api/engine_client.py": "EngineProcess.start(settings_json",

@@ -51,12 +51,14 @@ def test_a_change_shows_in_the_plan_and_nothing_else_of_it_changes(
 ) -> None:
     status, body = call("strategy", strategy=name, trackInterval=8)
     cap = call.engine.cache.cap
-    told = {"strategy": name, "trackInterval": 8, "maxCheckpointsPerPath": cap, "epoch": 1}
+    policy = call.engine.cache.tree.eviction.policy
+    told = {
+        "strategy": name, "trackInterval": 8, "maxCheckpointsPerPath": cap, "eviction": policy, "epoch": 1,
+    }  # fmt: skip
     assert (status, body) == (200, told)
     shown = call("plan")[1]
-    assert shown == {
-        **PLAN, "strategy": name, "slotsPerSequence": slots, "reason": f"changed while serving to {name}",
-    }  # fmt: skip
+    assert "trackInterval 8" in shown["reason"]
+    assert shown == {**PLAN, "strategy": name, "slotsPerSequence": slots, "reason": shown["reason"]}
     assert PLAN["reason"] == "planned"
 
 
@@ -73,7 +75,25 @@ def test_the_most_checkpoints_of_a_path_change_alone_and_count_for_what_comes(ca
     status, body = call("strategy", maxCheckpointsPerPath=1)
     assert (status, body["maxCheckpointsPerPath"]) == (200, 1)
     assert (body["strategy"], body["trackInterval"]) == (strategy, interval)
+    assert call("plan")[1]["reason"] == "changed while serving: maxCheckpointsPerPath 1"
     assert (call.engine.cache.cap, call.engine.cache.donation.cap) == (1, 1)
+
+
+def test_eviction_changes_alone_and_nothing_cached_is_lost(call: Caller) -> None:
+    cache = call.engine.cache
+    status, body = call("strategy", eviction="LRU")
+    assert (status, body["eviction"], body["strategy"]) == (200, "LRU", cache.strategy.name)
+    assert (cache.tree.eviction.policy, cache.ghosts) == ("LRU", None)
+    assert call("strategy", eviction="RecomputeCost")[1]["eviction"] == "RecomputeCost"
+    assert cache.ghosts is not None
+
+
+@pytest.mark.parametrize("eviction", ["lru", "", None, ["LRU"]])
+def test_an_unknown_eviction_changes_nothing(call: Caller, eviction: Any) -> None:
+    before = call.engine.cache.tree.eviction.policy
+    status, body = call("strategy", strategy="NoBuffer", eviction=eviction)
+    assert (status, call.engine.cache.tree.eviction.policy) == (400, before)
+    assert "is not one of RecomputeCost, LRU" in body["message"]
 
 
 @pytest.mark.parametrize("cap", [0, -1, "2", 2.0, True])

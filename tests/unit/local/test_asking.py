@@ -129,18 +129,18 @@ async def test_a_strategy_is_taken_over_or_the_engine_s_words_are_given(
     child: Child, http: aiohttp.ClientSession, status: int, problem: str
 ) -> None:
     child.status, child.body = status, b"" if status == 204 else b"why"
-    assert await put_strategy(http, child.url, "NoBuffer", 64) == problem
+    assert await put_strategy(http, child.url, {"strategy": "NoBuffer", "trackInterval": 64}) == problem
     assert child.bodies == [{"strategy": "NoBuffer", "trackInterval": 64}]
 
 
 async def test_long_words_of_an_engine_are_cut(child: Child, http: aiohttp.ClientSession) -> None:
     child.status, child.body = 500, b"x" * 10_000
-    assert len(await put_strategy(http, child.url, "NoBuffer", 64)) < 400
+    assert len(await put_strategy(http, child.url, {"trackInterval": 64})) < 400
 
 
 async def test_an_engine_that_hangs_up_is_away(child: Child, http: aiohttp.ClientSession) -> None:
     child.abort = True
-    assert "the engine cannot be reached: " in await put_strategy(http, child.url, "NoBuffer", 64)
+    assert "the engine cannot be reached: " in await put_strategy(http, child.url, {"trackInterval": 64})
 
 
 async def test_a_chat_is_asked_without_chance_and_answered(child: Child, http: aiohttp.ClientSession) -> None:

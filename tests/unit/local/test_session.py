@@ -298,7 +298,12 @@ def test_an_edit_of_the_strategy_is_applied_without_a_restart(bench: Bench) -> N
     assert "one: now runs NoBuffer with a checkpoint every 512 tokens" in bench.text
     assert any(
         json.loads(line.split("strategy ")[1].rsplit(" ", 1)[0])
-        == {"strategy": "NoBuffer", "trackInterval": 512}
+        == {
+            "strategy": "NoBuffer",
+            "trackInterval": 512,
+            "maxCheckpointsPerPath": 4,
+            "eviction": "RecomputeCost",
+        }
         for line in bench.journal
         if "strategy" in line
     )

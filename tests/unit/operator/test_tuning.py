@@ -104,7 +104,10 @@ async def served(*numbers: int) -> World:
     return world
 
 
-LAZY = {"strategy": "ExtraBufferLazy", "trackInterval": 256, "maxCheckpointsPerPath": 4}
+DEFAULTS = {
+    "strategy": "NoBuffer", "trackInterval": 256, "maxCheckpointsPerPath": 4, "eviction": "RecomputeCost",
+}  # fmt: skip
+LAZY = {**DEFAULTS, "strategy": "ExtraBufferLazy"}
 
 
 async def test_a_change_of_strategy_is_told_to_each_ready_engine_and_replaces_no_pod() -> None:
@@ -123,26 +126,25 @@ async def test_a_change_of_strategy_is_told_to_each_ready_engine_and_replaces_no
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    "change",
     [
-        ({"trackInterval": 512}, {"strategy": "NoBuffer", "trackInterval": 512, "maxCheckpointsPerPath": 4}),
-        ({"strategy": "ExtraBuffer", "trackInterval": 128},
-         {"strategy": "ExtraBuffer", "trackInterval": 128, "maxCheckpointsPerPath": 4}),
-        ({"maxCheckpointsPerPath": 2},
-         {"strategy": "NoBuffer", "trackInterval": 256, "maxCheckpointsPerPath": 2}),
+        {"trackInterval": 512},
+        {"strategy": "ExtraBuffer", "trackInterval": 128},
+        {"maxCheckpointsPerPath": 2},
+        {"eviction": "LRU"},
     ],
-    ids=["interval", "both", "checkpoints"],
-)  # fmt: skip
-async def test_engines_are_told_what_changed(change: dict[str, Any], told: dict[str, Any]) -> None:
+    ids=["interval", "both", "checkpoints", "eviction"],
+)
+async def test_engines_are_told_what_changed(change: dict[str, Any]) -> None:
     world = await served(1)
 
     world.change(**change)
     await world.passes()
 
-    assert [body for _, _, body in world.engines.asked] == [told]
+    assert [body for _, _, body in world.engines.asked] == [{**DEFAULTS, **change}]
 
 
-@pytest.mark.parametrize("change", [{"eviction": "LRU"}, {"stateDtype": "float16"}])
+@pytest.mark.parametrize("change", [{"minCheckpointDepth": 64}, {"stateDtype": "float16"}])
 async def test_what_engines_cannot_take_over_replaces_their_pods(change: dict[str, Any]) -> None:
     world = await served(1)
     revision = world.template["metadata"]["labels"][names.LABEL_REVISION]
