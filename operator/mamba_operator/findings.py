@@ -151,7 +151,8 @@ def _progressing(view: View) -> Finding:
         waiting = "; ".join(one.message for one in view.plan.refusals) or "being told"
         return Finding("True", Reason.SWITCHING_STRATEGY, f"{len(view.plan.tunes)} engines: {waiting}")
     if any(is_draining(pod) for pod in view.snapshot.pods):
-        return Finding("True", Reason.DRAINING, "an engine finishes its requests before it ends")
+        said = f"an engine finishes its requests before it ends{_in_place(view)}"
+        return Finding("True", Reason.DRAINING, said)
     # Pods of the old revision beside enough new ones are the end of a roll-out, not a smaller scale.
     old = engine.replicas - engine.updated
     if old > 0 and view.plan.deployment is not None and view.plan.deployment.spec.rollout.pause:
@@ -165,7 +166,8 @@ def _progressing(view: View) -> Finding:
         return Finding(
             "True",
             Reason.ROLLING_OUT,
-            f"{engine.updated} of {wanted} engines have the new revision, {max(old, 0)} an old one",
+            f"{engine.updated} of {wanted} engines have the new revision, {max(old, 0)} an old one"
+            + _in_place(view),
         )
     if engine.replicas > wanted:
         return Finding("True", Reason.SCALING_DOWN, f"{engine.replicas} engines run, {wanted} are wanted")
@@ -179,6 +181,12 @@ def _progressing(view: View) -> Finding:
     if view.plan.failed is not None:
         return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
     return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
+
+
+def _in_place(view: View) -> str:
+    if not view.plan.in_place:
+        return ""
+    return "; no node has room for one more, so an old one goes first and requests wait at the gateway"
 
 
 def _rolled_back(plan: ReconcilePlan) -> str:

@@ -17,6 +17,7 @@ from mamba_api.v1alpha1.documents import explain
 from mamba_operator.autoscale.scale import scaling_status, wake_text
 from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
+from mamba_operator.in_place import replaced_in_place
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.objects.errors import InvalidPatch
@@ -109,6 +110,8 @@ class ReconcilePlan:
     """What is decided about the number of engines; None where spec.replicas is what runs."""
     as_wanted: Mapping[str, str] = field(default_factory=dict)
     """As `Snapshot.as_wanted`, of all children that are as wanted now."""
+    in_place: bool = False
+    """An old engine goes before a new one comes: no node has room for both."""
     cache_kept: str | None = None
     """Why the claim of the model cache stays as it is though the spec says otherwise."""
 
@@ -162,8 +165,12 @@ def make_plan(
             revision, revision_in(last), engine, snapshot.pods, paused=deployment.spec.rollout.pause, now=now
         )
         revision = choice.instead or revision
+        in_place = replaced_in_place(engine, snapshot.pods, revision.label, deployment.spec.rollout, now)
         context = replace(
-            context, revision=revision, failed=choice.failed.annotation() if choice.failed else None
+            context,
+            revision=revision,
+            failed=choice.failed.annotation() if choice.failed else None,
+            in_place=in_place.now,
         )
         if key_id:
             config = snapshot.child("ConfigMap", context.children.engine)
@@ -205,7 +212,7 @@ def make_plan(
         *([WAITING_PERIOD] if waiting or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
         *([AGAIN] if tunes else []),
-        *([] if choice.again_in is None else [choice.again_in]),
+        *(one.again_in for one in (choice, in_place) if one.again_in is not None),
     ]
     return ReconcilePlan(
         deployment,
@@ -223,6 +230,7 @@ def make_plan(
         failed=choice.failed,
         scaling=scaling,
         as_wanted=as_wanted,
+        in_place=in_place.now,
         cache_kept=cache_kept,
     )
 

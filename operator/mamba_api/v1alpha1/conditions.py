@@ -163,7 +163,8 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.UNSCHEDULABLE: (
         "No node takes a pod; the message is the scheduler's. Where a roll-out has no spare GPU for the pod "
-        "it adds, set spec.rollout.maxSurge to 0 and maxUnavailable to 1."
+        "it adds, an older engine that has what it asks for goes first after spec.rollout.inPlaceAfter; "
+        "otherwise set spec.rollout.maxSurge to 0 and maxUnavailable to 1."
     ),
     Reason.GATEWAY_NOT_READY: "Engines are ready and the gateway is not.",
     Reason.PREFIX_INDEX_UNAVAILABLE: (

@@ -148,6 +148,10 @@ class Rollout(ApiModel):
     """Engine pods above the wanted count while rolling out."""
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
     """Engine pods below the wanted count while rolling out."""
+    in_place_after: Duration = Duration("2m")
+    """How long a pod that a roll-out adds waits for room on a node, GPUs for one, that engines of the older
+    revision have. Then one of those is drained first, and requests wait at the gateway for the new one;
+    maxUnavailable is 1 meanwhile. Longer than progressDeadline: never."""
     pause: bool = False
     """Leaves engines on the revision that they have: what would replace pods waits until this is false again.
     Scaling goes on, and a pod that is lost is made anew of the older revision. Gateways do not wait."""

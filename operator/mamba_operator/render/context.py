@@ -31,6 +31,8 @@ class Context:
     """What engines are started with, once that was chosen; None: the spec's own."""
     failed: str | None = None
     """Annotation that says that the spec's own has failed."""
+    in_place: bool = False
+    """An old engine goes before a new one comes."""
     images: DefaultImages = OF_THIS_VERSION
     """Used where the spec names none."""
     scrapers: tuple[Scraper, ...] = PROMETHEUS

@@ -61,8 +61,8 @@ def engine_deployment(context: Context) -> Manifest:
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {
-                    "maxSurge": rollout.max_surge,
-                    "maxUnavailable": rollout.max_unavailable,
+                    "maxSurge": 0 if context.in_place else rollout.max_surge,
+                    "maxUnavailable": max(rollout.max_unavailable, 1 if context.in_place else 0),
                 },
             },
             "progressDeadlineSeconds": max(int(rollout.progress_deadline.seconds), 1),

@@ -45,6 +45,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gateway.podTemplate", {"gateway": {"podTemplate": {"spec": {}}}}, "cluster alone"),
     ("rollout.maxSurge", {"rollout": {"maxSurge": 2}}, "cluster alone"),
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 1}}, "cluster alone"),
+    ("rollout.inPlaceAfter", {"rollout": {"inPlaceAfter": "1m"}}, "cluster alone"),
     ("rollout.pause", {"rollout": {"pause": True}}, "cluster alone"),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "cluster alone"),
     ("podTemplate", {"podTemplate": {"spec": {}}}, "cluster alone"),

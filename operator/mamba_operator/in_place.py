@@ -1,0 +1,92 @@
+"""Whether a roll-out takes an old engine away first, because no node has room for one more. Pure.
+
+A roll-out adds a pod before it takes one. Where every GPU is taken, that pod waits for ever; then an old one
+is drained first, and requests wait at the gateway until the new one answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mamba_api import names
+from mamba_api.v1alpha1 import Rollout
+from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
+from mamba_operator.objects.moment import moment
+from mamba_operator.objects.pod_trouble import is_engine
+from mamba_operator.render.revision import label_of
+
+NO_ROOM = ("Insufficient ", "Too many pods")
+"""What the scheduler says of nodes whose resources are taken."""
+_PLACE = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName")
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """How engines are replaced now."""
+
+    now: bool = False
+    """An old one goes before the new one comes."""
+    again_in: float | None = None
+    """Seconds until a pod has waited for room for long enough."""
+
+
+def replaced_in_place(
+    engine: Manifest | None, pods: Sequence[Manifest], label: str, rollout: Rollout, now: datetime
+) -> InPlace:
+    """Whether engines are replaced in place.
+
+    Only where the pod that waits asks for what one that is to go has: then there is room once that is gone.
+    Once begun, it goes on until all of another revision have ended.
+
+    Args:
+        engine: the engine Deployment.
+        pods: of the deployment.
+        label: revision that engines shall have.
+        rollout: what the spec says.
+        now: the time, with a time zone.
+    """
+    if engine is None or rollout.pause or rollout.max_surge == 0 or label_of(engine) != label:
+        return InPlace()
+    engines = [pod for pod in pods if is_engine(pod)]
+    others = [pod for pod in engines if _revision(pod) != label]
+    if others and _without_surge(engine):
+        return InPlace(now=True)
+    old, left = [pod for pod in others if not is_terminating(pod)], list[float]()
+    for pod in engines:
+        since = _without_room(pod) if _revision(pod) == label else None
+        if since is not None and any(_asks(pod) == _asks(other) for other in old):
+            left.append(rollout.in_place_after.seconds - (now - since).total_seconds())
+    if not left:
+        return InPlace()
+    return InPlace(now=True) if min(left) <= 0 else InPlace(again_in=min(left))
+
+
+def _without_surge(engine: Manifest) -> bool:
+    try:
+        return bool(engine["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0)
+    except (KeyError, TypeError):
+        return False
+
+
+def _revision(pod: Manifest) -> str | None:
+    return (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION)
+
+
+def _without_room(pod: Manifest) -> datetime | None:
+    """Since when no node has room for it; None where it has a node, or another reason to wait."""
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            words = str(condition.get("message") or "")
+            room = any(said in words for said in NO_ROOM)
+            return moment(str(condition.get("lastTransitionTime"))) if room else None
+    return None
+
+
+def _asks(pod: Manifest) -> dict[str, Any]:
+    """What of a pod the scheduler needs a place for."""
+    spec = pod.get("spec") or {}
+    asked = {name: spec.get(name) for name in _PLACE}
+    for kind in ("initContainers", "containers"):
+        asked[kind] = [(one.get("resources") or {}).get("requests") for one in spec.get(kind) or ()]
+    return asked

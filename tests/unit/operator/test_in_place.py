@@ -1,0 +1,137 @@
+"""Where no node has room for one engine more, an old one goes first, and nowhere else."""
+
+import copy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_operator.in_place import InPlace
+from mamba_operator.objects.manifest import Manifest, ref
+from mamba_operator.plan import ReconcilePlan
+from operator_objects import NOW, applied, fitting_owner, planned, running
+
+GPU = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector."
+LABELS = names.labels("nano", "engine")
+ASKED = {"containers": [{"name": "engine", "resources": {"requests": {"nvidia.com/gpu": "1"}}}]}
+TWO_GPUS = {"containers": [{"name": "engine", "resources": {"requests": {"nvidia.com/gpu": "2"}}}]}
+
+
+def revision_of(children: list[Manifest]) -> str:
+    engine = next(one for one in children if ref(one).name == "nano-engine" and one["kind"] == "Deployment")
+    return str(engine["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
+
+
+def pod(name: str, revision: str, *, spec: Manifest | None = None, **status: Any) -> Manifest:
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "models", "labels": {**LABELS, names.LABEL_REVISION: revision},
+        },
+        "spec": ASKED if spec is None else spec,
+        "status": status,
+    }  # fmt: skip
+
+
+def waits(seconds: float, message: str = GPU) -> Manifest:
+    since = (NOW - timedelta(seconds=seconds)).isoformat()
+    condition = {
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message,
+        "lastTransitionTime": since,
+    }  # fmt: skip
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+class RollOut:
+    """A new image, with the old engine still there and the new one waiting."""
+
+    def __init__(self, **rollout: Any) -> None:
+        spec = {"engine": {"image": "registry.test/engine:2"}, "rollout": {"inPlaceAfter": "60s", **rollout}}
+        self.owner = fitting_owner(**spec)
+        self.children = running(applied(self.owner), engines=1)
+        self.new = revision_of(self.children)
+        self.old = pod("old", "an-old-one", phase="Running")
+
+    def planned(self, *pods: Manifest) -> ReconcilePlan:
+        return planned(self.owner, self.children, pods=pods)
+
+    def surge(self, plan: ReconcilePlan) -> tuple[int, int] | None:
+        """(maxSurge, maxUnavailable) of the engine Deployment that is written; None where none is."""
+        for one in plan.applies:
+            if ref(one.manifest).name == "nano-engine" and one.manifest["kind"] == "Deployment":
+                how = one.manifest["spec"]["strategy"]["rollingUpdate"]
+                assert all(type(number) is int for number in how.values()), "as the API server reads them"
+                return how["maxSurge"], how["maxUnavailable"]
+        return None
+
+
+def test_a_pod_that_waits_for_what_an_old_one_has_takes_its_place() -> None:
+    out = RollOut()
+    early = out.planned(out.old, pod("new", out.new, **waits(59)))
+    assert (early.in_place, out.surge(early), early.again_in) == (False, None, 1.0)
+    plan = out.planned(out.old, pod("new", out.new, **waits(60)))
+    assert (plan.in_place, out.surge(plan)) == (True, (0, 1))
+
+
+def test_it_goes_on_until_no_old_engine_is_left_and_then_new_ones_come_first_again() -> None:
+    out = RollOut()
+    plan = out.planned(out.old, pod("new", out.new, **waits(60)))
+    [change] = [one for one in plan.applies if out.surge(plan) and one.manifest["kind"] == "Deployment"]
+    written = copy.deepcopy(change.manifest)
+    out.children = [
+        {**one, **written, "metadata": {**one["metadata"], **written["metadata"]}}
+        if ref(one) == ref(written)
+        else one
+        for one in out.children
+    ]
+    leaving = {**out.old, "metadata": {**out.old["metadata"], "deletionTimestamp": NOW.isoformat()}}
+    for pods in (
+        (leaving, pod("new", out.new, **waits(70))),
+        (out.old, pod("new", out.new, phase="Running")),
+        (out.old, pod("new", out.new, phase="Running"), pod("newer", out.new, **waits(1))),
+    ):
+        assert out.planned(*pods).in_place
+    done = out.planned(pod("new", out.new, phase="Running"))
+    assert (done.in_place, out.surge(done)) == (False, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "spec", "status"),
+    [
+        ({"pause": True}, None, waits(999)),
+        ({"maxSurge": 0, "maxUnavailable": 1}, None, waits(999)),
+        ({"inPlaceAfter": "1h"}, None, waits(999)),
+        ({}, {**ASKED, "nodeSelector": {"gpu": "h100"}}, waits(999)),
+        ({}, TWO_GPUS, waits(999)),
+        ({}, None, waits(999, "0/3 nodes are available: 3 node(s) had untolerated taint {gpu: down}.")),
+        ({}, None, waits(999, "running PreBind plugin: binding volumes: timed out")),
+        ({}, None, {"phase": "Pending"}),
+    ],
+    ids=["paused", "no surge anyway", "patience", "another place", "more GPUs", "taints", "volumes", "new"],
+)  # fmt: skip
+def test_nothing_that_serves_goes_for_a_pod_that_would_not_get_its_place(
+    rollout: Manifest, spec: Manifest | None, status: Manifest
+) -> None:
+    out = RollOut(**rollout)
+    plan = out.planned(out.old, pod("new", out.new, spec=spec, **status))
+    assert not plan.in_place
+    assert out.surge(plan) is None
+
+
+def test_without_an_old_engine_that_could_go_nothing_is_replaced() -> None:
+    out = RollOut()
+    leaving = {**out.old, "metadata": {**out.old["metadata"], "deletionTimestamp": NOW.isoformat()}}
+    assert not out.planned(leaving, pod("new", out.new, **waits(999))).in_place
+    assert not out.planned(pod("new", out.new, **waits(999))).in_place
+    gateway = {
+        **pod("gateway", "an-old-one"),
+        "metadata": {"name": "g", "labels": names.labels("nano", "gateway")},
+    }
+    assert not out.planned(gateway, pod("new", out.new, **waits(999))).in_place
+
+
+def test_the_default_waits_two_minutes() -> None:
+    assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 120
+    assert InPlace() == InPlace(now=False, again_in=None)
