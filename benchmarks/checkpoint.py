@@ -1,4 +1,4 @@
-"""The checkpoints of the benchmarks: random Nemotron-H of the sizes of Granite 4.0 350M hybrid, and of a 1B hybrid.
+"""The checkpoints of the benchmarks: random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B.
 
 Written once by transformers, so that transformers and the engine load the very same files. Run as
 `python -m benchmarks.checkpoint 1b DIR` to write one in bfloat16.

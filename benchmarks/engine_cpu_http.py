@@ -1,4 +1,4 @@
-"""What HTTP, the engine loop and sampling cost beside the model's steps on a CPU: decode steps inside and through HTTP.
+"""What HTTP, the engine loop and sampling cost on a CPU: decode steps inside and through HTTP.
 
 Run as `python -m benchmarks.engine_cpu_http --model DIR`. An engine with its defaults and the steps of
 `benchmarks.engine_cpu` take turns, round by round. Inside, one step is the model alone. Through HTTP, so many
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,8 +47,7 @@ def streamed_step(samples: Sequence[Sample]) -> float:
 
 
 def _events(begin: float, gaps: Sequence[float]) -> list[tuple[float, float]]:
-    times = list(accumulate(gaps, initial=begin))
-    return list(zip(times, times[1:], strict=False))
+    return list(pairwise(accumulate(gaps, initial=begin)))
 
 
 def children(pid: int) -> list[int]:
