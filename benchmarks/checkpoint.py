@@ -1,14 +1,17 @@
-"""The checkpoint of the serving benchmark: a random Nemotron-H of the size of Granite 4.0 350M hybrid.
+"""The checkpoints of the benchmarks: random Nemotron-H of the size of Granite 4.0 350M hybrid, and of 1B.
 
-Written once by transformers, so that transformers and the engine load the very same files.
+Written once by transformers, so that transformers and the engine load the very same files. Run as
+`python -m benchmarks.checkpoint 1b DIR` to write one in bfloat16.
 """
 
+import argparse
 from pathlib import Path
+from typing import Any
 
 MIXERS = "MMMMMMM*" * 4
 """28 mamba and 4 attention layers; each is followed by a feed-forward layer."""
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "vocab_size": 32_768,
     "hidden_size": 768,
     "hybrid_override_pattern": "".join(f"{mixer}-" for mixer in MIXERS),
@@ -31,9 +34,28 @@ CONFIG = {
     "eos_token_id": 2,
 }
 
+LARGER: dict[str, Any] = {
+    **CONFIG,
+    "hybrid_override_pattern": "".join(f"{mixer}-" for mixer in "MMMMMMMMM*" * 4),
+    "hidden_size": 1536,
+    "head_dim": 128,
+    "intermediate_size": 4096,
+    "mamba_head_dim": 64,
+}
+"""36 mamba and 4 attention layers, twice as wide: 1.1 billion parameters."""
+SIZES = {"350m": CONFIG, "1b": LARGER}
+
 
 def random_350m(directory: Path, seed: int = 0) -> Path:
-    """Write the checkpoint in float32 unless it is there already; returns its directory."""
+    """Write the smaller checkpoint in float32 unless it is there already; returns its directory."""
+    return random_checkpoint(directory, CONFIG, "float32", seed)
+
+
+def random_checkpoint(directory: Path, config: dict[str, Any], dtype: str, seed: int = 0) -> Path:
+    """Write a checkpoint of random weights in one file unless it is there already; returns its directory.
+
+    dtype: a name of torch's.
+    """
     if (directory / "complete").exists():
         return directory
     import torch
@@ -44,10 +66,23 @@ def random_350m(directory: Path, seed: int = 0) -> Path:
 
     torch.manual_seed(seed)
     directory.mkdir(parents=True, exist_ok=True)
-    model = NemotronHForCausalLM(NemotronHConfig(**CONFIG))
-    model.save_pretrained(directory)
-    tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(CONFIG["vocab_size"])}, unk_token="t0"))
+    model = NemotronHForCausalLM(NemotronHConfig(**config)).to(getattr(torch, dtype))
+    model.save_pretrained(directory, max_shard_size="1TB")
+    tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(config["vocab_size"])}, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "complete").touch()
     return directory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
+    parser.add_argument("size", choices=SIZES)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--dtype", default="bfloat16")
+    asked = parser.parse_args()
+    print(random_checkpoint(asked.directory, SIZES[asked.size], asked.dtype))
+
+
+if __name__ == "__main__":
+    main()

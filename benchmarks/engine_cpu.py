@@ -36,7 +36,7 @@ LLAMA_CPP = {"llama.cpp": "bf16", "llama.cpp int8": "q8_0"}
 WAYS = (*OURS, "transformers", *LLAMA_CPP)
 Clocks = dict[str, Any]
 CLOCKS = ("processor", "wall")
-STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512")
+STEPS = ("decode 1", "decode 8", "decode 32", "prefill 512", "prefill 4096")
 
 
 def command(way: str, asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

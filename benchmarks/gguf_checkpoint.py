@@ -31,7 +31,7 @@ def write_gguf(checkpoint: Path, llama_cpp: Path, kind: str) -> Path:
     aside = target.with_suffix(".part")
     writer = gguf.GGUFWriter(aside, "nemotron_h")
     _write_sizes(writer, config)
-    with safe_open(checkpoint / "model.safetensors", framework="np") as tensors:
+    with safe_open(checkpoint / "model.safetensors", framework="pt") as tensors:
         for name, array, is_matrix in _renamed(tensors, config):
             whole = np.ascontiguousarray(array, np.float32)
             if is_matrix:
@@ -77,7 +77,12 @@ def _write_sizes(writer: Any, config: dict[str, Any]) -> None:
 
 def _renamed(tensors: Any, config: dict[str, Any]) -> Iterator[tuple[str, Array, bool]]:
     """(name there, numbers, whether it is a matrix of a product)"""
-    get, groups = tensors.get_tensor, config["n_groups"]
+    groups = config["n_groups"]
+
+    def get(name: str) -> Array:
+        array: Array = tensors.get_tensor(name).float().numpy()  # numpy has no bfloat16
+        return array
+
     yield "token_embd.weight", get("backbone.embeddings.weight"), True
     yield "output_norm.weight", get("backbone.norm_f.weight"), False
     if "lm_head.weight" in tensors.keys():  # noqa: SIM118  no mapping: it has keys alone

@@ -28,24 +28,35 @@ class PagedExtendCall {
         dim_tiled_(tiled(call.head_dim)) {}
 
   void run() const {
+    for_each_part([this](int piece, int first, int end, int kv_head) { attend(piece, first, end, kv_head); });
+  }
+
+ protected:
+  // body(piece, first token, end, KV head) for all of them.
+  template <typename Body>
+  void for_each_part(const Body& body) const {
     for (int piece = 0; piece < call_.pieces; ++piece) {
       const int count = call_.piece_start[piece + 1] - call_.piece_start[piece];
       const int blocks = (count + tokens_ - 1) / tokens_;
       // They share the tokens evenly. The last ones have the longest contexts: they begin first.
       for_each_chunk(blocks * call_.kv_heads, [&](int chunk) {
         const int block = blocks - 1 - chunk / call_.kv_heads;
-        attend(piece, count * block / blocks, count * (block + 1) / blocks, chunk % call_.kv_heads);
+        body(piece, count * block / blocks, count * (block + 1) / blocks, chunk % call_.kv_heads);
       });
     }
   }
 
- private:
   const T* stored(const int32_t* pages, int32_t position, int kv_head, int which) const {
     const int64_t page = pages[position / call_.page_size], offset = position % call_.page_size;
     return static_cast<const T*>(call_.kv) + page * call_.page_stride + which * call_.value_offset +
            (offset * call_.kv_heads + kv_head) * call_.head_dim;
   }
   int64_t row_of(int piece, int token) const { return call_.piece_start[piece] - call_.piece_start[0] + token; }
+
+  // How many positions the first token of some has before itself.
+  int32_t positions_before(int piece, int first) const {
+    return call_.context_len[piece] - (call_.piece_start[piece + 1] - call_.piece_start[piece]) + first;
+  }
 
   // Tokens [first, end) of the piece.
   void attend(int piece, int first, int end, int kv_head) const {
@@ -66,8 +77,7 @@ class PagedExtendCall {
     std::memset(sums, 0, static_cast<size_t>(dim * rows_tiled_) * sizeof(float));
     const int32_t* pages = call_.page_table + piece * call_.page_table_stride;
     // Positions [0, before] are seen by the first token, one more by each after it.
-    const int32_t of_piece = call_.piece_start[piece + 1] - call_.piece_start[piece];
-    const int32_t before = call_.context_len[piece] - of_piece + first;
+    const int32_t before = positions_before(piece, first);
     const int32_t context = before + end - first;
     for (int32_t at = 0; at < context; at += kBlockPositions) {
       const int32_t count = context - at < kBlockPositions ? context - at : kBlockPositions;

@@ -40,7 +40,7 @@ def assert_same_bits(request: pytest.FixtureRequest) -> Iterator[Callable[[Run],
 
 @pytest.fixture(params=[name for name in INSTRUCTION_SETS[1:] if not name.startswith("amx")])
 def assert_products_have_same_bits(request: pytest.FixtureRequest) -> Iterator[Callable[[Run], None]]:
-    """The same of the instruction sets that multiply matrices by lanes."""
+    """The same of the instruction sets that multiply bfloat16 rows by lanes."""
     yield from _same_bits_as_avx2(request.param)
 
 

@@ -110,8 +110,11 @@ def test_large_scores_neither_overflow_nor_vanish(library: Library) -> None:
     torch.testing.assert_close(got, pieces.expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_key_that_is_not_a_number_shows_in_its_own_piece_and_heads_alone(library: Library) -> None:
-    pieces = Pieces(4, 2, 64, 16, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_key_that_is_not_a_number_shows_in_its_own_piece_and_heads_alone(
+    library: Library, dtype: torch.dtype
+) -> None:
+    pieces = Pieces(4, 2, 64, 16, dtype)
     pieces.kv[pieces.table[3, 200 // 16], 0, 200 % 16, 1, 63] = torch.nan
     spoilt = pieces.run(library, EVERYONE).isnan().all(2).split([new for _, new in PIECES])
     assert [bool(part.any()) for part in spoilt] == [False, False, False, True, False, False]
@@ -119,10 +122,17 @@ def test_a_key_that_is_not_a_number_shows_in_its_own_piece_and_heads_alone(libra
     assert spoilt[3][:, 2].tolist() == [position >= 200 for position in range(157, 257)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_instruction_set_gives_the_same_bits(
-    assert_same_bits: Callable[..., None], dtype: torch.dtype
+def test_every_instruction_set_gives_the_same_bits(assert_same_bits: Callable[..., None]) -> None:
+    _attend_on_each(assert_same_bits, torch.float32)
+
+
+def test_all_lanes_give_the_same_bits_with_bfloat16(
+    assert_products_have_same_bits: Callable[..., None],
 ) -> None:
+    _attend_on_each(assert_products_have_same_bits, torch.bfloat16)
+
+
+def _attend_on_each(assert_same: Callable[..., None], dtype: torch.dtype) -> None:
     for shape in ((12, 4, 64, 16), (6, 2, 63, 4)):
         pieces = Pieces(*shape, dtype)
-        assert_same_bits(lambda library, pieces=pieces: (pieces.run(library, list(range(len(PIECES)))),))
+        assert_same(lambda library, pieces=pieces: (pieces.run(library, list(range(len(PIECES)))),))
