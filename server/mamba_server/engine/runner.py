@@ -77,7 +77,7 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._last_token = torch.zeros(persistent.rows, dtype=torch.int32, device=device)
-        self._page_table = PageTable(*persistent.pages.shape, device)
+        self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
