@@ -130,7 +130,7 @@ def _batch(
         slot_in=ints(slot_in),
         slot_out=ints(slot_out),
         decode_track=ints([-1] * decodes),
-        page_table=pages,
+        table_row=ints(np.arange(len(pages))),
         kv_row=ints(pages[sequence, positions // PAGE] * PAGE + positions % PAGE),
         chunk_start=ints(firsts),
         chunk_len=ints(np.minimum(CHUNK, start[-1] - firsts)),
@@ -140,8 +140,11 @@ def _batch(
         logits_rows=ints(last),
     )
     tokens = ints(np.arange(start[-1]) % 200 + 5)
-    host.check(CHUNK, PAGE)
-    return ForwardBatch.from_host(host, token_ids=tokens, chunk_size=CHUNK, page_size=PAGE, device=CPU)
+    host.check(CHUNK, PAGE, pages)
+    table = torch.from_numpy(pages)
+    return ForwardBatch.from_host(
+        host, token_ids=tokens, page_table=table, chunk_size=CHUNK, page_size=PAGE, device=CPU
+    )
 
 
 def _answer(measure: Callable[[str, int], dict[str, Any]], line: str) -> str:

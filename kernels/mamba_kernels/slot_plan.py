@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from mamba_kernels.transfer import to_device
+
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 HostIntegers = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 def index_tensor(values: HostIntegers, device: torch.device) -> torch.Tensor:
     """int64 copy of host integers on the device."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    return to_device(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)), device)
 
 
 @dataclass(frozen=True, slots=True)

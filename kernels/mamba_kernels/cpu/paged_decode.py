@@ -31,6 +31,7 @@ class PagedDecoder:
         call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
         call.page_size = kv.shape[2]
         call.page_table, call.page_table_stride = plan.page_table.data_ptr(), plan.page_table.stride(0)
-        call.context_len, call.out = plan.context_len.data_ptr(), out.data_ptr()
+        call.table_row, call.context_len = plan.table_row.data_ptr(), plan.context_len.data_ptr()
+        call.out = out.data_ptr()
         call.rows, call.kind = len(query), KINDS[kv.dtype]
         self._run(self._address)

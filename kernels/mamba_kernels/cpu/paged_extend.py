@@ -29,8 +29,8 @@ class PagedExtender:
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
         call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
         call.page_size = kv.shape[2]
-        call.page_table = table.data_ptr() + 4 * first * table.stride(0)
-        call.page_table_stride = table.stride(0)
+        call.page_table, call.page_table_stride = table.data_ptr(), table.stride(0)
+        call.table_row = plan.table_row.data_ptr() + 4 * first
         call.context_len = plan.context_len.data_ptr() + 4 * first
         call.piece_start = plan.query_start.data_ptr() + 4 * first
         call.out, call.kind = out.data_ptr(), KINDS[kv.dtype]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mamba_kernels.slot_plan import IntArray, index_tensor
+from mamba_kernels.slot_plan import HostIntegers, IntArray, index_tensor
+from mamba_kernels.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class AttentionPlan:
     longest_piece: int
     """Rows of the longest piece; 0 = there is none."""
     page_table: torch.Tensor
-    """[S, W] int32: pages of each sequence; padding beyond the end. All three tables: where kernels run."""
+    """[R, W] int32: pages of all sequences, any numbers beyond their ends."""
+    table_row: torch.Tensor
+    """[S] int32: row of the table of each sequence. As the next two, where kernels run."""
     context_len: torch.Tensor
     """[S] int32"""
     query_start: torch.Tensor
@@ -60,37 +63,55 @@ class AttentionPlan:
         decodes: int,
         query_start: IntArray,
         context_len: IntArray,
-        page_table: IntArray,
+        page_table: torch.Tensor,
         page_size: int,
         device: torch.device,
+        table_row: IntArray | None = None,
         gathered: bool = True,
         resident: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     ) -> "AttentionPlan":
-        """Plan for S sequences, the first `decodes` of one row each: query_start [S+1], page_table [S, W].
+        """Plan for S sequences, the first `decodes` of one row each: query_start [S+1].
 
+        page_table: [R, W] on the device, of which sequence s has row `table_row[s]`; None = row s.
         gathered: torch attends, over keys that it gathers; else kernels do, which read the pages' table.
-        resident: page_table, context_len and query_start where kernels run, if they are there already.
+        resident: table_row, context_len and query_start where kernels run, if they are there already.
         """
         lengths = np.diff(query_start)[decodes:]
-        table, contexts, starts = resident or (
-            _as_tensor(each, device) for each in (page_table, context_len, query_start)
+        if table_row is None:
+            table_row = np.arange(len(context_len), dtype=np.int32)
+        rows, contexts, starts = resident or (
+            _as_tensor(each, device) for each in (table_row, context_len, query_start)
         )
+        pages = _Pages(page_table, table_row, page_size, device)
         return cls(
-            groups=_decode_groups(context_len[:decodes], page_table, page_size, device) if gathered else [],
-            pieces=_pieces(decodes, query_start, context_len, page_table, page_size, device)
-            if gathered
-            else [],
+            groups=_decode_groups(context_len[:decodes], pages) if gathered else [],
+            pieces=_pieces(decodes, query_start, context_len, pages) if gathered else [],
             decodes=decodes,
             longest_piece=int(lengths.max(initial=0)),
-            page_table=table,
+            page_table=page_table,
+            table_row=rows,
             context_len=contexts,
             query_start=starts,
         )
 
 
-def _decode_groups(
-    context_len: IntArray, page_table: IntArray, page_size: int, device: torch.device
-) -> list[DecodeGroup]:
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """The table where it lies, and what is known of it on the host."""
+
+    table: torch.Tensor
+    row: IntArray
+    page_size: int
+    device: torch.device
+
+    def of(self, sequences: HostIntegers, positions: HostIntegers) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 pages and offsets of positions of sequences; `sequences` broadcasts to `positions`."""
+        rows, columns = index_tensor(self.row[sequences], self.device), positions // self.page_size
+        pages = self.table[rows, index_tensor(columns, self.device)].long()
+        return pages, index_tensor(positions % self.page_size, self.device)
+
+
+def _decode_groups(context_len: IntArray, of: _Pages) -> list[DecodeGroup]:
     """A decode is padded to a length that its own context alone decides, so its result does not depend on
     the batch; padding costs at most a quarter."""
     lengths = np.array([padded_length(int(length)) for length in context_len])
@@ -101,16 +122,15 @@ def _decode_groups(
         positions = np.minimum(np.arange(length), contexts - 1)
         ragged = bool((contexts < length).any())
         neighbours = members[-1] - members[0] == len(members) - 1
+        pages, offsets = of.of(members[:, None], positions)
         groups.append(
             DecodeGroup(
                 rows=slice(int(members[0]), int(members[-1]) + 1)
                 if neighbours
-                else index_tensor(members, device),
-                pages=index_tensor(
-                    np.take_along_axis(page_table[members], positions // page_size, 1), device
-                ),
-                offsets=index_tensor(positions % page_size, device),
-                mask=index_tensor(np.arange(length) < contexts, device).bool()[:, None, None]
+                else index_tensor(members, of.device),
+                pages=pages,
+                offsets=offsets,
+                mask=index_tensor(np.arange(length) < contexts, of.device).bool()[:, None, None]
                 if ragged
                 else None,
             )
@@ -118,32 +138,25 @@ def _decode_groups(
     return groups
 
 
-def _pieces(
-    decodes: int,
-    query_start: IntArray,
-    context_len: IntArray,
-    page_table: IntArray,
-    page_size: int,
-    device: torch.device,
-) -> list[Piece]:
+def _pieces(decodes: int, query_start: IntArray, context_len: IntArray, of: _Pages) -> list[Piece]:
     pieces = []
     for sequence in range(decodes, len(context_len)):
         context = int(context_len[sequence])
-        positions = np.arange(context)
+        pages, offsets = of.of(np.array([sequence]), np.arange(context))
         pieces.append(
             Piece(
                 first=int(query_start[sequence]),
                 end=int(query_start[sequence + 1]),
                 context=context,
-                pages=index_tensor(page_table[sequence, positions // page_size], device),
-                offsets=index_tensor(positions % page_size, device),
+                pages=pages,
+                offsets=offsets,
             )
         )
     return pieces
 
 
 def _as_tensor(values: IntArray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)
+    return to_device(torch.from_numpy(np.ascontiguousarray(values, np.int32)), device)
 
 
 def padded_length(context: int) -> int:

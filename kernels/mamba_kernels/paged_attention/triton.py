@@ -81,11 +81,11 @@ def _split_width(context, SPLITS: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.c
     return tl.maximum((context + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK, LEAST)
 
 
-@triton.jit(do_not_specialize=["query_row", "query_head", "table_row", "out_row", "out_head",
+@triton.jit(do_not_specialize=["query_row", "query_head", "table_stride", "out_row", "out_head",
                                "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
 def decode_kernel(
-    query, kv, page_table, context_len, out, parts, logs, scale,
-    query_row: tl.int64, query_head: tl.int64, table_row: tl.int64, out_row: tl.int64, out_head: tl.int64,
+    query, kv, page_table, table_row, context_len, out, parts, logs, scale,
+    query_row: tl.int64, query_head: tl.int64, table_stride: tl.int64, out_row: tl.int64, out_head: tl.int64,
     kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
     HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
@@ -99,7 +99,8 @@ def decode_kernel(
     end = tl.minimum(begin + width, context)
     if begin < end:
         total, top, weight = _attend(
-            query, kv, page_table + row * table_row, row, context - 1, 1, begin, end, kv_head, scale,
+            query, kv, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
+            begin, end, kv_head, scale,
             query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
             kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
             GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
@@ -142,11 +143,11 @@ def combine_kernel(
     tl.store(out + at + d, mixed.to(out.dtype.element_ty), mask=d < WIDTH)
 
 
-@triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_row", "out_row", "out_head",
+@triton.jit(do_not_specialize=["first", "query_row", "query_head", "table_stride", "out_row", "out_head",
                                "kv_page", "kv_value", "kv_token", "kv_head_stride", "scale"])  # fmt: skip
 def extend_kernel(
-    query, kv, page_table, context_len, query_start, out, first, scale,
-    query_row: tl.int64, query_head: tl.int64, table_row: tl.int64, out_row: tl.int64, out_head: tl.int64,
+    query, kv, page_table, table_row, context_len, query_start, out, first, scale,
+    query_row: tl.int64, query_head: tl.int64, table_stride: tl.int64, out_row: tl.int64, out_head: tl.int64,
     kv_page: tl.int64, kv_value: tl.int64, kv_token: tl.int64, kv_head_stride: tl.int64,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     PADDED: tl.constexpr, PAGE: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr,
@@ -169,8 +170,8 @@ def extend_kernel(
         queries = tl.minimum(length - offset, QUERIES)
         position = context - length + offset
         total, _, weight = _attend(
-            query, kv, page_table + sequence * table_row, start + offset, position, queries,
-            0, position + queries, kv_head, scale,
+            query, kv, page_table + tl.load(table_row + sequence) * table_stride, start + offset, position,
+            queries, 0, position + queries, kv_head, scale,
             query_row * QUERY_UNIT, query_head * QUERY_UNIT, kv_page * KV_UNIT, kv_value * KV_UNIT,
             kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
             GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
@@ -223,7 +224,8 @@ def calls(
     check("out", out, [rows, heads, width], device=device)
     sequences = len(plan.context_len)
     for name, tensor, shape in (
-        ("page_table", plan.page_table, [sequences, None]),
+        ("page_table", plan.page_table, [None, None]),
+        ("table_row", plan.table_row, [sequences]),
         ("context_len", plan.context_len, [sequences]),
         ("query_start", plan.query_start, [sequences + 1]),
     ):
@@ -234,10 +236,10 @@ def calls(
     query_unit, kv_unit = stride_unit(query.stride()[:2]), stride_unit(kv.stride()[:4])
     page, half, token, head = (stride // kv_unit for stride in kv.stride()[:4])
     arguments = {
-        "query": query, "kv": kv, "page_table": plan.page_table, "context_len": plan.context_len,
-        "out": out, "scale": scale * LOG2_E,
+        "query": query, "kv": kv, "page_table": plan.page_table, "table_row": plan.table_row,
+        "context_len": plan.context_len, "out": out, "scale": scale * LOG2_E,
         "query_row": query.stride(0) // query_unit, "query_head": query.stride(1) // query_unit,
-        "table_row": plan.page_table.stride(0), "out_row": out.stride(0), "out_head": out.stride(1),
+        "table_stride": plan.page_table.stride(0), "out_row": out.stride(0), "out_head": out.stride(1),
         "kv_page": page, "kv_value": half, "kv_token": token, "kv_head_stride": head,
     }  # fmt: skip
     constants = {

@@ -93,7 +93,7 @@ class Donation:
         if own.tobytes() != of_tree.tobytes():
             # Launched steps still read the copies: they go when the last of those is complete (O3: by fence).
             spare = own[own != of_tree]
-            allocation.pages[:had] = of_tree
+            allocation.replace_pages(of_tree)
             self._arena.free_pages_of(spare, allocation.last_step, PageOwner.SEQUENCE)
 
     def _cap_path(self, node: Node, awaited: set[int]) -> None:

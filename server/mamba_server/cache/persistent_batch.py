@@ -12,6 +12,7 @@ from mamba_server.cache.arena import Pages
 from mamba_server.cache.errors import LedgerViolation
 
 Ints = npt.NDArray[np.int32]
+_NONE: Ints = np.empty(0, np.int32)
 
 
 class PersistentBatch:
@@ -31,6 +32,8 @@ class PersistentBatch:
         self.page_count: Ints = np.zeros(self.rows, np.int32)
         self.pages: Ints = np.zeros((self.rows, max(1, max_pages)), np.int32)
         """Page ids in the order of the tokens; those past `page_count` mean nothing."""
+        self.sent: Ints = np.zeros(self.rows, np.int32)
+        """How many of its first pages the device's table has, too."""
         self.last_depth: Ints = np.zeros(self.rows, np.int32)
         """Depth at which the last token that may be sampled is sampled: no launch goes beyond it."""
         self._free = list(range(self.rows - 1, -1, -1))
@@ -46,7 +49,7 @@ class PersistentBatch:
         self.depth[row] = depth
         self.last_step[row] = 0
         self.live[row] = live
-        self.page_count[row] = 0
+        self.page_count[row] = self.sent[row] = 0
         return row
 
     def give_back(self, row: int) -> None:
@@ -61,6 +64,28 @@ class PersistentBatch:
             raise LedgerViolation(f"row {row}: {after} pages for a sequence of at most {self.pages.shape[1]}")
         self.pages[row, count:after] = pages
         self.page_count[row] = after
+
+    def replace_pages(self, row: int, pages: Pages) -> None:
+        """Page ids in the place of the first ones, which hold the same tokens."""
+        changed = np.flatnonzero(self.pages[row, : len(pages)] != pages)
+        if len(changed):
+            self.pages[row, : len(pages)] = pages
+            self.sent[row] = min(int(self.sent[row]), int(changed[0]))
+
+    def unsent_pages(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Places in the flattened `pages`, and page ids, that the device's table lacks for `rows`. They are
+        taken as sent."""
+        first, end = self.sent[rows], self.page_count[rows]
+        counts = np.maximum(end - first, 0)
+        self.sent[rows] = end
+        some = counts > 0
+        if not some.any():
+            return _NONE, _NONE
+        starts = (rows * self.pages.shape[1] + first)[some]
+        counts = counts[some]
+        before = np.cumsum(counts) - counts
+        places = (np.repeat(starts - before, counts) + np.arange(counts.sum())).astype(np.int32)
+        return places, self.pages.reshape(-1)[places]
 
     def launch(self, rows: int | Ints, depth: int | Ints, step: int) -> None:
         """`step` takes the live slots of `rows` to `depth`."""

@@ -108,6 +108,10 @@ class SequenceAllocation:
         """Its page ids, in the order of the tokens: the row itself, no copy."""
         return self._batch.pages[self.row, : self.page_count]
 
+    def replace_pages(self, pages: Pages) -> None:
+        """Others in the place of its first ones, with the same keys and values."""
+        self._batch.replace_pages(self.row, pages)
+
     @property
     def slot_in(self) -> int:
         """Where the next forward reads the state: -1 = zeros, a checkpoint, or the live slot."""

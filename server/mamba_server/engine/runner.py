@@ -14,6 +14,7 @@ import torch
 
 from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample.reference import is_finite
+from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
@@ -25,6 +26,7 @@ from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
+from mamba_server.model.page_table import PageTable
 from mamba_server.wire import SamplingParams, TokenLogprobs
 
 _FIELDS = tuple(field.name for field in fields(HostBatch))
@@ -75,6 +77,7 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._last_token = torch.zeros(persistent.rows, dtype=torch.int32, device=device)
+        self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
@@ -97,18 +100,26 @@ class ModelRunner:
             _PromptSpan(piece, first, stop, follow, schedule.pieces[piece].sequence.params.prompt_logprobs)
             for piece, (first, stop, follow) in arrays.prompt_spans.items()
         ]
-        return lambda: self._run(arrays, len(schedule.decodes), newcomers, spans)
+        pages = self._persistent.unsent_pages(arrays.table_row)
+        return lambda: self._run(arrays, pages, len(schedule.decodes), newcomers, spans)
 
     def _run(
-        self, arrays: StepArrays, decodes: int, newcomers: list[_Newcomer], spans: list[_PromptSpan]
+        self,
+        arrays: StepArrays,
+        pages: tuple[Ints, Ints],
+        decodes: int,
+        newcomers: list[_Newcomer],
+        spans: list[_PromptSpan],
     ) -> Callable[[], StepResult]:
         with torch.inference_mode():
             # First of all: the next step names them too, whatever becomes of this one.
+            self._page_table.write(*pages)
             self._admit(newcomers)
-            sampling_rows = arrays.rows[arrays.sampling]
+            sampling_rows = arrays.table_row[arrays.sampling]
             batch = ForwardBatch.from_host(
                 HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
                 token_ids=arrays.token_ids,
+                page_table=self._page_table.entries,
                 chunk_size=self._chunk,
                 page_size=self._page_size,
                 device=self._device,
@@ -178,13 +189,12 @@ class ModelRunner:
 
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Start the copy; it is complete when the step's fence has passed."""
-    if tensor.device.type == "cpu":
+    if tensor.device.type != "cuda":
         return tensor
     out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return out.copy_(tensor, non_blocking=True)

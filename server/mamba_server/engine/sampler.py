@@ -16,6 +16,7 @@ from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample import Counts
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
+from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS, Tokens
 from mamba_server.engine.sampling_batch import (
@@ -203,7 +204,7 @@ class Sampler:
     def _histogram(self, token_ids: Tokens) -> torch.Tensor:
         kept = token_ids[(token_ids >= 0) & (token_ids < self.vocab_size)]
         counts = np.bincount(kept, minlength=self.vocab_size).astype(np.int32)
-        return torch.from_numpy(counts).to(self.device)
+        return to_device(torch.from_numpy(counts), self.device)
 
     def _take_row(self) -> int:
         if self._free:

@@ -11,6 +11,7 @@ import torch
 
 from mamba_kernels.sample import SampleParameters
 from mamba_kernels.sample.noise import seed_words
+from mamba_kernels.transfer import to_device
 from mamba_server.cache.node import Tokens
 from mamba_server.wire import SamplingParams
 
@@ -112,7 +113,7 @@ class SamplingBatch:
             return [index for index, row in enumerate(rows) if condition(row)]
 
         def column(indices: list[int], value: Callable[[SamplingRow], float]) -> torch.Tensor:
-            return _move(
+            return to_device(
                 torch.tensor([value(rows[i]) for i in indices], dtype=torch.float32)[:, None], device
             )
 
@@ -159,7 +160,9 @@ class SamplingBatch:
             else None,
             random=_indices(random, device) if random else None,
             temperature=column(random, lambda row: row.params.temperature) if random else None,
-            words=_move(torch.tensor([seed_words(rows[i].seed) for i in random], dtype=torch.int32), device)
+            words=to_device(
+                torch.tensor([seed_words(rows[i].seed) for i in random], dtype=torch.int32), device
+            )
             if random
             else None,
             min_p=filter_of(lambda params: params.min_p > 0, lambda params: params.min_p),
@@ -176,7 +179,7 @@ class SamplingBatch:
 
 def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> SampleParameters:
     def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return _move(torch.tensor(values, dtype=dtype), device)
+        return to_device(torch.tensor(values, dtype=dtype), device)
 
     asked = [row.params for row in rows]
     return SampleParameters(
@@ -184,7 +187,7 @@ def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.devi
         top_k=column([min(max(0, each.top_k), vocab_size) for each in asked], torch.int32),
         top_p=column([each.top_p for each in asked]),
         min_p=column([each.min_p for each in asked]),
-        words=_move(torch.tensor([seed_words(row.seed) for row in rows], dtype=torch.int32), device),
+        words=to_device(torch.tensor([seed_words(row.seed) for row in rows], dtype=torch.int32), device),
         counts_row=column([row.counts_row for row in rows], torch.int32),
         repetition=column([each.repetition_penalty for each in asked]),
         presence=column([each.presence_penalty for each in asked]),
@@ -192,12 +195,8 @@ def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.devi
     )
 
 
-def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
 def _indices(values: list[int], device: torch.device) -> torch.Tensor:
-    return _move(torch.tensor(values, dtype=torch.int64), device)
+    return to_device(torch.tensor(values, dtype=torch.int64), device)
 
 
 def _entries(triples: list[tuple[int, int, float]], device: torch.device) -> TokenEntries | None:
@@ -207,5 +206,5 @@ def _entries(triples: list[tuple[int, int, float]], device: torch.device) -> Tok
     return TokenEntries(
         _indices(list(rows), device),
         _indices(list(tokens), device),
-        _move(torch.tensor(values, dtype=torch.float32), device),
+        to_device(torch.tensor(values, dtype=torch.float32), device),
     )

@@ -26,7 +26,8 @@ class StepArrays:
     slot_in: Ints
     slot_out: Ints
     decode_track: Ints
-    page_table: Ints
+    table_row: Ints
+    """[S] persistent row of each sequence, which is its row in the table of pages, too."""
     kv_row: Ints
     chunk_start: Ints
     chunk_len: Ints
@@ -34,8 +35,6 @@ class StepArrays:
     chunk_rank: Ints
     chunk_track: Ints
     logits_rows: Ints
-    rows: Ints
-    """[S] persistent row of each sequence."""
     sampling: list[int]
     """Which sequences (0..S) sample, in the order of the result."""
     checked: list[int]
@@ -59,8 +58,9 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
     )
     token_sequence = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     rows = np.concatenate([row, piece_rows])
-    page_table = _page_table(batch, rows, context, page_size)
-    kv_row = page_table[token_sequence, positions // page_size] * page_size + positions % page_size
+    # Without attention there are no pages: any number will do.
+    column = np.minimum(positions // page_size, batch.pages.shape[1] - 1)
+    kv_row = batch.pages[rows[token_sequence], column] * page_size + positions % page_size
     token_ids = np.concatenate(
         [
             np.zeros(decodes, np.int32),
@@ -81,7 +81,7 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         slot_in=_join(batch.live[row], [piece.slot_in for piece in pieces]),
         slot_out=_join(batch.live[row], [piece.slot_out for piece in pieces]),
         decode_track=np.where(schedule.decode_track > 0, schedule.decode_track, -1).astype(np.int32),
-        page_table=page_table,
+        table_row=rows,
         kv_row=kv_row.astype(np.int32, copy=False),
         chunk_start=chunks[0],
         chunk_len=chunks[1],
@@ -89,7 +89,6 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
         chunk_rank=chunks[3],
         chunk_track=chunks[4],
         logits_rows=logits_rows,
-        rows=rows,
         sampling=sampling,
         checked=checked,
         prompt_spans=spans,
@@ -98,15 +97,6 @@ def build(schedule: Schedule, batch: PersistentBatch, chunk: int, page_size: int
 
 def _join(left: Ints, right: list[int]) -> Ints:
     return np.concatenate([left, np.array(right, np.int32)])
-
-
-def _page_table(batch: PersistentBatch, rows: Ints, context: Ints, page_size: int) -> Ints:
-    width = -(-int(context.max()) // page_size)
-    table = np.full((len(rows), width), -1, np.int32)
-    columns = min(width, batch.pages.shape[1])
-    table[:, :columns] = batch.pages[rows, :columns]
-    table[np.arange(width) >= batch.page_count[rows, None]] = -1
-    return table
 
 
 def _chunks(schedule: Schedule, query_start: Ints, chunk: int) -> npt.NDArray[np.int32]:

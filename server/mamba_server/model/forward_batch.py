@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from mamba_kernels.transfer import to_device
+
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
@@ -30,8 +32,8 @@ class HostBatch:
     """[S] live slot: the final state goes here"""
     decode_track: IntArray
     """[D] second slot for the state of a decode, or -1"""
-    page_table: IntArray
-    """[S, W] page ids, -1 beyond the end"""
+    table_row: IntArray
+    """[S] row of each sequence in the table of pages"""
     kv_row: IntArray
     """[T] page * page_size + offset of the token's key and value"""
     chunk_start: IntArray
@@ -47,8 +49,11 @@ class HostBatch:
     logits_rows: IntArray
     """[L] rows whose logits are wanted"""
 
-    def check(self, chunk_size: int, page_size: int) -> None:
-        """Raise ValueError if the arrays contradict each other (tests; not called on the serving path)."""
+    def check(self, chunk_size: int, page_size: int, page_table: IntArray) -> None:
+        """Raise ValueError if the arrays contradict each other, or `page_table` [R, W].
+
+        For tests; not called on the serving path.
+        """
         T, S, D = len(self.positions), len(self.context_len), len(self.decode_track)
         pieces = np.diff(self.query_start)
         _require(self.query_start[0] == 0 and self.query_start[-1] == T, "query_start spans the rows")
@@ -71,8 +76,8 @@ class HostBatch:
         ranks = np.arange(len(ends)) - np.maximum.accumulate(np.where(first, np.arange(len(ends)), 0))
         _require(bool((ranks == self.chunk_rank).all()), "chunk_rank counts within the sequence")
         pages = (
-            self.page_table[self.token_sequence, self.positions // page_size]
-            if self.page_table.size
+            page_table[self.table_row[self.token_sequence], self.positions // page_size]
+            if page_table.size
             else None
         )
         if pages is not None:
@@ -106,7 +111,7 @@ class ForwardBatch:
     slot_in: torch.Tensor
     slot_out: torch.Tensor
     decode_track: torch.Tensor
-    page_table: torch.Tensor
+    table_row: torch.Tensor
     kv_row: torch.Tensor
     chunk_start: torch.Tensor
     chunk_len: torch.Tensor
@@ -114,6 +119,8 @@ class ForwardBatch:
     chunk_rank: torch.Tensor
     chunk_track: torch.Tensor
     logits_rows: torch.Tensor
+    page_table: torch.Tensor
+    """[R, W] pages of all sequences: stays on the device from step to step."""
     host: HostBatch
 
     @classmethod
@@ -122,6 +129,7 @@ class ForwardBatch:
         host: HostBatch,
         *,
         token_ids: torch.Tensor | IntArray,
+        page_table: torch.Tensor,
         chunk_size: int,
         page_size: int,
         device: torch.device,
@@ -129,7 +137,7 @@ class ForwardBatch:
         """Move the step's integers to the device in one buffer and one copy.
 
         `token_ids` [T]: host integers travel in the same buffer; a tensor on the device (the engine runs one
-        step ahead of the sampled tokens) is taken as it is.
+        step ahead of the sampled tokens) is taken as it is, and so is `page_table`.
         """
         names = [field.name for field in fields(HostBatch)]
         arrays = [getattr(host, name) for name in names]
@@ -139,8 +147,7 @@ class ForwardBatch:
         flat = torch.from_numpy(
             np.concatenate([array.ravel() for array in arrays]).astype(np.int32, copy=False)
         )
-        if device.type == "cuda":
-            flat = flat.pin_memory().to(device, non_blocking=True)
+        flat = to_device(flat, device)
         views = {
             name: part.view(array.shape)
             for name, part, array in zip(names, flat.split([a.size for a in arrays]), arrays, strict=True)
@@ -156,6 +163,7 @@ class ForwardBatch:
             chunk_size=chunk_size,
             max_context=int(host.context_len.max()) if len(host.context_len) else 0,
             page_size=page_size,
+            page_table=page_table,
             host=host,
             **views,
         )

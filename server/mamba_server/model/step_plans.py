@@ -54,11 +54,12 @@ class StepPlans:
                 decodes=D,
                 query_start=host.query_start,
                 context_len=host.context_len,
-                page_table=host.page_table,
+                page_table=batch.page_table,
+                table_row=host.table_row,
                 page_size=batch.page_size,
                 device=device,
                 gathered=gathered,
-                resident=(batch.page_table, batch.context_len, batch.query_start),
+                resident=(batch.table_row, batch.context_len, batch.query_start),
             )
             if attention
             else None,

@@ -1,7 +1,7 @@
 """Decode steps of as many rows issue the same operators and kernels in one order, whatever their sequences.
 
-Of the conditions of a CUDA graph this is one; the addresses of the inputs and the shape of the page table
-still follow the step.
+Of the conditions of a CUDA graph this is one, and the table of pages, which stays where it is, another; the
+addresses of the other inputs still follow the step.
 """
 
 from pathlib import Path
@@ -39,6 +39,8 @@ class Recorder(TorchDispatchMode):
         self.layers: list[tuple[type, int, int]] = []
         """Kind of layer, rows and number of what was issued, in steps without pieces."""
         self.samplings: list[list[Issued]] = []
+        self.tables: set[tuple[int, tuple[int, ...]]] = set()
+        """Address and shape of each table of pages that a kernel was given."""
         self._seen: list[Issued] = []
         self._launching = False
         self._decoding = 0
@@ -47,6 +49,8 @@ class Recorder(TorchDispatchMode):
         def run_call(call: KernelCall) -> None:
             constants = tuple(sorted((name, str(value)) for name, value in call.constants.items()))
             self._seen.append((call.kernel.__name__, call.grid, constants))
+            if (table := call.arguments.get("page_table")) is not None:
+                self.tables.add((table.data_ptr(), tuple(table.shape)))
             self._launching = True  # The interpreter itself computes with torch.
             start(call)
             self._launching = False
@@ -96,10 +100,10 @@ def test_launches_follow_from_the_number_of_rows_alone(
     monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
     engine = make_engine(tiny_recall, prefix_caching=False)
     assert engine.kernels.name == "triton"
-    drawn = SamplingParams(max_tokens=3, temperature=1.0, seed=7, top_k=40, top_p=0.9, presence_penalty=0.5)
+    drawn = SamplingParams(max_tokens=4, temperature=1.0, seed=7, top_k=40, top_p=0.9, presence_penalty=0.5)
     recorder = Recorder(monkeypatch)
-    run(engine, [greedy("a", [7] * 5, 3), greedy("b", [9] * 3, 3)])
-    run(engine, [greedy("c", [8] * 70, 3), AddRequest("d", [6] * 9, drawn)])
+    run(engine, [greedy("a", [7] * 5, 4), greedy("b", [9] * 3, 4)])
+    run(engine, [greedy("c", [8] * 70, 4), AddRequest("d", [6] * 9, drawn)])
     run(engine, [greedy("e", [7] * 5, 3)])
 
     pairs = [launched for rows, _, launched in recorder.decodes if rows == 2]
@@ -109,6 +113,7 @@ def test_launches_follow_from_the_number_of_rows_alone(
     assert max(contexts) > 64
     assert pairs[0]
     assert all(launched == pairs[0] for launched in pairs)
+    assert len(recorder.tables) == 1, "one table of pages for all steps"
     by_rows = {
         rows: [(kind, number) for kind, of, number in recorder.layers if of == rows] for rows in (1, 2)
     }

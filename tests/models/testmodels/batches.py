@@ -89,11 +89,12 @@ class Driver:
     def step(self, runs: list[Run]) -> torch.Tensor:
         """Logits of the wanted rows, in order of the runs (decodes first). Advances the sequences."""
         runs = sorted(runs, key=lambda run: not run.decode)
-        host, ids = self._host(runs)
-        host.check(self.chunk_size, self.page_size)
+        host, ids, table = self._host(runs)
+        host.check(self.chunk_size, self.page_size, table)
         batch = ForwardBatch.from_host(
-            host, token_ids=ids, chunk_size=self.chunk_size, page_size=self.page_size, device=CPU
-        )
+            host, token_ids=ids, page_table=torch.from_numpy(table), chunk_size=self.chunk_size,
+            page_size=self.page_size, device=CPU,
+        )  # fmt: skip
         if self.guard:
             with no_sync():
                 logits = self.model.forward(batch, self.cache)
@@ -104,7 +105,8 @@ class Driver:
             run.sequence.resume_from = -1
         return logits
 
-    def _host(self, runs: list[Run]) -> tuple[HostBatch, IntArray]:
+    def _host(self, runs: list[Run]) -> tuple[HostBatch, IntArray, IntArray]:
+        """Integers, token ids and table of pages; the rows of the table go the other way."""
         ids: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
@@ -146,7 +148,7 @@ class Driver:
                 slot_in=_ints(sources),
                 slot_out=_ints([run.sequence.slot for run in runs]),
                 decode_track=_ints([run.track for run in runs if run.decode]),
-                page_table=_ints(table),
+                table_row=_ints(range(len(runs)))[::-1].copy(),
                 kv_row=_ints(page * self.page_size + np.array(positions) % self.page_size),
                 chunk_start=columns[0],
                 chunk_len=columns[1],
@@ -156,6 +158,7 @@ class Driver:
                 logits_rows=_ints(wanted),
             ),
             _ints(ids),
+            _ints(table[::-1]),
         )
 
 

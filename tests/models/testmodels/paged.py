@@ -64,7 +64,7 @@ class PagedBatch:
             decodes=self.decodes,
             query_start=self.query_start,
             context_len=ints(self.contexts),
-            page_table=self.table,
+            page_table=torch.from_numpy(self.table),
             page_size=self.page_size,
             device=CPU,
         )

@@ -12,6 +12,9 @@ from mamba_server.cache.errors import LedgerViolation
 from mamba_server.cache.persistent_batch import PersistentBatch
 
 PROMPT = ids(range(17))
+EVENT = st.tuples(
+    st.integers(0, 5), st.sampled_from(["append", "replace", "send", "end"]), st.integers(0, 2**31 - 1)
+)
 
 
 def pages(*each: int) -> np.ndarray:
@@ -133,3 +136,47 @@ def test_without_a_free_row_an_admission_waits_and_changes_nothing() -> None:
     bench.cache.retire(held[0], lambda: PROMPT[:0])
     assert bench.admit(PROMPT) is not None
     bench.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(EVENT, max_size=60))
+def test_a_table_that_was_sent_what_changed_has_the_pages_of_every_row(
+    events: list[tuple[int, str, int]],
+) -> None:
+    batch = PersistentBatch(3, 7)
+    table = np.full_like(batch.pages, -1)
+    there = {batch.take(1, 0) for _ in range(3)}
+    for row, event, page in events:
+        if row not in there:
+            if event == "append":
+                there.add(batch.take(1, 0))
+            continue
+        count = int(batch.page_count[row])
+        if event == "append" and count < 7:
+            batch.append_pages(row, pages(page))
+        elif event == "replace" and count:
+            first = batch.pages[row, : 1 + page % count].copy()
+            first[page % len(first)] = page
+            batch.replace_pages(row, first)
+            assert batch.pages[row, : len(first)].tolist() == first.tolist()
+        elif event == "end":
+            batch.give_back(row)
+            there.remove(row)
+        elif event == "send":
+            rows = np.array(sorted(there), np.int32)
+            places, values = batch.unsent_pages(rows)
+            table.reshape(-1)[places] = values
+            for each in there:
+                assert table[each, : batch.page_count[each]].tolist() == row_pages(batch, each)
+            assert not len(batch.unsent_pages(rows)[0]), "nothing is sent twice"
+
+
+def test_of_a_long_row_only_the_page_that_came_is_sent() -> None:
+    batch = PersistentBatch(2, 9000)
+    rows = np.array([batch.take(1, 0), batch.take(2, 0)], np.int32)
+    batch.append_pages(0, np.arange(1, 8193, dtype=np.int32))
+    batch.append_pages(1, pages(9))
+    assert len(batch.unsent_pages(rows)[0]) == 8193
+    batch.append_pages(0, pages(77))
+    places, values = batch.unsent_pages(rows)
+    assert (places.tolist(), values.tolist()) == ([8192], [77])

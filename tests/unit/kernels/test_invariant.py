@@ -104,7 +104,7 @@ def test_attention_has_the_value_of_the_fast_one_and_reads_nothing_unwritten(pag
             kv[page, :, position % page_size] = torch.randn(2, 2, 8, generator=g, dtype=torch.float64)
     starts = ints(np.cumsum([0, *news]))
     plan = AttentionPlan.build(
-        decodes=decodes, query_start=starts, context_len=ints(contexts), page_table=table,
+        decodes=decodes, query_start=starts, context_len=ints(contexts), page_table=torch.from_numpy(table),
         page_size=page_size, device=CPU,
     )  # fmt: skip
     query = torch.randn(sum(news), 6, 8, generator=g, dtype=torch.float64)

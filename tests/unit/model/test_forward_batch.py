@@ -10,6 +10,7 @@ import torch
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 
 CHUNK, PAGE = 4, 2
+PAGES = np.array([[4, 5, 6], [6, 7, 0], [1, 2, -1]], np.int32)
 
 
 def ints(*values: Any) -> Any:
@@ -26,7 +27,7 @@ def step() -> HostBatch:
         slot_in=ints(1, -1),
         slot_out=ints(1, 2),
         decode_track=ints(5),
-        page_table=np.array([[1, 2, -1], [4, 5, 6]], dtype=np.int32),
+        table_row=ints(2, 0),
         kv_row=ints(5, 8, 9, 10, 11, 12, 13),
         chunk_start=ints(1, 5),
         chunk_len=ints(4, 2),
@@ -39,12 +40,17 @@ def step() -> HostBatch:
 
 def batch(host: HostBatch, token_ids: Any) -> ForwardBatch:
     return ForwardBatch.from_host(
-        host, token_ids=token_ids, chunk_size=CHUNK, page_size=PAGE, device=torch.device("cpu")
+        host,
+        token_ids=token_ids,
+        page_table=torch.from_numpy(PAGES),
+        chunk_size=CHUNK,
+        page_size=PAGE,
+        device=torch.device("cpu"),
     )
 
 
 def test_a_sound_step_passes() -> None:
-    step().check(CHUNK, PAGE)
+    step().check(CHUNK, PAGE, PAGES)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +72,12 @@ def test_a_sound_step_passes() -> None:
         ({"chunk_rank": ints(0, 0)}, "chunk_rank counts within the sequence"),
         ({"chunk_rank": ints(1, 2)}, "chunk_rank counts within the sequence"),
         ({"kv_row": ints(5, 8, 9, 10, 11, 13, 12)}, "kv_row follows from the page table"),
-        ({"page_table": np.array([[1, 3, -1], [4, 5, 6]], dtype=np.int32)}, "kv_row follows"),
+        ({"table_row": ints(0, 2)}, "kv_row follows"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_named_by_the_rule_it_breaks(changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=f"^inconsistent batch: {rule}"):
-        replace(step(), **changes).check(CHUNK, PAGE)
+        replace(step(), **changes).check(CHUNK, PAGE, PAGES)
 
 
 def test_a_chunk_across_two_sequences_is_found() -> None:
@@ -83,16 +89,16 @@ def test_a_chunk_across_two_sequences_is_found() -> None:
         context_len=ints(4, 3, 3),
         slot_in=ints(1, -1, -1),
         slot_out=ints(1, 2, 3),
-        page_table=np.array([[1, 2], [4, 5], [6, 7]], dtype=np.int32),
+        table_row=ints(2, 0, 1),
         kv_row=ints(5, 8, 9, 10, 12, 13, 14),
         chunk_start=ints(1, 4),
         chunk_len=ints(3, 3),
         chunk_sequence=ints(1, 2),
         chunk_rank=ints(0, 0),
     )
-    two.check(CHUNK, PAGE)
+    two.check(CHUNK, PAGE, PAGES)
     with pytest.raises(ValueError, match="chunks do not cross sequences"):
-        replace(two, chunk_start=ints(1, 5), chunk_len=ints(4, 2)).check(CHUNK, PAGE)
+        replace(two, chunk_start=ints(1, 5), chunk_len=ints(4, 2)).check(CHUNK, PAGE, PAGES)
 
 
 def test_every_array_arrives_with_its_shape_and_values() -> None:
@@ -123,10 +129,10 @@ def test_a_step_of_decodes_alone_has_no_chunks() -> None:
     none = ints()
     host = replace(
         step(), positions=ints(3), token_sequence=ints(0), query_start=ints(0, 1), context_len=ints(4),
-        slot_in=ints(1), slot_out=ints(1), page_table=np.array([[1, 2]], dtype=np.int32), kv_row=ints(5),
+        slot_in=ints(1), slot_out=ints(1), table_row=ints(2), kv_row=ints(5),
         chunk_start=none, chunk_len=none, chunk_sequence=none, chunk_rank=none, chunk_track=none,
         logits_rows=ints(0),
     )  # fmt: skip
-    host.check(CHUNK, PAGE)
+    host.check(CHUNK, PAGE, PAGES)
     made = batch(host, ints(1))
     assert (made.chunks, made.ranks, made.decodes, made.sequences) == (0, 0, 1, 1)

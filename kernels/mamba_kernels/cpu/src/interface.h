@@ -97,8 +97,9 @@ struct PagedDecode {
   const void* kv;
   int64_t page_stride;
   int64_t value_offset;       // from a page's keys to its values
-  const int32_t* page_table;  // [rows, pages]
+  const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
+  const int32_t* table_row;    // [rows] the row of the table for each
   const int32_t* context_len;  // [rows] positions with keys, the new one included; at least one
   void* out;                   // [rows, heads, head_dim] of `kind`
   float scale;
@@ -117,8 +118,9 @@ struct PagedExtend {
   const void* kv;
   int64_t page_stride;
   int64_t value_offset;
-  const int32_t* page_table;  // [pieces, pages]
+  const int32_t* page_table;  // [any, pages]
   int64_t page_table_stride;
+  const int32_t* table_row;    // [pieces] the row of the table for each
   const int32_t* context_len;  // [pieces] positions with keys, the new ones included
   const int32_t* piece_start;  // [pieces + 1] where the rows of each begin, counted from any row
   void* out;                   // [rows, heads, head_dim] of `kind`

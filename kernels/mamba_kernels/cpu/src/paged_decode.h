@@ -48,7 +48,7 @@ class PagedDecodeCall {
   void attend(int row, int kv_head) const {
     static thread_local Scratch scratch;
     const int32_t context = call_.context_len[row];
-    const int32_t* pages = call_.page_table + row * call_.page_table_stride;
+    const int32_t* pages = call_.page_table + call_.table_row[row] * call_.page_table_stride;
     // [query heads of the group, context], and their sums [query heads, vectors, kLanes]
     float* weights = scratch.get<float>(int64_t{group_} * (context + vectors_ * kLanes));
     float* sums = weights + int64_t{group_} * context;

@@ -75,7 +75,7 @@ class PagedExtendCall {
       total[i] = 0.0f;
     }
     std::memset(sums, 0, static_cast<size_t>(dim * rows_tiled_) * sizeof(float));
-    const int32_t* pages = call_.page_table + piece * call_.page_table_stride;
+    const int32_t* pages = call_.page_table + call_.table_row[piece] * call_.page_table_stride;
     // Positions [0, before] are seen by the first token, one more by each after it.
     const int32_t before = positions_before(piece, first);
     const int32_t context = before + end - first;

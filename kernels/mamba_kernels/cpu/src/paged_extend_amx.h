@@ -82,7 +82,7 @@ class TileExtendCall : public PagedExtendCall<uint16_t> {
       total[i] = 0.0f;
     }
     std::memset(sums, 0, static_cast<size_t>(deep_ * across) * sizeof(float));
-    const int32_t* pages = call_.page_table + piece * call_.page_table_stride;
+    const int32_t* pages = call_.page_table + call_.table_row[piece] * call_.page_table_stride;
     const int32_t before = positions_before(piece, first), context = before + end - first;
     const TileShapes shapes(kSide);
     memory_is_read();

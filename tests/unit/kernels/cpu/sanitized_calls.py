@@ -135,12 +135,14 @@ def attend(library: Library) -> None:
         contexts = np.array([1, 17, 70], np.int32)
         widest = -(-70 // page_size)
         table = np.arange(3 * widest, dtype=np.int32).reshape(3, widest)
-        kept.extend((contexts, table))
+        rows = np.array([2, 0, 1], np.int32)
+        kept.extend((contexts, table, rows))
         inside = page_size * kv_heads * head_dim
         call = PagedDecode(
             query=array(3, heads, head_dim, kind=kind), query_stride=heads * head_dim,
             kv=array(table.size, 2, inside, kind=kind), page_stride=2 * inside, value_offset=inside,
-            page_table=table.ctypes.data, page_table_stride=widest, context_len=contexts.ctypes.data,
+            page_table=table.ctypes.data, page_table_stride=widest, table_row=rows.ctypes.data,
+            context_len=contexts.ctypes.data,
             out=array(3, heads, head_dim, kind=kind), scale=0.3, rows=3, heads=heads, kv_heads=kv_heads,
             head_dim=head_dim, page_size=page_size, kind=kind,
         )  # fmt: skip
@@ -154,12 +156,14 @@ def extend(library: Library) -> None:
         contexts, start = np.array([1, 17, 70], np.int32), np.array([4, 5, 22, 24], np.int32)
         widest = -(-70 // page_size)
         table = np.arange(3 * widest, dtype=np.int32).reshape(3, widest)
-        kept.extend((contexts, start, table))
+        rows = np.array([2, 0, 1], np.int32)
+        kept.extend((contexts, start, table, rows))
         inside = page_size * kv_heads * head_dim
         call = PagedExtend(
             query=array(20, heads, head_dim, kind=kind), query_stride=heads * head_dim,
             kv=array(table.size, 2, inside, kind=kind), page_stride=2 * inside, value_offset=inside,
-            page_table=table.ctypes.data, page_table_stride=widest, context_len=contexts.ctypes.data,
+            page_table=table.ctypes.data, page_table_stride=widest, table_row=rows.ctypes.data,
+            context_len=contexts.ctypes.data,
             piece_start=start.ctypes.data, out=array(20, heads, head_dim, kind=kind), scale=0.3, pieces=3,
             heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kind=kind,
         )  # fmt: skip

@@ -49,7 +49,8 @@ class Decodes:
             decodes=len(rows),
             query_start=np.arange(len(rows) + 1, dtype=np.int32),
             context_len=ints(CONTEXTS)[rows],
-            page_table=self.table[rows],
+            page_table=torch.from_numpy(self.table),
+            table_row=ints(rows),
             page_size=self.page_size,
             device=CPU,
         )

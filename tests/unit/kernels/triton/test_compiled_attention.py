@@ -29,6 +29,7 @@ def plan() -> AttentionPlan:
         decodes=2,
         longest_piece=64,
         page_table=meta(4, 8, dtype=torch.int32),
+        table_row=meta(4, dtype=torch.int32),
         context_len=meta(4, dtype=torch.int32),
         query_start=meta(len(starts), dtype=torch.int32),
     )

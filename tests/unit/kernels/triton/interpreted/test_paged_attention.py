@@ -1,5 +1,6 @@
 """Triton's attention over scattered pages equals plain attention in float64; keys go to their pages alone."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,7 +77,7 @@ def test_a_page_beyond_two_gigabytes_of_elements_is_found() -> None:
     near, moved = batch.attend(paged_attention), pages - len(batch.kv)
     for number in range(1, len(batch.kv)):
         far[number + moved] = batch.kv[number]
-    batch.kv, batch.table = far, batch.table + (batch.table >= 0) * moved
+    batch.kv, batch.table = far, batch.table + (batch.table >= 0) * np.int32(moved)
     assert torch.equal(batch.attend(paged_attention), near)
 
 
