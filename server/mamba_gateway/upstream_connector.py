@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.upstream_connection import Unreachable, UpstreamConnection
 from mamba_gateway.upstream_response import Pair, UpstreamResponse
 
@@ -57,10 +58,11 @@ class UpstreamConnector:
     """Of one gateway. Any number of connections: the permits bound the requests."""
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
-        self._connect_timeout, self._idle_timeout = connect_timeout, idle_timeout
+        self._connect_timeout = connect_timeout
         self._origins: dict[str, Origin] = {}
         self.loop = asyncio.get_running_loop()
         """Kept by all that work on its requests: to ask for the running one is a system call."""
+        self._idle = Deadlines(self.loop, idle_timeout)
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._closed = False
@@ -115,6 +117,7 @@ class UpstreamConnector:
             for _, connection in origin.idle:
                 connection.abort()
         self._origins.clear()
+        self._idle.close()
 
     async def _connect(self, origin: Origin) -> UpstreamConnection:
         found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
@@ -128,7 +131,7 @@ class UpstreamConnector:
             try:
                 _, connection = await self.loop.create_connection(
                     functools.partial(
-                        UpstreamConnection, self._idle_timeout, functools.partial(self._keep, origin.base)
+                        UpstreamConnection, self._idle, functools.partial(self._keep, origin.base)
                     ),
                     sock=made,
                     ssl=self._tls_context() if origin.tls else None,

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.endpoint_picker.certificate import self_signed
 from mamba_gateway.upstream_connection import (
     HEAD_BYTES,
@@ -72,7 +73,7 @@ async def _outcome(pieces: list[bytes]) -> tuple[Any, ...]:
     """Status, headers, body, how it ended, and whether another request may follow."""
     wire: Any = Wire()
     freed: list[UpstreamConnection] = []
-    connection = UpstreamConnection(30.0, freed.append)
+    connection = UpstreamConnection(Deadlines(asyncio.get_running_loop(), 30.0), freed.append)
     connection.connection_made(wire)
     body, ended, response = b"", "well", None
 
@@ -119,7 +120,7 @@ def test_an_answer_is_the_same_in_whatever_pieces_it_comes(name: str, at: list[i
 
 async def test_what_comes_is_passed_on_in_the_moment_in_which_it_comes_and_in_order() -> None:
     wire: Any = Wire()
-    connection = UpstreamConnection(30.0, lambda _: None)
+    connection = UpstreamConnection(Deadlines(asyncio.get_running_loop(), 30.0), lambda _: None)
     connection.connection_made(wire)
     asking = asyncio.create_task(connection.send(b"HEAD", b""))
     await asyncio.sleep(0)
