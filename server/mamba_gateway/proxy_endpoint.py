@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
-from mamba_edge.request_body import ClientGone, find_header, read_body
+from mamba_edge.request_body import ClientGone, find_header, read_body, whole_body
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
 from mamba_gateway.admission import DRAINING, Admission, Claim
@@ -116,7 +116,12 @@ class ProxyEndpoint:
     async def _request(
         self, scope: Scope, receive: Receive, key: str
     ) -> tuple[UpstreamRequest, RoutingFields]:
-        body = await self._body(scope, receive)
+        direct: DirectExchange | None = scope.get(DIRECT)
+        body = None
+        if direct is not None:
+            body = whole_body(scope["headers"], self._max_body_bytes, scope["body_share"], direct)
+        if body is None:
+            body = await self._body(scope, receive)
         fields = routing_fields(body)
         shown = self._backend_keys.first if self._backend_keys else None
         headers = to_engine(
@@ -149,7 +154,6 @@ class ProxyEndpoint:
                     self._body_timeout,
                     discard=DISCARDED_LIMITS * limit,
                     share=scope.get("body_share"),
-                    direct=scope.get(DIRECT),
                 )
             except asyncio.CancelledError:
                 if task not in self._cut:
