@@ -5,6 +5,7 @@ Pure. Names are lower-case bytes, as ASGI has them.
 
 import functools
 import re
+from collections.abc import Callable
 
 from mamba_edge.request_body import RawHeaders
 from mamba_edge.sending import USAGE_HEADER
@@ -51,15 +52,18 @@ def to_engine(
     `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
     `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
-    passed = [
-        pair
-        for pair in _end_to_end(headers, _OWN_REQUEST)
-        if not is_credential(pair[0]) and (traced or pair[0] != b"tracestate")
-    ]
+    passed = _end_to_end(headers, _stays_here)
+    if not traced:
+        passed = [pair for pair in passed if pair[0] != b"tracestate"]
     passed.append((b"x-request-id", request_id.encode()))
     if key is not None:
         passed.append((b"authorization", b"Bearer " + key))
     return passed
+
+
+@functools.lru_cache(1024)
+def _stays_here(name: bytes) -> bool:
+    return name in _OWN_REQUEST or is_credential(name)
 
 
 @functools.lru_cache(1024)
@@ -79,7 +83,7 @@ def bearer(key: bytes) -> str:
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Response headers for the client: the end-to-end ones; the request middleware adds the id."""
-    return _end_to_end(headers, _OWN_RESPONSE)
+    return _end_to_end(headers, _OWN_RESPONSE.__contains__)
 
 
 def is_event_stream(headers: RawHeaders) -> bool:
@@ -93,10 +97,13 @@ def is_event_stream(headers: RawHeaders) -> bool:
     return not encoded and media.partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
-def _end_to_end(headers: RawHeaders, own: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    lowered = [(key.lower(), value) for key, value in headers]
-    dropped = own
-    for key, value in lowered:
-        if key == b"connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
-    return [pair for pair in lowered if pair[0] not in dropped]
+def _end_to_end(headers: RawHeaders, own: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
+    kept: list[tuple[bytes, bytes]] = []
+    named: set[bytes] | None = None
+    for key, value in headers:
+        name = key.lower()
+        if not own(name):
+            kept.append((name, value))
+        elif name == b"connection":
+            named = (named or set()) | {token.strip().lower() for token in value.split(b",")}
+    return kept if named is None else [pair for pair in kept if pair[0] not in named]

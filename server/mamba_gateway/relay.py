@@ -5,6 +5,7 @@ Called by the proxy endpoint under a permit; cancelling it closes the connection
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +111,11 @@ class Relay:
         deadline = self._loop.time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
-                record = await self._decision(request, died, deadline)
+                found = self._decide(request, died)
+                record = self._hold.at_once(found)
+                if record is None:
+                    decide = functools.partial(self._decide, request, died)
+                    record = await self._hold.later(found, decide, request.model, deadline)
                 if request.trace.recording:
                     record.describe(routing)
             last = number == self._max_attempts or not self._budget.left
@@ -180,16 +185,11 @@ class Relay:
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
 
-    async def _decision(
-        self, request: UpstreamRequest, died: tuple[str, ...], deadline: float
-    ) -> DecisionRecord:
-        def decide() -> DecisionRecord | NoCandidate:
-            return self._router.decide(
-                request.model, request.prompt,
-                body_bytes=len(request.body), tried=died, request_id=request.request_id,
-            )  # fmt: skip
-
-        return await self._hold.until_decided(decide, request.model, deadline)
+    def _decide(self, request: UpstreamRequest, died: tuple[str, ...]) -> DecisionRecord | NoCandidate:
+        return self._router.decide(
+            request.model, request.prompt,
+            body_bytes=len(request.body), tried=died, request_id=request.request_id,
+        )  # fmt: skip
 
     async def _forward(
         self,

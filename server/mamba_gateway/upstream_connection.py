@@ -175,11 +175,12 @@ class UpstreamConnection(asyncio.Protocol):
         if self._parsed_bytes > HEAD_BYTES:
             raise _TooLarge
         self._in_head, response.status = False, status
-        framed = any(
-            name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))
-            for name, value in response.headers
-        )
-        self._until_close = not framed and status not in _BODILESS
+        self._until_close = status not in _BODILESS
+        for name, value in response.headers:
+            if name == b"content-length" or (
+                name == b"transfer-encoding" and value.lower().endswith(b"chunked")
+            ):
+                self._until_close = False
 
     def on_body(self, body: bytes) -> None:
         """Bytes of the body."""

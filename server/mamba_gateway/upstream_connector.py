@@ -37,6 +37,18 @@ class Origin:
     credentials: bytes | None
     """Value of the Authorization header for the name and password in its URL, if it has them."""
     idle: deque[tuple[float, UpstreamConnection]] = field(default_factory=deque)
+    _starts: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def start(self, start: str) -> bytes:
+        """Request line and Host header for a method and target, without the last line end."""
+        made = self._starts.get(start)
+        if made is None:
+            method, _, target = start.partition(" ")
+            line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
+            made = b"%b\r\nhost: %b" % (line, self.authority)
+            if "?" not in start:  # paths are few, and queries are made up by clients
+                self._starts[start] = made
+        return made
 
     @classmethod
     def of(cls, base: str) -> "Origin":
@@ -191,18 +203,14 @@ async def upstream_connector(connect_timeout: float, idle_timeout: float) -> Asy
 
 
 def _head(origin: Origin, start: str, headers: Iterable[Pair], body_bytes: int) -> bytes:
-    method, _, target = start.partition(" ")
-    lines = [
-        b"%b %b%b HTTP/1.1" % (method.encode(), origin.path.encode(), target.encode("latin-1")),
-        b"host: " + origin.authority,
-        *(b"%b: %b" % pair for pair in headers),
-    ]
+    lines = [origin.start(start), *[b"%b: %b" % pair for pair in headers]]
     if origin.credentials is not None and not any(name == b"authorization" for name, _ in headers):
         lines.append(b"authorization: " + origin.credentials)
-    if method != "GET":
+    if not start.startswith("GET "):
         lines.append(b"content-length: %d" % body_bytes)
     head = b"\r\n".join(lines) + b"\r\n\r\n"
-    if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1:
+    ends = len(lines) + 2  # the first has two
+    if head.count(b"\n") != ends or head.count(b"\r") != ends:
         raise ValueError("a header holds a line end")
     return head
 
