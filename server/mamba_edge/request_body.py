@@ -27,9 +27,8 @@ class ClientGone(Exception):
 
 def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
     """The first value of a header, or None; `name` in lower case."""
-    size = len(name)
     for key, value in headers:
-        if len(key) == size and key.lower() == name:
+        if key.lower() == name:
             return value
     return None
 
