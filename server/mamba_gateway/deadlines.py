@@ -47,12 +47,18 @@ class Deadlines:
         self._timer = self.loop.call_later(seconds, self._on_time, context=contextvars.Context())
 
     def _on_time(self) -> None:
-        self._timer = None
-        while self._began:
-            one, began = next(iter(self._began.items()))
-            left = began + self.seconds - self.loop.time()
-            if left > 0:
-                self._wind(left)
-                return
-            del self._began[one]
-            one.fall_due()
+        # The timer counts as wound until all are told: who begins meanwhile winds none of its own.
+        left = 0.0
+        try:
+            while self._began:
+                one, began = next(iter(self._began.items()))
+                left = began + self.seconds - self.loop.time()
+                if left > 0:
+                    break
+                del self._began[one]
+                one.fall_due()
+        finally:
+            # One that fails is no reason to forget the others.
+            self._timer = None
+            if self._began:
+                self._wind(max(0.0, left))

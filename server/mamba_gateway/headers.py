@@ -39,6 +39,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
 )
 # Set by the server that answers.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
+KEPT_NAME = 64
+"""Longest name of which is kept what was found: those that clients make up must not fill the memory."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
 """A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
 not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""
@@ -61,12 +63,15 @@ def to_engine(
     return passed
 
 
-@functools.lru_cache(1024)
 def _stays_here(name: bytes) -> bool:
+    return _known_to_stay(name) if len(name) <= KEPT_NAME else is_credential(name)
+
+
+@functools.lru_cache(1024)
+def _known_to_stay(name: bytes) -> bool:
     return name in _OWN_REQUEST or is_credential(name)
 
 
-@functools.lru_cache(1024)
 def is_credential(name: bytes) -> bool:
     """Whether a header of this name, in lower case, carries what somebody is known by."""
     return _CREDENTIAL.search(name) is not None

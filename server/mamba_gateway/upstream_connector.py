@@ -19,6 +19,8 @@ from mamba_gateway.upstream_response import Pair, UpstreamResponse
 KEPT_SECONDS = 4.0
 """How long an idle connection is kept. Below the five seconds after which the servers in use close theirs: no
 race for one."""
+MOST_STARTS = 16
+"""Beginnings of requests that are kept for each engine."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -46,7 +48,8 @@ class Origin:
             method, _, target = start.partition(" ")
             line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
             made = b"%b\r\nhost: %b" % (line, self.authority)
-            if "?" not in start:  # paths are few, and queries are made up by clients
+            # Paths are few; queries, and whatever else a client could make up, are not kept.
+            if "?" not in start and len(self._starts) < MOST_STARTS:
                 self._starts[start] = made
         return made
 

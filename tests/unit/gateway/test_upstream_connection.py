@@ -22,7 +22,12 @@ from mamba_gateway.upstream_connection import (
     Unreachable,
     UpstreamConnection,
 )
-from mamba_gateway.upstream_connector import KEPT_SECONDS, upstream_connector
+from mamba_gateway.upstream_connector import (
+    KEPT_SECONDS,
+    MOST_STARTS,
+    Origin,
+    upstream_connector,
+)
 from mamba_gateway.upstream_response import BUFFERED_BYTES, ConnectionLost, IdleTimeout
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
@@ -333,3 +338,15 @@ async def test_an_engine_over_tls_is_asked_if_its_certificate_is_trusted(
         response, first = await connector.send(url, "POST /x", (), b"{}")
         assert (response.status, first) == (200, b"{}")
     server.close()
+
+
+async def test_what_is_kept_for_an_engine_is_bounded_whatever_is_asked() -> None:
+    origin = Origin.of("http://engine:8000/base")
+    for number in range(1000):
+        asked = origin.start(f"POST /v1/{number}")
+        assert asked == f"POST /base/v1/{number} HTTP/1.1\r\nhost: engine:8000".encode()
+        assert origin.start(f"POST /v1/chat?n={number}").startswith(
+            f"POST /base/v1/chat?n={number} ".encode()
+        )
+    kept = [name for name in gc.get_referents(origin) if isinstance(name, dict)]
+    assert 0 < max(map(len, kept)) <= MOST_STARTS
