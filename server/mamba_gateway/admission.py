@@ -72,24 +72,36 @@ class Permit:
         """Seconds until its turn came."""
         self._sent = False
 
-    async def __aenter__(self) -> Self:
-        admission = self._admission
-        came = self._begin = admission.now()
-        if not admission.take_free(self._claim):
-            await admission.take(self._claim)
-            self._begin = admission.now()
-            self.waited = self._begin - came
-        return self
+    def take_free(self) -> bool:
+        """Take it if it is free and nobody waits; `give_back` follows. False: `take` waits for it."""
+        self._begin = self._admission.now()
+        return self._admission.take_free(self._claim)
 
-    async def __aexit__(self, *_: object) -> None:
-        self.sent()
-        self._admission.give_back(self._begin)
+    async def take(self) -> None:
+        """Wait for it, behind `take_free`; `give_back` follows, unless this raises."""
+        came = self._begin
+        await self._admission.take(self._claim)
+        self._begin = self._admission.now()
+        self.waited = self._begin - came
 
     def sent(self) -> None:
         """The request is at an engine: from now on it is counted there."""
         if not self._sent:
             self._sent = True
             self._admission.unsent -= 1
+
+    def give_back(self) -> None:
+        """The request is over."""
+        self.sent()
+        self._admission.give_back(self._begin)
+
+    async def __aenter__(self) -> Self:
+        if not self.take_free():
+            await self.take()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
 
     def used(self, tokens: float) -> None:
         """What the request really took; its key pays the difference."""

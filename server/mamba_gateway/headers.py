@@ -3,7 +3,6 @@
 Pure. Names are lower-case bytes, as ASGI has them.
 """
 
-import functools
 import re
 from collections.abc import Callable
 
@@ -39,8 +38,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
 )
 # Set by the server that answers.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
-KEPT_NAME = 64
-"""Longest name of which is kept what was found: those that clients make up must not fill the memory."""
+KEPT_NAME, KEPT_NAMES = 64, 1024
+"""Longest name of which is kept what was found, and most of them: clients make up others."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
 """A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
 not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""
@@ -63,13 +62,17 @@ def to_engine(
     return passed
 
 
-def _stays_here(name: bytes) -> bool:
-    return _known_to_stay(name) if len(name) <= KEPT_NAME else is_credential(name)
+class _Verdicts(dict[bytes, bool]):
+    """By name of a request's header: whether it stays here. Kept for the names that come again and again."""
+
+    def __missing__(self, name: bytes) -> bool:
+        found = name in _OWN_REQUEST or is_credential(name)
+        if len(name) <= KEPT_NAME and len(self) < KEPT_NAMES:
+            self[name] = found
+        return found
 
 
-@functools.lru_cache(1024)
-def _known_to_stay(name: bytes) -> bool:
-    return name in _OWN_REQUEST or is_credential(name)
+_stays_here = _Verdicts().__getitem__
 
 
 def is_credential(name: bytes) -> bool:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.prefix_metrics import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_telemetry.gathering_counter import GatheringCounter
 from mamba_telemetry.gathering_histogram import GatheringHistogram
 from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
@@ -78,7 +79,7 @@ class GatewayMetrics:
         registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
         TraceMetrics(registry, tracing)
         prefix = "mambaserve_gateway"
-        self.requests = Counter(
+        self.requests = GatheringCounter(
             f"{prefix}_requests",
             "Requests answered, by status.",
             ["route", "model", "code"],
@@ -98,7 +99,7 @@ class GatewayMetrics:
             "Answers that an engine broke off after the first byte.",
             registry=registry,
         )
-        self.decisions = Counter(
+        self.decisions = GatheringCounter(
             f"{prefix}_decisions", "Engines chosen, by reason.", ["reason"], registry=registry
         )
         self.decision_seconds = GatheringHistogram(

@@ -107,6 +107,7 @@ class Relay:
         self, request: UpstreamRequest, send: Send, lifetime: Interrupt, task: asyncio.Task[Any]
     ) -> None:
         died: tuple[str, ...] = ()
+        recording = request.trace.recording
         self._budget.came()
         deadline = self._loop.time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
@@ -116,7 +117,7 @@ class Relay:
                 if record is None:
                     decide = functools.partial(self._decide, request, died)
                     record = await self._hold.later(found, decide, request.model, deadline)
-                if request.trace.recording:
+                if recording:
                     record.describe(routing)
             last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
@@ -126,8 +127,9 @@ class Relay:
             begun = False
             reason: RetryReason
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
-            span.set(names.ENDPOINT, endpoint.name)
-            span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
+            if recording:
+                span.set(names.ENDPOINT, endpoint.name)
+                span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
             watch = SilenceWatch(self._life_signs, endpoint.url, task)
             try:
                 with watch:

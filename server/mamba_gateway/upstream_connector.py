@@ -100,17 +100,20 @@ class UpstreamConnector:
         """
         origin = self.origin(base)
         head = _head(origin, start, headers, len(body))
-        connection = await self._connection(origin)
+        connection = self._kept(origin) or await self._made(origin)
         sending = connection.send(head, body)
         del body  # or this frame would hold it until the answer begins to come
         return await sending
 
-    async def _connection(self, origin: Origin) -> UpstreamConnection:
+    def _kept(self, origin: Origin) -> UpstreamConnection | None:
         while origin.idle:
             kept_since, connection = origin.idle.pop()
             if connection.usable and self.loop.time() - kept_since < KEPT_SECONDS:
                 return connection
             connection.abort()
+        return None
+
+    async def _made(self, origin: Origin) -> UpstreamConnection:
         where = f"{origin.host}:{origin.port}"
         try:
             async with asyncio.timeout(self._connect_timeout):

@@ -82,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "a permit is lost when a relay fails", GATEWAY + "admission.py",
-        "        self.sent()\n        self._admission.give_back",
-        "        if not _[0]:\n            self._admission.give_back",
+        "        self.give_back()\n\n    def used",
+        "        if not _[0]:\n            self.give_back()\n\n    def used",
         (UNIT + "test_admission.py",),
     ),
     Mutant(
