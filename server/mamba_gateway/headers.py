@@ -67,7 +67,9 @@ class _Verdicts(dict[bytes, bool]):
 
     def __missing__(self, name: bytes) -> bool:
         found = name in _OWN_REQUEST or is_credential(name)
-        if len(name) <= KEPT_NAME and len(self) < KEPT_NAMES:
+        if len(name) <= KEPT_NAME:
+            if len(self) >= KEPT_NAMES:
+                self.clear()  # names that come again are soon back
             self[name] = found
         return found
 

@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from mamba_gateway.headers import to_client, to_engine
+from mamba_gateway.headers import KEPT_NAMES, to_client, to_engine
 
 
 def test_to_the_engine_go_end_to_end_headers_and_the_identifiers() -> None:
@@ -54,3 +54,9 @@ def test_long_names_that_clients_make_up_are_judged_and_not_kept() -> None:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 1_000_000
+
+
+def test_more_names_than_are_kept_are_judged_alike() -> None:
+    for number in range(2 * KEPT_NAMES):
+        pairs = [(b"x-%d" % number, b"1"), (b"x-%d-token" % number, b"2"), (b"te", b"3"), (b"accept", b"4")]
+        assert to_engine(pairs, "i") == [pairs[0], pairs[3], (b"x-request-id", b"i")]
