@@ -26,9 +26,9 @@ class ClientGone(Exception):
 
 
 def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
-    """The first value of a header, or None; all names in lower case, as ASGI has them."""
+    """The first value of a header, or None; `name` in lower case."""
     for key, value in headers:
-        if key == name:
+        if key.lower() == name:
             return value
     return None
 

@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client's credentials go to the engine", GATEWAY + "headers.py",
-        "return name in _OWN_REQUEST or is_credential(name)", "return name in _OWN_REQUEST",
+        "found = name in _OWN_REQUEST or is_credential(name)", "found = name in _OWN_REQUEST",
         PROXY,
     ),
     Mutant(
