@@ -4,6 +4,8 @@ The request middleware gives each request a share of the budget and takes it bac
 whoever reads a body takes from the share as the bytes come. What is announced and never sent takes nothing.
 """
 
+import math
+
 from mamba_edge.errors import TooManyBodies
 
 
@@ -20,6 +22,11 @@ class BodyBudget:
         """At most `limit` bytes, but in any case one body of the `largest` size that is taken."""
         return cls(max(limit, largest))
 
+    @property
+    def room(self) -> float:
+        """Bytes that are left."""
+        return math.inf if self._limit is None else self._limit - self.held
+
     def check(self, size: int) -> None:
         """Whether so many more bytes would fit. Raises TooManyBodies."""
         if self._limit is not None and self.held + size > self._limit:
@@ -32,9 +39,16 @@ class BodyBudget:
 class BodyShare:
     """What one request holds of a budget."""
 
+    __slots__ = ("_budget", "_size")
+
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._size = 0
+
+    @property
+    def room(self) -> float:
+        """Bytes that it may take now."""
+        return self._budget.room
 
     def check(self, size: int) -> None:
         """Whether a body of so many bytes would fit now. Raises TooManyBodies."""

@@ -36,7 +36,7 @@ class DirectExchange:
         self.through_send = False
         """Somebody in between adds headers to what is sent: only `send` can begin an answer."""
 
-    def body(self, most: int) -> bytes | None:
+    def body(self, most: float) -> bytes | None:
         """The whole body, if all of it has come and is at most so many bytes."""
         cycle = self._cycle
         if cycle.more_body or len(cycle.body) > most or cycle.waiting_for_100_continue:
@@ -58,11 +58,13 @@ class DirectExchange:
             return False
         length: int | None = None
         pairs = (*cycle.default_headers, *headers)
+        lines = [STATUS_LINE[status]]
         for name, value in pairs:
             if name == b"content-length":
                 length = int(value) if value.isdigit() else -1
             elif name in _FRAMING:
                 return False
+            lines += (name, b": ", value, b"\r\n")
         if length is None:
             if status in _BODILESS or cycle.scope["http_version"] == "1.0":
                 return False
@@ -70,7 +72,6 @@ class DirectExchange:
             return False
         if cycle.scope["method"] == "HEAD" or not _well_formed(pairs):
             return False
-        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % pair for pair in pairs)]
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
         if length is None:

@@ -33,6 +33,15 @@ def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
     return None
 
 
+def whole_body(headers: RawHeaders, limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:
+    """The body, where all of it has come and may be taken; else None, and it is for `read_body`."""
+    most = min(limit, share.room)
+    if _announced(headers) > most or (whole := direct.body(most)) is None:
+        return None
+    share.take(len(whole))
+    return whole
+
+
 async def read_body(
     headers: RawHeaders,
     receive: Receive,
@@ -53,8 +62,9 @@ async def read_body(
     Raises BodyTooLarge, TooManyBodies, RequestTimeout, ClientGone.
     """
     share = share or BodyShare(BodyBudget())
-    declared = find_header(headers, b"content-length")
-    announced = int(declared[:18]) if declared is not None and declared.isdigit() else 0
+    if direct is not None and (whole := whole_body(headers, limit, share, direct)) is not None:
+        return whole
+    announced = _announced(headers)
     try:
         if announced > limit:
             raise BodyTooLarge(f"the body has {announced} bytes; at most {limit} are accepted")
@@ -64,13 +74,6 @@ async def read_body(
         if discard and find_header(headers, b"expect") is None:
             await _drop(receive, discard)
         raise
-    if direct is not None and (whole := direct.body(limit)) is not None:
-        try:
-            share.take(len(whole))
-        except TooManyBodies as refusal:
-            refusal.close = discard > 0
-            raise
-        return whole
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -96,6 +99,11 @@ async def read_body(
                     return bytes(body)
     except TimeoutError as error:
         raise RequestTimeout(f"the body did not arrive within {seconds:g} s") from error
+
+
+def _announced(headers: RawHeaders) -> int:
+    declared = find_header(headers, b"content-length")
+    return int(declared[:18]) if declared is not None and declared.isdigit() else 0
 
 
 async def _drop(receive: Receive, at_most: int) -> None:

@@ -37,7 +37,7 @@ _QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/status"})
 
 def request_id_of(given: str | None) -> str:
     """The caller's id without anything that could break a log line or a header; a new one if none is left."""
-    return _FOREIGN.sub("", given or "")[:128] or os.urandom(16).hex()
+    return (given and _FOREIGN.sub("", given)[:128]) or os.urandom(16).hex()
 
 
 class RequestMiddleware:

@@ -72,22 +72,36 @@ class Permit:
         """Seconds until its turn came."""
         self._sent = False
 
-    async def __aenter__(self) -> Self:
-        came = self._admission.now()
+    def take_free(self) -> bool:
+        """Take it if it is free and nobody waits; `give_back` follows. False: `take` waits for it."""
+        self._begin = self._admission.now()
+        return self._admission.take_free(self._claim)
+
+    async def take(self) -> None:
+        """Wait for it, behind `take_free`; `give_back` follows, unless this raises."""
+        came = self._begin
         await self._admission.take(self._claim)
         self._begin = self._admission.now()
         self.waited = self._begin - came
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.sent()
-        self._admission.give_back(self._begin)
 
     def sent(self) -> None:
         """The request is at an engine: from now on it is counted there."""
         if not self._sent:
             self._sent = True
             self._admission.unsent -= 1
+
+    def give_back(self) -> None:
+        """The request is over."""
+        self.sent()
+        self._admission.give_back(self._begin)
+
+    async def __aenter__(self) -> Self:
+        if not self.take_free():
+            await self.take()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
 
     def used(self, tokens: float) -> None:
         """What the request really took; its key pays the difference."""
@@ -162,20 +176,24 @@ class Admission:
         """Monotonic seconds."""
         return self._clock()
 
+    def take_free(self, claim: Claim) -> bool:
+        """Take a permit if one is free and nobody waits; `give_back` follows. False: `take` waits for one."""
+        if self._queue or self.in_flight >= self.max_in_flight or not self._may_go(claim.model):
+            return False
+        self._queue.serve(claim.key, claim.cost)
+        self.in_flight += 1
+        self.unsent += 1
+        return True
+
     async def take(self, claim: Claim) -> None:
         """Wait for a permit; `give_back` follows."""
-        if not self._queue and self.in_flight < self.max_in_flight and self._may_go(claim.model):
-            self._queue.serve(claim.key, claim.cost)
-            self.in_flight += 1
-            self.unsent += 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            entry = Waiting(claim.key, claim.priority, claim.cost, claim.model, turn)
-            self._queue.add(entry)
-            self.dispatch()
-            if len(self._queue) > self.max_queue:
-                self._make_room()
-            await self._turn_of(entry)
+        turn = asyncio.get_running_loop().create_future()
+        entry = Waiting(claim.key, claim.priority, claim.cost, claim.model, turn)
+        self._queue.add(entry)
+        self.dispatch()
+        if len(self._queue) > self.max_queue:
+            self._make_room()
+        await self._turn_of(entry)
 
     def give_back(self, begin: float) -> None:
         """A permit is free that was taken at a time."""
@@ -234,7 +252,8 @@ class Admission:
 
     def _release(self) -> None:
         self.in_flight -= 1
-        self.dispatch()
+        if self._queue:
+            self.dispatch()
 
     def _full(self) -> TooManyRequests:
         return TooManyRequests(

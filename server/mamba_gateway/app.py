@@ -94,9 +94,9 @@ def make_app(
         bodies={COMPLETIONS: CompletionRequest, CHAT_COMPLETIONS: ChatCompletionRequest},
     )
 
-    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+    def dispatch(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
-        await (proxy if relayed else app)(scope, receive, send)
+        return (proxy if relayed else app)(scope, receive, send)
 
     return RequestMiddleware(
         dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies,

@@ -48,14 +48,15 @@ class ClientResponse:
         """Comments have sent status and headers."""
         self._refusal: bytearray | None = None
         """An answer that does not fit into the stream that comments have opened."""
-        self._one_sender = asyncio.Lock()
+        self._one_sender: asyncio.Lock | None = None
+        """None = nobody has needed it."""
 
     async def __call__(self, message: Message) -> None:
         """Send one ASGI message of the answer."""
         if message["type"] == "http.response.start":
             self.answering = True
             self.status = message["status"]
-            async with self._one_sender:  # a comment may be on its way
+            async with self._turn():  # a comment may be on its way
                 if not self._opened:
                     await self._send(message)
                 elif not _is_plain_stream(message):
@@ -74,7 +75,7 @@ class ClientResponse:
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
         """Send the beginning of the answer, or all of it, without a wait; False, with nothing sent, where
         only messages can."""
-        if self._begin_now is None or self._opened or self._one_sender.locked():
+        if self._begin_now is None or self._opened or (self._one_sender and self._one_sender.locked()):
             return False
         if not self._begin_now(status, headers, part, more):
             return False
@@ -121,13 +122,13 @@ class ClientResponse:
         self.status = error.status
         with contextlib.suppress(TimeoutError):
             # A client that has stopped reading does not get to keep the request.
-            async with asyncio.timeout(ERROR_EVENT_SECONDS), self._one_sender:
+            async with asyncio.timeout(ERROR_EVENT_SECONDS), self._turn():
                 await self._end(error.event())
         return True
 
     async def _comment(self, every: float) -> None:
         while True:
-            async with self._one_sender:
+            async with self._turn():
                 if self.answering:
                     return
                 if not self._opened:
@@ -136,6 +137,11 @@ class ClientResponse:
                     self._opened = True
                 await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
             await asyncio.sleep(every)
+
+    def _turn(self) -> asyncio.Lock:
+        if self._one_sender is None:
+            self._one_sender = asyncio.Lock()
+        return self._one_sender
 
     async def _end(self, event: bytes) -> None:
         await self._send({"type": "http.response.body", "body": event + DONE, "more_body": False})

@@ -95,6 +95,9 @@ class Pool:
         """Called after each change of targets or reports."""
         self._clock = clock
         self._tickets = itertools.count(1)
+        self._doubts = False
+        """Some engine was left out and has not answered since."""
+        self._names: frozenset[str] | None = None
 
     def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
         """Make these the known targets. Returns the URLs added and those removed."""
@@ -108,8 +111,9 @@ class Pool:
                 self._touch(self._records[url])
             else:
                 self._records[url] = _Record(target)
-        self._snapshot = None
+        self._snapshot = self._names = None
         self._targets_known = True
+        self._count_doubts()
         self._notify()
         return set(added), set(removed)
 
@@ -120,6 +124,7 @@ class Pool:
         if report.models is None:  # what it serves does not change while it is busy or restarting
             report = replace(report, models=record.report.models)
         record.report, record.suspect, record.names = report, "", _names(report)
+        self._names = None
         # Its numbers are of some moment since the last report. What ended since then would else pass for the
         # requests of others, and where many end together, for a full engine.
         record.in_flight_at_report, record.peak = record.peak, record.in_flight
@@ -140,6 +145,7 @@ class Pool:
             doubted = sum(one.standing.doubted for one in self._records.values() if one is not record)
             may = doubted + 1 <= len(self._records) // 2
             record.standing.fail(reason, self._clock(), may_eject=may)
+            self._count_doubts()
             self._touch(record)
 
     def begin(self, url: str, tokens: float = 0.0) -> int:
@@ -160,8 +166,9 @@ class Pool:
         """The first byte of its answer is here: its prompt is computed. `well`: the answer is no failure."""
         if record := self._records.get(url):
             record.queue.answer(ticket)
-            if well:
+            if well and (record.standing.failures or record.standing.doubted):
                 record.standing.answer()
+                self._count_doubts()
             self._touch(record)
 
     def end(self, url: str, ticket: int) -> None:
@@ -181,7 +188,7 @@ class Pool:
             return self._snapshot
         now = self._clock()
         found = tuple([one.frozen or _freeze(one, now) for one in self._records.values()])
-        if not any(one.standing.doubted for one in self._records.values()):
+        if not self._doubts:
             self._snapshot = found
             return found
         if any(one.ejected for one in found) and not any(one.ready and not one.draining for one in found):
@@ -193,6 +200,13 @@ class Pool:
     def has_choice(self) -> bool:
         """There is more than one endpoint, and what a prompt is decides between them."""
         return len(self._records) > 1
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all models that some endpoint says it serves."""
+        if self._names is None:
+            self._names = frozenset().union(*(one.names or () for one in self._records.values()))
+        return self._names
 
     def reasons(self) -> dict[str, str]:
         """Why each endpoint that is not ready is not: by name."""
@@ -210,6 +224,9 @@ class Pool:
     async def changed(self) -> None:
         """Return after the next change of targets or reports."""
         await self._changed.wait()
+
+    def _count_doubts(self) -> None:
+        self._doubts = any(one.standing.doubted for one in self._records.values())
 
     def _touch(self, record: _Record) -> None:
         record.frozen = self._snapshot = None

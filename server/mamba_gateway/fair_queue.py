@@ -80,13 +80,14 @@ class FairQueue:
         flow.waiting -= 1
         self._size -= 1
         flow.first()
-        self._forget(entry.flow)
+        self._forget(entry.flow, flow)
 
     def serve(self, name: str, cost: float) -> None:
         """A request that need not wait, since nobody does: its flow pays."""
         flow = self._flow(name)
-        self._now = flow.tag = max(flow.tag, self._now)
-        self.charge(name, cost)
+        self._now = max(flow.tag, self._now)
+        flow.tag = self._now + cost / self._weight(name)
+        self._forget(name, flow)
 
     def pop(self, may_go: Callable[[str | None], bool]) -> Waiting | None:
         """Whose turn it is among those whose model has an engine with a place; its flow pays."""
@@ -107,7 +108,7 @@ class FairQueue:
         """A flow took so many tokens more than it paid for; negative: fewer."""
         flow = self._flow(name)
         flow.tag += tokens / self._weight(name)
-        self._forget(name)
+        self._forget(name, flow)
 
     def last_of_the_longest(self) -> Waiting | None:
         """The request that would be served last of the flow with the most waiting: who makes room."""
@@ -139,8 +140,7 @@ class FairQueue:
             flow = self._flows[name] = _Flow(self._now)
         return flow
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, flow: _Flow) -> None:
         # What is behind the others anyway would be set to their tag when it comes back.
-        flow = self._flows[name]
         if not flow.waiting and flow.tag <= self._now:
             del self._flows[name]

@@ -3,8 +3,8 @@
 Pure. Names are lower-case bytes, as ASGI has them.
 """
 
-import functools
 import re
+from collections.abc import Callable
 
 from mamba_edge.request_body import RawHeaders
 from mamba_edge.sending import USAGE_HEADER
@@ -38,6 +38,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
 )
 # Set by the server that answers.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
+KEPT_NAME, KEPT_NAMES = 64, 1024
+"""Longest name of which is kept what was found, and most of them: clients make up others."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
 """A name with one of these in it carries what a client, or a proxy before us, is known by. By the words and
 not by a list of names: whatever a login proxy adds stays here, and an engine reads no such header."""
@@ -51,18 +53,30 @@ def to_engine(
     `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
     `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
-    passed = [
-        pair
-        for pair in _end_to_end(headers, _OWN_REQUEST)
-        if not is_credential(pair[0]) and (traced or pair[0] != b"tracestate")
-    ]
+    passed = _end_to_end(headers, _stays_here)
+    if not traced:
+        passed = [pair for pair in passed if pair[0] != b"tracestate"]
     passed.append((b"x-request-id", request_id.encode()))
     if key is not None:
         passed.append((b"authorization", b"Bearer " + key))
     return passed
 
 
-@functools.lru_cache(1024)
+class _Verdicts(dict[bytes, bool]):
+    """By name of a request's header: whether it stays here. Kept for the names that come again and again."""
+
+    def __missing__(self, name: bytes) -> bool:
+        found = name in _OWN_REQUEST or is_credential(name)
+        if len(name) <= KEPT_NAME:
+            if len(self) >= KEPT_NAMES:
+                self.clear()  # names that come again are soon back
+            self[name] = found
+        return found
+
+
+_stays_here = _Verdicts().__getitem__
+
+
 def is_credential(name: bytes) -> bool:
     """Whether a header of this name, in lower case, carries what somebody is known by."""
     return _CREDENTIAL.search(name) is not None
@@ -79,7 +93,7 @@ def bearer(key: bytes) -> str:
 
 def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Response headers for the client: the end-to-end ones; the request middleware adds the id."""
-    return _end_to_end(headers, _OWN_RESPONSE)
+    return _end_to_end(headers, _OWN_RESPONSE.__contains__)
 
 
 def is_event_stream(headers: RawHeaders) -> bool:
@@ -93,10 +107,13 @@ def is_event_stream(headers: RawHeaders) -> bool:
     return not encoded and media.partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
-def _end_to_end(headers: RawHeaders, own: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    lowered = [(key.lower(), value) for key, value in headers]
-    dropped = own
-    for key, value in lowered:
-        if key == b"connection":
-            dropped = dropped | {token.strip().lower() for token in value.split(b",")}
-    return [pair for pair in lowered if pair[0] not in dropped]
+def _end_to_end(headers: RawHeaders, own: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
+    kept: list[tuple[bytes, bytes]] = []
+    named: set[bytes] | None = None
+    for key, value in headers:
+        name = key.lower()
+        if not own(name):
+            kept.append((name, value))
+        elif name == b"connection":
+            named = (named or set()) | {token.strip().lower() for token in value.split(b",")}
+    return kept if named is None else [pair for pair in kept if pair[0] not in named]

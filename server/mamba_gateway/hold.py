@@ -28,10 +28,20 @@ class Hold:
         Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint.
         """
         found = decide()
-        if isinstance(found, DecisionRecord):
-            if found.decision.endpoint.draining:
-                self._wake()  # nothing else is left, and nobody else may ask for more
-            return found
+        return self.at_once(found) or await self.later(found, decide, model, deadline)
+
+    def at_once(self, found: DecisionRecord | NoCandidate) -> DecisionRecord | None:
+        """What was decided, if that was an engine; else somebody has to wait."""
+        if not isinstance(found, DecisionRecord):
+            return None
+        if found.decision.cost.endpoint.draining:
+            self._wake()  # nothing else is left, and nobody else may ask for more
+        return found
+
+    async def later(
+        self, found: DecisionRecord | NoCandidate, decide: Decide, model: str | None, deadline: float
+    ) -> DecisionRecord:
+        """What `until_decided` gives, where `found` was no engine."""
         with self._metrics.held.track_inprogress():
             while not isinstance(found, DecisionRecord):
                 self._wake()

@@ -5,28 +5,28 @@ Most requests end long before any of their limits: this costs them no timer and 
 
 import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class Interrupt:
-    """Raises TimeoutError where the block is, once `fire` was called in it."""
+    """Raises TimeoutError where the block is, once `fall_due` was called in it."""
 
-    __slots__ = ("_cancelling", "_loop", "_task", "fired")
+    __slots__ = ("_cancelling", "_of", "_task", "fired")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, of: asyncio.Task[Any]) -> None:
+        """`of`: the task that the block is in."""
+        self._of = of
         self.fired = False
-        self._task: asyncio.Task[object] | None = None
+        self._task: asyncio.Task[Any] | None = None
         """None outside of the block."""
         self._cancelling = 0
 
     def __enter__(self) -> Self:
-        self._task = task = asyncio.current_task(self._loop)
-        assert task is not None
-        self._cancelling = task.cancelling()
+        self._task = self._of
+        self._cancelling = self._of.cancelling()
         return self
 
-    def fire(self) -> None:
+    def fall_due(self) -> None:
         """End the block. Outside of it nothing happens."""
         if self._task is not None and not self.fired:
             self.fired = True

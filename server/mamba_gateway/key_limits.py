@@ -34,8 +34,11 @@ class KeyLimits:
     @property
     def limited(self) -> bool:
         """There is anything to count."""
-        counted = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
-        return any(limit is not None for limit in counted)
+        return not (
+            self.requests_per_minute is None
+            and self.tokens_per_minute is None
+            and self.concurrent_requests is None
+        )
 
 
 class KeyLimitTable:

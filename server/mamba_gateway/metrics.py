@@ -4,16 +4,18 @@ Labels are bounded: a model name counts only if an endpoint reports it, never a 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.prefix_metrics import PrefixIndexCollector
 from mamba_prefix.prefix_index import PrefixIndex
+from mamba_telemetry.gathering_counter import GatheringCounter
+from mamba_telemetry.gathering_histogram import GatheringHistogram
 from mamba_telemetry.trace_metrics import TraceMetrics
 from mamba_telemetry.tracing import OFF, Tracing
 
@@ -69,13 +71,15 @@ class GatewayMetrics:
         snapshot: Callable[[], tuple[Endpoint, ...]],
         index: PrefixIndex | None = None,
         tracing: Tracing = OFF,
+        names: Callable[[], Container[str]] | None = None,
     ) -> None:
+        """`names`: of the models that endpoints report; else they are those of the snapshot."""
         self.registry = registry = CollectorRegistry()
         registry.register(_EndpointCollector(snapshot))
         registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
         TraceMetrics(registry, tracing)
         prefix = "mambaserve_gateway"
-        self.requests = Counter(
+        self.requests = GatheringCounter(
             f"{prefix}_requests",
             "Requests answered, by status.",
             ["route", "model", "code"],
@@ -95,10 +99,10 @@ class GatewayMetrics:
             "Answers that an engine broke off after the first byte.",
             registry=registry,
         )
-        self.decisions = Counter(
+        self.decisions = GatheringCounter(
             f"{prefix}_decisions", "Engines chosen, by reason.", ["reason"], registry=registry
         )
-        self.decision_seconds = Histogram(
+        self.decision_seconds = GatheringHistogram(
             f"{prefix}_decision_seconds",
             "Time to choose an engine.",
             buckets=_DECISION_SECONDS,
@@ -128,7 +132,7 @@ class GatewayMetrics:
             f"{prefix}_waiting", "Requests waiting for their turn, by name of their key.", ["key"],
             registry=registry,
         )  # fmt: skip
-        self.queue_wait = Histogram(
+        self.queue_wait = GatheringHistogram(
             f"{prefix}_queue_wait_seconds",
             "From a request's last byte to its turn.",
             buckets=_SECONDS,
@@ -142,21 +146,21 @@ class GatewayMetrics:
             "Bytes of request bodies held until an engine begins to answer.",
             registry=registry,
         )
-        self.first_byte = Histogram(
+        self.first_byte = GatheringHistogram(
             f"{prefix}_time_to_first_byte_seconds",
             "From the request's arrival to the first byte of its answer.",
             ["model"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self.duration = Histogram(
+        self.duration = GatheringHistogram(
             f"{prefix}_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
             ["model"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self._snapshot = snapshot
+        self._names = names or (lambda: {one for each in snapshot() for one in each.models or ()})
         # Looking up the series of labels costs more than counting; the labels are bounded.
         self._decision = functools.cache(self.decisions.labels)
         self.request = functools.cache(self.requests.labels)
@@ -167,10 +171,7 @@ class GatewayMetrics:
 
     def model_label(self, model: str | None) -> str:
         """`model` if an endpoint reports it; clients cannot make label values."""
-        for endpoint in self._snapshot():
-            if endpoint.models is not None and model in endpoint.models:
-                return str(model)
-        return UNKNOWN_MODEL
+        return model if model is not None and model in self._names() else UNKNOWN_MODEL
 
     @property
     def waiting_for_engines(self) -> int:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
-from mamba_edge.request_body import ClientGone, find_header, read_body
+from mamba_edge.request_body import ClientGone, find_header, read_body, whole_body
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
 from mamba_gateway.admission import DRAINING, Admission, Claim
@@ -24,17 +24,17 @@ from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
 from mamba_gateway.explanation import REQUEST_HEADER
 from mamba_gateway.headers import to_engine
-from mamba_gateway.key_limits import ANYONE
+from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.metrics import UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompt_reader import PromptReader
-from mamba_gateway.rate_limiter import RateLimiter
+from mamba_gateway.rate_limiter import Entry, RateLimiter
 from mamba_gateway.relay import Relay, ResponseTruncated
 from mamba_gateway.routing_fields import RoutingFields, routing_fields
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_gateway.usage_meter import UsageMeter
 from mamba_telemetry import conventions as names
-from mamba_telemetry.request_trace import RequestTrace
+from mamba_telemetry.request_trace import RequestTrace, SpanNote
 
 DISCARDED_LIMITS = 4
 """How many times the limit of a body that is too large is read and dropped, at most."""
@@ -77,11 +77,12 @@ class ProxyEndpoint:
                 key = self._keys.check(find_header(scope["headers"], b"authorization"))
                 scope["log_fields"]["key"] = key
             with self._admission.admit(key):
-                request, fields = await self._request(scope, receive, key)
+                limits = self._limiter.of(key)
+                request, fields = await self._request(scope, receive, limits)
                 # What waits may be streamed to a client behind a balancer with little patience.
                 patient = bool(fields.stream) and self._comment_interval > 0
                 with response.kept_alive(self._comment_interval) if patient else nullcontext():
-                    work = self._work(request, fields, key, scope["answer_headers"], response)
+                    work = self._work(request, fields, key, limits, scope["answer_headers"], response)
                     await self._relayed(work, scope, receive, response)
         except ClientGone:
             self._metrics.cancelled.inc()
@@ -114,15 +115,20 @@ class ProxyEndpoint:
         return len(self._running)
 
     async def _request(
-        self, scope: Scope, receive: Receive, key: str
+        self, scope: Scope, receive: Receive, limits: KeyLimits
     ) -> tuple[UpstreamRequest, RoutingFields]:
-        body = await self._body(scope, receive)
+        direct: DirectExchange | None = scope.get(DIRECT)
+        body = None
+        if direct is not None:
+            body = whole_body(scope["headers"], self._max_body_bytes, scope["body_share"], direct)
+        if body is None:
+            body = await self._body(scope, receive)
         fields = routing_fields(body)
         shown = self._backend_keys.first if self._backend_keys else None
         headers = to_engine(
             scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
         )
-        if self._limiter.of(key).tokens_per_minute is not None:
+        if limits.tokens_per_minute is not None:
             headers.append((USAGE_HEADER, b"1"))
         request = UpstreamRequest(
             path=scope["path"],
@@ -149,7 +155,6 @@ class ProxyEndpoint:
                     self._body_timeout,
                     discard=DISCARDED_LIMITS * limit,
                     share=scope.get("body_share"),
-                    direct=scope.get(DIRECT),
                 )
             except asyncio.CancelledError:
                 if task not in self._cut:
@@ -192,33 +197,54 @@ class ProxyEndpoint:
         request: UpstreamRequest,
         fields: RoutingFields,
         key: str,
+        limits: KeyLimits,
         headers: list[tuple[bytes, bytes]],
         response: ClientResponse,
     ) -> None:
-        counted = self._limiter.of(key).tokens_per_minute is not None
+        counted = limits.tokens_per_minute is not None
         if self._prompts is not None and (counted or self._relay.has_choice):
             with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
                 request.prompt = await self._prompts.read(request)
                 reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
-        meter = request.meter or UsageMeter()
         tokens = tokens_of(request.prompt, len(request.body))
         claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
         waiting = request.trace.begin(names.GATEWAY_QUEUE)
         try:
-            async with (
-                self._limiter.entered(key, tokens, headers) as entry,
-                self._admission.permit(claim) as permit,
-            ):
-                request.trace.end(waiting)
-                self._metrics.queue_wait.observe(permit.waited)
-                request.permit = permit
-                try:
-                    await self._relay.run(request, response)
-                finally:
-                    entry.used = meter.used(tokens)
-                    permit.used(entry.used)
+            if limits.limited:
+                async with self._limiter.entered(key, tokens, headers) as entry:
+                    await self._permitted(request, claim, tokens, response, waiting, entry)
+            else:
+                await self._permitted(request, claim, tokens, response, waiting, None)
         finally:
             request.trace.end(waiting)
+
+    async def _permitted(
+        self,
+        request: UpstreamRequest,
+        claim: Claim,
+        tokens: float,
+        response: ClientResponse,
+        waiting: SpanNote,
+        entry: Entry | None,
+    ) -> None:
+        meter = request.meter or UsageMeter()
+        # What a block would do, without the coroutines of one.
+        permit = self._admission.permit(claim)
+        if not permit.take_free():
+            await permit.take()
+        try:
+            request.trace.end(waiting)
+            self._metrics.queue_wait.observe(permit.waited)
+            request.permit = permit
+            try:
+                await self._relay.run(request, response)
+            finally:
+                used = meter.used(tokens)
+                permit.used(used)
+                if entry is not None:
+                    entry.used = used
+        finally:
+            permit.give_back()
 
     def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
         begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics

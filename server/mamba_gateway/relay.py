@@ -5,8 +5,10 @@ Called by the proxy endpoint under a permit; cancelling it closes the connection
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 from opentelemetry.trace import SpanKind
@@ -14,6 +16,7 @@ from starlette.types import Send
 
 from mamba_edge.errors import ApiError
 from mamba_gateway.client_response import ERROR_EVENT_SECONDS
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.endpoints import Pool
 from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
@@ -70,9 +73,8 @@ class Relay:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
         self._loop = connector.loop
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._request_timeout = request_timeout
-        self._silence_timeout = silence_timeout
-        self._life_signs = LifeSigns(connector, probe_timeout)
+        self._lifetimes = Deadlines(self._loop, request_timeout)
+        self._life_signs = LifeSigns(connector, probe_timeout, silence_timeout)
         self._budget = RetryBudget(time.monotonic)
         self._hold = Hold(pool, metrics, wake)
         self.cancelling = False
@@ -89,24 +91,33 @@ class Relay:
         Raises an `ApiError` for the client (a stream that has begun carries it already),
         `ResponseTruncated` if a non-stream answer broke off.
         """
-        lifetime = Interrupt(self._loop)
-        timer = self._loop.call_later(self._request_timeout, lifetime.fire)
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        lifetime = Interrupt(task)
+        self._lifetimes.begin(lifetime)
         try:
             with lifetime:
-                await self._attempts(request, send, lifetime)
+                await self._attempts(request, send, lifetime, task)
         except TimeoutError:
             raise self._timed_out() from None
         finally:
-            timer.cancel()
+            self._lifetimes.end(lifetime)
 
-    async def _attempts(self, request: UpstreamRequest, send: Send, lifetime: Interrupt) -> None:
+    async def _attempts(
+        self, request: UpstreamRequest, send: Send, lifetime: Interrupt, task: asyncio.Task[Any]
+    ) -> None:
         died: tuple[str, ...] = ()
+        recording = request.trace.recording
         self._budget.came()
         deadline = self._loop.time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
-                record = await self._decision(request, died, deadline)
-                if request.trace.recording:
+                found = self._decide(request, died)
+                record = self._hold.at_once(found)
+                if record is None:
+                    decide = functools.partial(self._decide, request, died)
+                    record = await self._hold.later(found, decide, request.model, deadline)
+                if recording:
                     record.describe(routing)
             last = number == self._max_attempts or not self._budget.left
             endpoint = record.decision.endpoint
@@ -116,9 +127,10 @@ class Relay:
             begun = False
             reason: RetryReason
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
-            span.set(names.ENDPOINT, endpoint.name)
-            span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
-            watch = SilenceWatch(self._life_signs, endpoint.url, self._silence_timeout)
+            if recording:
+                span.set(names.ENDPOINT, endpoint.name)
+                span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
+            watch = SilenceWatch(self._life_signs, endpoint.url, task)
             try:
                 with watch:
                     response, first = await ask(self._connector, endpoint.url, request, span)
@@ -175,16 +187,11 @@ class Relay:
                 "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
             )
 
-    async def _decision(
-        self, request: UpstreamRequest, died: tuple[str, ...], deadline: float
-    ) -> DecisionRecord:
-        def decide() -> DecisionRecord | NoCandidate:
-            return self._router.decide(
-                request.model, request.prompt,
-                body_bytes=len(request.body), tried=died, request_id=request.request_id,
-            )  # fmt: skip
-
-        return await self._hold.until_decided(decide, request.model, deadline)
+    def _decide(self, request: UpstreamRequest, died: tuple[str, ...]) -> DecisionRecord | NoCandidate:
+        return self._router.decide(
+            request.model, request.prompt,
+            body_bytes=len(request.body), tried=died, request_id=request.request_id,
+        )  # fmt: skip
 
     async def _forward(
         self,
@@ -258,7 +265,7 @@ class Relay:
             await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     def _timed_out(self) -> RequestTimedOut:
-        return RequestTimedOut(f"the request took longer than {self._request_timeout:g} s")
+        return RequestTimedOut(f"the request took longer than {self._lifetimes.seconds:g} s")
 
 
 def _upstream_error(error: Exception) -> ApiError:

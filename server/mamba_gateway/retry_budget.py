@@ -25,8 +25,10 @@ class RetryBudget:
 
     def came(self) -> None:
         """A request."""
-        self._requests.append(self._clock())
-        self._forget()
+        now, times = self._clock(), self._requests
+        times.append(now)
+        while times[0] <= now - WINDOW:
+            times.popleft()
 
     def retried(self) -> None:
         """One was sent again."""
@@ -35,6 +37,8 @@ class RetryBudget:
     @property
     def left(self) -> bool:
         """One more may be."""
+        if len(self._retries) < ALWAYS:
+            return True
         self._forget()
         return len(self._retries) < ALWAYS + SHARE * len(self._requests)
 

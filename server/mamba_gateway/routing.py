@@ -86,8 +86,9 @@ def _host(address: str) -> str:
 
 def cheapest(totals: Sequence[float], rng: Random) -> int:
     """Picker: the place of any of those with the lowest total, evenly. Raises ValueError without any."""
-    best = min(totals)
-    return rng.choice([at for at, total in enumerate(totals) if total <= best + TIE])
+    least = min(totals) + TIE
+    best = [at for at, total in enumerate(totals) if total <= least]
+    return best[0] if len(best) == 1 else rng.choice(best)
 
 
 def choose(
@@ -112,7 +113,7 @@ def choose(
     if not candidates:
         return _why_none(known, request)
     comparison = Comparison.of(candidates, request, weights, rng)
-    chosen = comparison.cost(cheapest(comparison.totals(), rng))
+    chosen = comparison.cost(cheapest(comparison.totals(), rng) if len(candidates) > 1 else 0)
     return Decision(chosen, comparison, _reason(chosen, comparison))
 
 

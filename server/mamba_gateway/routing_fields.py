@@ -14,6 +14,7 @@ USUAL_ANSWER, MOST_ANSWER = 256, 100_000
 """Tokens of an answer that its key pays for at first: where the client sets no limit, and at most."""
 MOST_DIGITS = 20
 _WANTED = {"model": "must be a valid string", "stream": "must be a valid boolean"}
+_ABSENT = msgspec.Raw(b"")
 
 
 class RoutingFields(msgspec.Struct, frozen=True):
@@ -21,9 +22,9 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
     model: str | None = None
     stream: bool | None = None
-    priority: msgspec.Raw = msgspec.Raw(b"")
-    max_tokens: msgspec.Raw = msgspec.Raw(b"")
-    max_completion_tokens: msgspec.Raw = msgspec.Raw(b"")
+    priority: msgspec.Raw = _ABSENT
+    max_tokens: msgspec.Raw = _ABSENT
+    max_completion_tokens: msgspec.Raw = _ABSENT
 
     @property
     def rank(self) -> int:
@@ -38,6 +39,8 @@ class RoutingFields(msgspec.Struct, frozen=True):
 
 
 def _number(raw: msgspec.Raw) -> int | None:
+    if raw is _ABSENT:
+        return None
     written = bytes(raw)
     return int(written) if len(written) < MOST_DIGITS and written.lstrip(b"-").isdigit() else None
 

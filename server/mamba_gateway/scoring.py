@@ -87,6 +87,7 @@ class Cost(msgspec.Struct):
 
 EVEN = Weights()
 NOTHING_KNOWN = (0, 0)
+_EXACT = (1.0,)
 
 
 @dataclass(slots=True)
@@ -114,6 +115,10 @@ class Comparison:
         cls, endpoints: Sequence[Endpoint], request: RoutingRequest, weights: Weights, rng: Random
     ) -> "Comparison":
         """Of at least one endpoint."""
+        if len(endpoints) == 1:
+            # Compared with nothing: nobody else has what it lacks, and no load is to be told apart.
+            speed = endpoints[0].speed or NOMINAL
+            return cls(endpoints, request, weights, _EXACT, speed, _known(endpoints, request), 0, 1.0, "")
         draw, known = rng.random, _known(endpoints, request)
         jitters = [1 + JITTER * draw() for _ in endpoints]
         most, home = max([seen for _, seen in known.values()], default=0), ""

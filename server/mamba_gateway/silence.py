@@ -7,8 +7,9 @@ and what one attempt was told counts for all that go on at the engine.
 import asyncio
 import math
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.interrupt import Interrupt
 from mamba_gateway.upstream_connection import Unreachable
 from mamba_gateway.upstream_connector import UpstreamConnector
@@ -23,8 +24,10 @@ class LifeSigns:
     answer, awaited for `patience` seconds at most, is for all that want to know. Any answer below 500 is a
     sign of life: engines of other kinds have no such route."""
 
-    def __init__(self, connector: UpstreamConnector, patience: float) -> None:
+    def __init__(self, connector: UpstreamConnector, patience: float, seconds: float) -> None:
+        """`seconds`: how long an engine may be silent until it is asked."""
         self._connector, self._patience = connector, patience
+        self.silence = Deadlines(connector.loop, seconds)
         self.loop = connector.loop
         self._last: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[bool]] = {}
@@ -65,16 +68,19 @@ class LifeSigns:
 
 
 class SilenceWatch:
-    """Raises TimeoutError in its block, with `expired`, once the engine was silent for `seconds` and does not
-    say that it lives."""
+    """Raises TimeoutError in its block, which is in `task`, with `expired`, once the engine was silent for as
+    long as `signs` say and does not say that it lives."""
 
-    def __init__(self, signs: LifeSigns, base: str, seconds: float) -> None:
-        self._signs, self._base, self._seconds = signs, base, seconds
+    __slots__ = ("_base", "_heard", "_limit", "_look", "_loop", "_signs", "_timer")
+
+    def __init__(self, signs: LifeSigns, base: str, task: asyncio.Task[Any]) -> None:
+        self._signs, self._base = signs, base
         self._loop = signs.loop
-        self._limit = Interrupt(signs.loop)
+        self._limit = Interrupt(task)
         self._heard = self._loop.time()
         self._look: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        """For what is left behind the first time."""
 
     @property
     def expired(self) -> bool:
@@ -87,29 +93,33 @@ class SilenceWatch:
 
     def __enter__(self) -> Self:
         self._limit.__enter__()
-        self._timer = self._loop.call_later(self._seconds, self._on_time)
+        self._signs.silence.begin(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._signs.silence.end(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._look is not None:
             self._look.cancel()
         self._limit.__exit__(kind, error, trace)
 
-    def _on_time(self) -> None:
+    def fall_due(self) -> None:
+        """Its engine may have been silent for too long."""
         # Another stream may have been told in between that the engine lives.
-        left = max(self._heard, self._signs.last(self._base)) + self._seconds - self._loop.time()
+        left = (
+            max(self._heard, self._signs.last(self._base)) + self._signs.silence.seconds - self._loop.time()
+        )
         if left > 0:
-            self._timer = self._loop.call_later(left, self._on_time)
+            self._timer = self._loop.call_later(left, self.fall_due)
         else:
             self._look = asyncio.create_task(self._ask(self._heard))
 
     async def _ask(self, heard: float) -> None:
         lives = await self._signs.ask(self._base)
         if heard != self._heard or lives:
-            self._on_time()
+            self.fall_due()
         else:
-            self._limit.fire()
+            self._limit.fall_due()

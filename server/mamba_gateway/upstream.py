@@ -3,6 +3,7 @@
 Owns the HTTP client's settings and turns its many exceptions into three outcomes. Used by the relay.
 """
 
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -62,9 +63,9 @@ def make_session(connect_timeout: float, idle_timeout: float) -> aiohttp.ClientS
     )
 
 
-async def ask(
+def ask(
     connector: UpstreamConnector, base: str, request: UpstreamRequest, span: SpanNote | None = None
-) -> tuple[UpstreamResponse, bytes]:
+) -> Awaitable[tuple[UpstreamResponse, bytes]]:
     """Send the request, as a child of `span`; the response and the first bytes of its body, empty if it has
     none. Raises Unreachable, ConnectionLost, IdleTimeout.
 
@@ -75,4 +76,4 @@ async def ask(
     if traceparent := request.trace.traceparent(span):
         headers = [*headers, (b"traceparent", traceparent.encode())]
     query = f"?{request.query}" if request.query else ""
-    return await connector.send(base, f"POST {request.path}{query}", headers, request.body)
+    return connector.send(base, f"POST {request.path}{query}", headers, request.body)

@@ -10,6 +10,7 @@ from typing import cast
 
 import httptools
 
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.upstream_response import ConnectionLost, UpstreamResponse
 
 HEAD_BYTES = 64 * 1024
@@ -30,11 +31,11 @@ class _TooLarge(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """`free` is called with it when an answer is complete and another request may follow."""
+    """`idle`: how long an engine may say nothing. `free` is called with the connection when an answer is
+    complete and another request may follow."""
 
-    def __init__(self, idle_timeout: float, free: Callable[["UpstreamConnection"], None]) -> None:
-        self._idle_timeout, self._free = idle_timeout, free
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, idle: Deadlines, free: Callable[["UpstreamConnection"], None]) -> None:
+        self._idle, self._free = idle, free
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._response: UpstreamResponse | None = None
@@ -61,7 +62,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             raise ConnectionLost("the engine closed the connection")
-        response = self._response = UpstreamResponse(self, self._loop, self._idle_timeout)
+        response = self._response = UpstreamResponse(self, self._idle)
         self._parser = self._parser or httptools.HttpResponseParser(self)
         self._in_head, self._complete, self._until_close, self._head_bytes = True, False, False, 0
         self._parsed_bytes = 0
@@ -174,11 +175,12 @@ class UpstreamConnection(asyncio.Protocol):
         if self._parsed_bytes > HEAD_BYTES:
             raise _TooLarge
         self._in_head, response.status = False, status
-        framed = any(
-            name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))
-            for name, value in response.headers
-        )
-        self._until_close = not framed and status not in _BODILESS
+        self._until_close = status not in _BODILESS
+        for name, value in response.headers:
+            if name == b"content-length" or (
+                name == b"transfer-encoding" and value.lower().endswith(b"chunked")
+            ):
+                self._until_close = False
 
     def on_body(self, body: bytes) -> None:
         """Bytes of the body."""

@@ -12,12 +12,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.upstream_connection import Unreachable, UpstreamConnection
 from mamba_gateway.upstream_response import Pair, UpstreamResponse
 
 KEPT_SECONDS = 4.0
 """How long an idle connection is kept. Below the five seconds after which the servers in use close theirs: no
 race for one."""
+MOST_STARTS = 16
+"""Beginnings of requests that are kept for each engine."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -36,6 +39,19 @@ class Origin:
     credentials: bytes | None
     """Value of the Authorization header for the name and password in its URL, if it has them."""
     idle: deque[tuple[float, UpstreamConnection]] = field(default_factory=deque)
+    _starts: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def start(self, start: str) -> bytes:
+        """Request line and Host header for a method and target, without the last line end."""
+        made = self._starts.get(start)
+        if made is None:
+            method, _, target = start.partition(" ")
+            line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
+            made = b"%b\r\nhost: %b" % (line, self.authority)
+            # Paths are few; queries, and whatever else a client could make up, are not kept.
+            if "?" not in start and len(self._starts) < MOST_STARTS:
+                self._starts[start] = made
+        return made
 
     @classmethod
     def of(cls, base: str) -> "Origin":
@@ -57,10 +73,11 @@ class UpstreamConnector:
     """Of one gateway. Any number of connections: the permits bound the requests."""
 
     def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
-        self._connect_timeout, self._idle_timeout = connect_timeout, idle_timeout
+        self._connect_timeout = connect_timeout
         self._origins: dict[str, Origin] = {}
         self.loop = asyncio.get_running_loop()
         """Kept by all that work on its requests: to ask for the running one is a system call."""
+        self._idle = Deadlines(self.loop, idle_timeout)
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
         self._closed = False
@@ -83,17 +100,20 @@ class UpstreamConnector:
         """
         origin = self.origin(base)
         head = _head(origin, start, headers, len(body))
-        connection = await self._connection(origin)
+        connection = self._kept(origin) or await self._made(origin)
         sending = connection.send(head, body)
         del body  # or this frame would hold it until the answer begins to come
         return await sending
 
-    async def _connection(self, origin: Origin) -> UpstreamConnection:
+    def _kept(self, origin: Origin) -> UpstreamConnection | None:
         while origin.idle:
             kept_since, connection = origin.idle.pop()
             if connection.usable and self.loop.time() - kept_since < KEPT_SECONDS:
                 return connection
             connection.abort()
+        return None
+
+    async def _made(self, origin: Origin) -> UpstreamConnection:
         where = f"{origin.host}:{origin.port}"
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -115,6 +135,7 @@ class UpstreamConnector:
             for _, connection in origin.idle:
                 connection.abort()
         self._origins.clear()
+        self._idle.close()
 
     async def _connect(self, origin: Origin) -> UpstreamConnection:
         found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
@@ -128,7 +149,7 @@ class UpstreamConnector:
             try:
                 _, connection = await self.loop.create_connection(
                     functools.partial(
-                        UpstreamConnection, self._idle_timeout, functools.partial(self._keep, origin.base)
+                        UpstreamConnection, self._idle, functools.partial(self._keep, origin.base)
                     ),
                     sock=made,
                     ssl=self._tls_context() if origin.tls else None,
@@ -188,18 +209,14 @@ async def upstream_connector(connect_timeout: float, idle_timeout: float) -> Asy
 
 
 def _head(origin: Origin, start: str, headers: Iterable[Pair], body_bytes: int) -> bytes:
-    method, _, target = start.partition(" ")
-    lines = [
-        b"%b %b%b HTTP/1.1" % (method.encode(), origin.path.encode(), target.encode("latin-1")),
-        b"host: " + origin.authority,
-        *(b"%b: %b" % pair for pair in headers),
-    ]
+    lines = [origin.start(start), *[b"%b: %b" % pair for pair in headers]]
     if origin.credentials is not None and not any(name == b"authorization" for name, _ in headers):
         lines.append(b"authorization: " + origin.credentials)
-    if method != "GET":
+    if not start.startswith("GET "):
         lines.append(b"content-length: %d" % body_bytes)
     head = b"\r\n".join(lines) + b"\r\n\r\n"
-    if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1:
+    ends = len(lines) + 2  # the first has two
+    if head.count(b"\n") != ends or head.count(b"\r") != ends:
         raise ValueError("a header holds a line end")
     return head
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from mamba_gateway.deadlines import Deadlines
+
 BUFFERED_BYTES = 128 * 1024
 """Of an answer that wait for their reader; at more of them the socket is left alone until they are read."""
 Pair = tuple[bytes, bytes]
@@ -33,13 +35,14 @@ class Source(Protocol):
 class UpstreamResponse:
     """The answer to one request, as it comes."""
 
-    def __init__(self, connection: Source, loop: asyncio.AbstractEventLoop, idle_timeout: float) -> None:
+    def __init__(self, connection: Source, idle: Deadlines) -> None:
+        """`idle`: how long the engine may say nothing."""
         self.status = 0
         """0 until its headers are whole."""
         self.headers: list[Pair] = []
         """Names in lower case."""
         self._connection: Source | None = connection
-        self._idle_timeout, self._loop = idle_timeout, loop
+        self._idle, self._loop = idle, idle.loop
         self._parts: list[bytes] = []
         self._size = 0
         self._error: Exception | None = None
@@ -48,7 +51,10 @@ class UpstreamResponse:
         """What `_take` gave back."""
         self._waiter: asyncio.Future[None] | None = None
         self._waits_since = 0.0
+        self._timed = False
+        """The silence of the engine has a limit already."""
         self._timer: asyncio.TimerHandle | None = None
+        """For what is left of it behind the first time."""
 
     @property
     def complete(self) -> bool:
@@ -94,8 +100,9 @@ class UpstreamResponse:
         """Done when anything has happened: bytes, the end, room to write. For one who waits."""
         self._waiter = self._loop.create_future()
         self._waits_since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._idle_timeout, self._on_time)
+        if not self._timed:
+            self._timed = True
+            self._idle.begin(self)
         return self._waiter
 
     def close(self) -> None:
@@ -131,9 +138,11 @@ class UpstreamResponse:
     def end(self, error: Exception | None = None) -> None:
         """It is complete, or has broken off."""
         self._connection, self._error = None, error
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._timed:
+            self._idle.end(self)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
         self.wake()
 
     def wake(self) -> None:
@@ -150,12 +159,13 @@ class UpstreamResponse:
         self._size = 0
         return data
 
-    def _on_time(self) -> None:
+    def fall_due(self) -> None:
+        """The engine may have said nothing for too long."""
         # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
         since = self._waits_since if self._waiter is not None else self._loop.time()
-        left = since + self._idle_timeout - self._loop.time()
+        left = since + self._idle.seconds - self._loop.time()
         if left > 0:
-            self._timer = self._loop.call_later(left, self._on_time)
+            self._timer = self._loop.call_later(left, self.fall_due)
         elif self._connection is not None:
             self._connection.abort()
-            self.end(IdleTimeout(f"the engine sent nothing for {self._idle_timeout:g} s"))
+            self.end(IdleTimeout(f"the engine sent nothing for {self._idle.seconds:g} s"))

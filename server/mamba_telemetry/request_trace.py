@@ -157,7 +157,7 @@ class RequestTrace:
 
     def span(self, name: str) -> "_SpanBlock":
         """Around what the span is for; an exception fails it, unless the client is to blame."""
-        return _SpanBlock(self, self.begin(name))
+        return _SpanBlock(self, self.begin(name)) if self.recording else _UNHEARD_BLOCK
 
     @property
     def failed(self) -> bool:
@@ -216,6 +216,7 @@ class _SpanBlock:
 
 UNTRACED = RequestTrace("")
 """Of what is no request."""
+_UNHEARD_BLOCK = _SpanBlock(UNTRACED, _UNHEARD)
 
 
 def error_code(error: BaseException) -> str:

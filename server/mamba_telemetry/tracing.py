@@ -47,6 +47,8 @@ class Tracing:
 
     def begin(self, name: str, headers: Mapping[str, str], *, at: float, record: bool = True) -> RequestTrace:
         """A request has come. `record` = False: one of no interest, such as a probe."""
+        if "traceparent" not in headers and (self._sampler is None or not record):
+            return RequestTrace(name)
         context = _HEADERS.extract(headers, Context()) if "traceparent" in headers else Context()
         caller = get_current_span(context).get_span_context() if context else INVALID_SPAN_CONTEXT
         if self._sampler is None or not record:

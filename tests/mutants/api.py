@@ -187,7 +187,7 @@ MUTANTS = (
         "        finally:\n            given_up.set()", "        finally:\n            pass", (POOL,),
     ),
     Mutant(
-        "a head may come drop by drop for ever", EDGE + "http_server.py",
+        "a head may come drop by drop for ever", EDGE + "limited_protocol.py",
         "        if self._timer is None and not", "        self._unwatch()\n        if not", (CONNECTIONS,),
     ),
     Mutant(

@@ -86,7 +86,7 @@ async def serve(
     bound = listen(settings.host, settings.port)
     pool = Pool()
     index = PrefixIndex()
-    metrics = GatewayMetrics(pool.snapshot, index, tracing)
+    metrics = GatewayMetrics(pool.snapshot, index, tracing, lambda: pool.names)
     limits = settings.key_limits
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,

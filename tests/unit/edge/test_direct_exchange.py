@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from eventually import turns
 from mamba_edge.cors import with_cors
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
-from mamba_edge.http_server import HttpServer, LimitedProtocol
+from mamba_edge.http_server import HttpServer
+from mamba_edge.limited_protocol import LimitedProtocol
 from mamba_edge.request_body import ClientGone, read_body
 from mamba_edge.request_middleware import RequestMiddleware
 from mamba_planner.http_limits import HttpLimits

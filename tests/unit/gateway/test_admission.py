@@ -169,3 +169,41 @@ async def test_retry_after_follows_how_long_requests_really_take() -> None:
     with admission.admit(), pytest.raises(TooManyRequests) as full, admission.admit():
         pass
     assert full.value.retry_after == pytest.approx(40, abs=2)
+
+
+async def test_who_comes_does_not_overtake_those_who_wait_even_where_a_place_is_free_by_now() -> None:
+    free = 0.0
+    admission = Admission(4, 9, 60.0, time.monotonic, places=lambda _: free)
+    order: list[int] = []
+
+    async def visit(number: int) -> None:
+        with admission.admit():
+            async with admission.permit() as permit:
+                order.append(number)
+                permit.sent()
+                await asyncio.sleep(1)
+
+    first = [asyncio.create_task(visit(number)) for number in range(2)]
+    await asyncio.sleep(1)
+    free = 1.0  # and nobody was told yet
+    late = asyncio.create_task(visit(2))
+    await asyncio.sleep(0)
+    await asyncio.gather(*first, late)
+    assert order == [0, 1, 2]
+    assert (admission.in_flight, admission.unsent, admission.queued) == (0, 0, 0)
+
+
+async def test_a_place_that_was_taken_without_a_wait_comes_back_from_who_is_cancelled() -> None:
+    admission = harness(places=1)
+
+    async def visit() -> None:
+        async with admission.permit():
+            await asyncio.sleep(60)
+
+    for _ in range(3):
+        task = asyncio.create_task(visit())
+        await asyncio.sleep(0.1)
+        assert (admission.in_flight, admission.unsent) == (1, 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (admission.in_flight, admission.unsent) == (0, 0)

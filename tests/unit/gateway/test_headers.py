@@ -1,8 +1,10 @@
 """Headers and identifiers."""
 
+import tracemalloc
+
 import pytest
 
-from mamba_gateway.headers import to_client, to_engine
+from mamba_gateway.headers import KEPT_NAMES, to_client, to_engine
 
 
 def test_to_the_engine_go_end_to_end_headers_and_the_identifiers() -> None:
@@ -37,3 +39,24 @@ def test_to_the_client_go_end_to_end_headers() -> None:
 @pytest.mark.parametrize("value", ["é".encode(), b"\xe9"])
 def test_headers_beyond_ascii_pass_byte_for_byte(value: bytes) -> None:
     assert to_engine([(b"X-Name", value)], "i")[0] == (b"x-name", value)
+
+
+def test_long_names_that_clients_make_up_are_judged_and_not_kept() -> None:
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(200):
+        name = b"x-%06d-" % number + b"a" * 20_000
+        # Also where a word of a credential stands behind what is usually read.
+        assert to_engine([(name, b"1"), (name + b"-token", b"2")], "i") == [
+            (name, b"1"),
+            (b"x-request-id", b"i"),
+        ]
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 1_000_000
+
+
+def test_more_names_than_are_kept_are_judged_alike() -> None:
+    for number in range(2 * KEPT_NAMES):
+        pairs = [(b"x-%d" % number, b"1"), (b"x-%d-token" % number, b"2"), (b"te", b"3"), (b"accept", b"4")]
+        assert to_engine(pairs, "i") == [pairs[0], pairs[3], (b"x-request-id", b"i")]

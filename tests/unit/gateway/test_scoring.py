@@ -215,3 +215,18 @@ def test_what_nobody_can_resume_goes_where_it_was_seen_before_so_that_a_state_is
     assert chosen(ends, ask(8000, {"other": 6000}, seen={"saw": 6000})) == "other"
     ends = [engine("other"), engine("saw", queued_tokens=1.1 * TIMES_APART * 6000)]
     assert chosen(ends, ask(8000, seen={"saw": 6000})) == "other"
+
+
+@pytest.mark.parametrize("home", [None, 7])
+def test_one_engine_alone_is_weighed_as_it_would_be_among_others_that_know_no_more(engine, home) -> None:
+    alone, other = engine("a", queued_tokens=3000.0, running=2, waiting=4), engine("b")
+    request = ask(8000, {"a": 3000}, home=home, seen={"a": 5000})
+    (single,), (among, _) = costs([alone], request), costs([alone, other], request)
+    assert (single.resumable, single.seen, single.compute) == (3000, 5000, among.compute)
+    assert (single.memory, single.decode, single.apart) == (among.memory, among.decode, 0.0)
+    # The load is told as it is: it need not be kept apart from anybody else's.
+    assert single.queue == 0.3
+    assert single.queue <= among.queue <= single.queue * (1 + JITTER)
+    decision = choose([alone], request, Random(0))
+    assert (decision.reason, decision.cost, decision.comparison.charges) == ("only", single, False)
+    assert decision.comparison.totals() == [pytest.approx(single.total)]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.endpoint_picker.certificate import self_signed
 from mamba_gateway.upstream_connection import (
     HEAD_BYTES,
@@ -21,7 +22,12 @@ from mamba_gateway.upstream_connection import (
     Unreachable,
     UpstreamConnection,
 )
-from mamba_gateway.upstream_connector import KEPT_SECONDS, upstream_connector
+from mamba_gateway.upstream_connector import (
+    KEPT_SECONDS,
+    MOST_STARTS,
+    Origin,
+    upstream_connector,
+)
 from mamba_gateway.upstream_response import BUFFERED_BYTES, ConnectionLost, IdleTimeout
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
@@ -72,7 +78,7 @@ async def _outcome(pieces: list[bytes]) -> tuple[Any, ...]:
     """Status, headers, body, how it ended, and whether another request may follow."""
     wire: Any = Wire()
     freed: list[UpstreamConnection] = []
-    connection = UpstreamConnection(30.0, freed.append)
+    connection = UpstreamConnection(Deadlines(asyncio.get_running_loop(), 30.0), freed.append)
     connection.connection_made(wire)
     body, ended, response = b"", "well", None
 
@@ -119,7 +125,7 @@ def test_an_answer_is_the_same_in_whatever_pieces_it_comes(name: str, at: list[i
 
 async def test_what_comes_is_passed_on_in_the_moment_in_which_it_comes_and_in_order() -> None:
     wire: Any = Wire()
-    connection = UpstreamConnection(30.0, lambda _: None)
+    connection = UpstreamConnection(Deadlines(asyncio.get_running_loop(), 30.0), lambda _: None)
     connection.connection_made(wire)
     asking = asyncio.create_task(connection.send(b"HEAD", b""))
     await asyncio.sleep(0)
@@ -332,3 +338,15 @@ async def test_an_engine_over_tls_is_asked_if_its_certificate_is_trusted(
         response, first = await connector.send(url, "POST /x", (), b"{}")
         assert (response.status, first) == (200, b"{}")
     server.close()
+
+
+async def test_what_is_kept_for_an_engine_is_bounded_whatever_is_asked() -> None:
+    origin = Origin.of("http://engine:8000/base")
+    for number in range(1000):
+        asked = origin.start(f"POST /v1/{number}")
+        assert asked == f"POST /base/v1/{number} HTTP/1.1\r\nhost: engine:8000".encode()
+        assert origin.start(f"POST /v1/chat?n={number}").startswith(
+            f"POST /base/v1/chat?n={number} ".encode()
+        )
+    kept = [name for name in gc.get_referents(origin) if isinstance(name, dict)]
+    assert 0 < max(map(len, kept)) <= MOST_STARTS

@@ -1,0 +1,292 @@
+"""One connection of our HTTP server: uvicorn's protocol over httptools, with limits of size and time.
+
+The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
+headers; uvicorn waits for ever for the end of a head and for clients that read nothing, takes any number of
+connections, and sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the
+envelope, too.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from mamba_edge.direct_exchange import DIRECT, DirectExchange
+from mamba_edge.errors import (
+    ApiError,
+    HeadersTooLarge,
+    InvalidRequest,
+    RequestTimeout,
+    TooManyConnections,
+)
+from mamba_planner.http_limits import HttpLimits
+
+HEADER_BYTES = 64 * 1024
+"""Most bytes of a request line with its headers."""
+_NO_CONTEXT = contextvars.Context()
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request; the answer is in `refusal`."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. Counts the bytes of a head as they come, whole headers and parts of one alike.
+
+    A timer runs while the client owes something: the end of a head from the first moment on, the rest of a
+    body that was answered already. More bytes do not wind it back. The time of other bodies is `read_body`'s.
+    """
+
+    _refusal: ApiError | None = None
+    _in_head = False
+    _head_began = False
+    """In the data that is being parsed."""
+    _parsed_bytes = 0
+    _pending_bytes = 0
+    _hosts = 0
+    _in_body = False
+    _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _idle_since: float | None = None
+    """By the loop's clock; None = a request is under way."""
+    _leave: Callable[[], None] | None = None
+    """What to call when the client leaves."""
+
+    def __init__(self, *, limits: HttpLimits, **more: Any) -> None:
+        super().__init__(**more)
+        self._limits = limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refusal = TooManyConnections(
+                f"{self._limits.max_connections} connections are open, more are not taken; try again later"
+            )
+            self.send_400_response("")
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+        self._unwatch()
+        self._on_read()
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we send: what waits for it fills its buffer."""
+        super().pause_writing()
+        self._wait_for_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It has read most of that."""
+        super().resume_writing()
+        self._on_read()
+
+    def _wait_for_reader(self, unread: int) -> None:
+        seconds = self._limits.read_nothing_timeout
+        self._unread = self.loop.call_later(seconds, self._on_unread, unread)
+
+    def _on_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _on_unread(self, unread: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < unread:
+            # Slow, and reading.
+            self._wait_for_reader(left)
+        else:
+            self._unread = None
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came in."""
+        self._head_began = False
+        super().data_received(data)
+        self._watch()
+        if self._in_head and not self._head_began and self._refusal is None:
+            self._pending_bytes += len(data)
+            if self._pending_bytes > HEADER_BYTES:
+                self._refusal = _too_large()
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._in_head = self._head_began = True
+        self._parsed_bytes = self._pending_bytes = self._hosts = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
+        self.url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A whole header. Trailers come here, too: they are counted and dropped."""
+        # What the base class does with it stands here: most calls of a request's parsing are these.
+        self._parsed_bytes += len(name) + len(value) + 4
+        if self._parsed_bytes > HEADER_BYTES:
+            self._refuse(_too_large())
+        if self._in_head:
+            name = name.lower()
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head, self._in_body = False, True
+        if self._hosts != 1 and not (self._hosts == 0 and self.parser.get_http_version() == "1.0"):
+            self._refuse(InvalidRequest("a request names its host once", code="invalid_http"))
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The last byte of an answer: an idle connection keeps nothing of its last request.
+
+        Neither its headers and scope nor, through the timer of the idle connection, what the context of the
+        request's task refers to.
+        """
+        if self.pipeline or self.transport.is_closing():
+            _NO_CONTEXT.copy().run(super().on_response_complete)
+        else:
+            self.server_state.total_requests += 1
+            self.flow.resume_reading()
+            self._wait_for_request()
+        if not self.pipeline and self.cycle.response_complete and not (self._in_head or self._in_body):
+            self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
+
+    def _wait_for_request(self) -> None:
+        # The timer of an idle connection stays where the next request comes in time, and then looks again.
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wind_idle(self.timeout_keep_alive)
+
+    def _wind_idle(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler, context=_NO_CONTEXT.copy()
+        )
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The connection may have been idle for too long."""
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._wind_idle(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _watch(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self._in_head or not answering:
+            rest = self._in_body and not self._in_head
+            self._limit(self._limits.body_timeout if rest else self._limits.header_timeout)
+        else:
+            self._unwatch()
+
+    def _limit(self, seconds: float) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(seconds, self._on_time_out)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_time_out(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Half of the next request came while an answer is under way, which is not to be cut.
+            self._limit(self._limits.header_timeout)
+        elif self._in_head:
+            seconds = self._limits.header_timeout
+            self._refusal = RequestTimeout(f"the request's headers did not arrive within {seconds:g} s")
+            self.send_400_response("")
+        else:
+            self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._parsed_bytes += size
+        if self._parsed_bytes > HEADER_BYTES:
+            self._refuse(_too_large())
+
+    def _refuse(self, refusal: ApiError) -> None:
+        self._refusal = refusal
+        raise _Refused
+
+    def _on_disconnect(self, leave: Callable[[], None] | None) -> None:
+        self._leave = leave
+        if leave is not None:
+            self.flow.resume_reading()  # or nobody would see it leave
+            if self.transport.is_closing():
+                leave()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _UntilClose(app, cycle)
+
+        def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            # In a copy: the exchange knows the scope, and both would live until garbage is searched for.
+            direct = DirectExchange(cycle, self._on_disconnect)
+            return cast("ASGIApp", app)({**scope, DIRECT: direct}, receive, send)
+
+        super()._start_asgi_task(cycle, cast("Any", with_direct))
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what is no request; the connection ends with it."""
+        error = self._refusal or InvalidRequest("this is not a valid HTTP request", code="invalid_http")
+        self._refusal = error
+        body = error.envelope()
+        headers = {"content-type": "application/json", **error.headers(), "connection": "close"}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head += f"content-length: {len(body)}\r\n\r\n"
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
+        self.transport.close()
+
+
+class _UntilClose:
+    """Around the application for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends
+    where the connection does."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app, self._cycle = app, cycle
+        self._unknown_length = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def unchunked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._unknown_length = all(name != b"content-length" for name, _ in message["headers"])
+                if self._unknown_length:
+                    self._cycle.chunked_encoding = False
+            elif self._unknown_length:
+                self._cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, unchunked)
+
+
+def _too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(f"the request line and headers have more than {HEADER_BYTES} bytes")

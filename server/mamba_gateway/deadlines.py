@@ -1,0 +1,64 @@
+"""Deadlines of one length: what many requests have each, over one timer of the loop.
+
+Most requests end long before any of their limits. All limits of one kind are as long, so they fall due in the
+order in which they began: to begin and to end one is an entry of a dict, and no timer is wound.
+"""
+
+import asyncio
+import contextvars
+from typing import Protocol
+
+
+class Due(Protocol):
+    """Something that has a deadline."""
+
+    def fall_due(self) -> None:
+        """Its time is over."""
+
+
+class Deadlines:
+    """All that are `seconds` long, on one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self.loop, self.seconds = loop, seconds
+        self._began: dict[Due, float] = {}
+        """In the order in which they fall due."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, one: Due) -> None:
+        """Let it fall due after `seconds`, unless it ends before. It has not begun already."""
+        self._began[one] = self.loop.time()
+        if self._timer is None:
+            self._wind(self.seconds)
+
+    def end(self, one: Due) -> None:
+        """It does not fall due any more. Of what did already, or never began, nothing happens."""
+        self._began.pop(one, None)
+
+    def close(self) -> None:
+        """Nothing falls due any more."""
+        self._began.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wind(self, seconds: float) -> None:
+        # It outlives the request that needs it first, and must not hold its context.
+        self._timer = self.loop.call_later(seconds, self._on_time, context=contextvars.Context())
+
+    def _on_time(self) -> None:
+        # The timer counts as wound until all are told: who begins meanwhile winds none of its own.
+        left = 0.0
+        try:
+            while self._began:
+                one, began = next(iter(self._began.items()))
+                left = began + self.seconds - self.loop.time()
+                if left > 0:
+                    break
+                del self._began[one]
+                one.fall_due()
+        finally:
+            # One that fails is no reason to forget the others.
+            self._timer = None
+            if self._began:
+                self._wind(max(0.0, left))
