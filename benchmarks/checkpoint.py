@@ -42,7 +42,7 @@ LARGER: dict[str, Any] = {
     "intermediate_size": 4096,
     "mamba_head_dim": 64,
 }
-"""36 mamba and 4 attention layers, twice as wide: 1.1 billion parameters."""
+"""36 mamba and 4 attention layers, twice as wide: 1.16 billion parameters."""
 SIZES = {"350m": CONFIG, "1b": LARGER}
 
 
