@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.engine_cpu import steps_process
 from benchmarks.engine_cpu_steps import CONTEXT
-from benchmarks.http_cpu import cpu_seconds, started
+from benchmarks.http_cpu import cpu_seconds
+from benchmarks.http_cpu_processes import end_children_on_sigterm, started
 from benchmarks.machine import facts
 from benchmarks.serve import TINY, engine_samples
 
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--out", type=Path, help="a file for all numbers as JSON")
     asked = parser.parse_args()
+    end_children_on_sigterm()
     rounds: dict[int, list[dict[str, Any]]] = {level: [] for level in asked.levels}
     command = [
         sys.executable, "-P", "-m", "mamba_cli", "serve", "--model", str(asked.model.resolve()),

@@ -19,6 +19,7 @@ import aiohttp
 import numpy as np
 from benchmarks.cache.block_trace import generated
 from benchmarks.cache.record import RESULTS, write
+from benchmarks.http_cpu_processes import end_children_on_sigterm
 from benchmarks.routing_live import fleet
 
 from mamba_cli.bench.client import LoadClient
@@ -189,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
+    end_children_on_sigterm()
     asked = trace_of(60 * given.minutes, given.rate, given.seed)
     with fleet("resumable", given.engines, 1, given.arena_bytes) as running:
         door, engine = running.doors[0], running.engines[0]

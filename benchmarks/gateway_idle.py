@@ -16,7 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.cache.record import write
-from benchmarks.http_cpu import PROMPT, ROOT, cpu_seconds, gateway
+from benchmarks.http_cpu import cpu_seconds
+from benchmarks.http_cpu_client import PROMPT
+from benchmarks.http_cpu_processes import ROOT, gateway
 
 OTHERS = 200
 """Descriptors that a process needs for all else."""

@@ -21,6 +21,7 @@ import aiohttp
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
 from benchmarks.engine import running_command
+from benchmarks.http_cpu_processes import end_children_on_sigterm
 from benchmarks.redis import running_redis
 from benchmarks.routing import queue_imbalance
 
@@ -297,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--arena-bytes", type=int, default=6 << 20, help="of each engine")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
+    end_children_on_sigterm()
     made = (make(asked.requests) for make in GENERATED if make.__name__ in asked.workload)
     workloads = [Workload(each.name, each.block, each.arrivals[: asked.requests]) for each in made]
     if asked.trace is not None:

@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sequence keeps the page ids that the tree replaced", CACHE + "donation.py",
-        "            allocation.pages[:had] = of_tree\n", "",
+        "            allocation.replace_pages(of_tree)\n", "",
     ),
     Mutant(
         "a salt is not looked at", CACHE + "tree.py",
