@@ -15,8 +15,8 @@ from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import CHUNK, workspace_bytes
 
 RUNTIME_BYTES = {"cuda": 768 << 20, "cpu": 128 << 20}
-"""What the process takes before any tensor: on a GPU the context, library workspaces, captured graphs, and the
-table with the pages of all sequences (12 MiB for 200 of 262,144 tokens)."""
+"""What the process takes before any tensor: on a GPU the context, library workspaces, captured graphs and the
+table of all pages (12 MiB for 200 sequences of 262,144 tokens)."""
 CPU_ARENA_PART = 4
 """A CPU's arena takes at most one part in so many of the free memory, unless someone asked for more."""
 MOST_RUNNING = {"cuda": 1024, "cpu": 32}
