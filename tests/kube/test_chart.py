@@ -221,6 +221,9 @@ ALLOWED = [
     # What was downloaded outlives what asked for it.
     if (verb, resource) != ("delete", "persistentvolumeclaims")
 ] + [
+    # Those of engines that are to go are marked.
+    ("patch", "pods"),
+] + [
     ("create", "secrets"),
     ("watch", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io/status"),
@@ -233,7 +236,7 @@ REFUSED = [
     ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"),
     ("delete", "secrets"),
     ("create", "pods"), ("create", "pods/exec"), ("delete", "mambadeployments.serving.mambaserve.io"),
-    ("patch", "mambadeployments.serving.mambaserve.io"), ("delete", "pods"), ("patch", "pods"),
+    ("patch", "mambadeployments.serving.mambaserve.io"), ("delete", "pods"), ("update", "pods"),
     ("create", "clusterroles.rbac.authorization.k8s.io"), ("delete", "nodes"), ("patch", "nodes"),
     ("delete", "customresourcedefinitions.apiextensions.k8s.io"), ("delete", "namespaces"),
     ("escalate", "roles.rbac.authorization.k8s.io"), ("bind", "roles.rbac.authorization.k8s.io"),
