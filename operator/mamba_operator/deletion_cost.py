@@ -13,12 +13,14 @@ import structlog
 
 from mamba_api import names
 from mamba_operator.autoscale.metrics_reader import Read
-from mamba_operator.autoscale.reports import Holding, ReportInvalid, holding
+from mamba_operator.autoscale.pod_reports import pod_reports
+from mamba_operator.autoscale.reports import Holding, holding
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError
 from mamba_operator.objects.kinds import POD
-from mamba_operator.objects.manifest import Manifest, annotation, is_terminating, metadata
-from mamba_operator.objects.pod_trouble import is_engine, says_ready
+from mamba_operator.objects.manifest import Manifest, annotation, metadata, name_of
+from mamba_operator.objects.pod_trouble import serves
+from mamba_operator.objects.workload_state import workload_state
 from mamba_operator.plan import ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 
@@ -52,9 +54,9 @@ def shrink(snapshot: Snapshot, plan: ReconcilePlan) -> Shrink | None:
     if before is None or after is None:
         return None
     left = int(after["spec"].get("replicas") or 0)
-    pods = tuple(pod for pod in snapshot.pods if _serves(pod))
+    pods = tuple(pod for pod in snapshot.pods if serves(pod))
     fewer = len(pods) - left
-    return Shrink(pods, fewer) if left and fewer > 0 and left < _replicas(before) else None
+    return Shrink(pods, fewer) if left and fewer > 0 and left < workload_state(before).wanted else None
 
 
 def least_worth(held: Mapping[str, Holding | None], fewer: int) -> set[str]:
@@ -73,8 +75,7 @@ def least_worth(held: Mapping[str, Holding | None], fewer: int) -> set[str]:
 async def mark(client: KubeClient, wanted: Shrink, read: Read) -> None:
     """Write who is to go, and take it back from those marked for an earlier time. What fails is logged: then
     another pod goes."""
-    held = dict(zip(map(_name, wanted.pods), await asyncio.gather(*(_ask(read, pod) for pod in wanted.pods)),
-                    strict=True))  # fmt: skip
+    held = await pod_reports(read, wanted.pods, holding)
     chosen = least_worth(held, wanted.fewer)
     await asyncio.gather(*(_write(client, pod, chosen) for pod in _differing(wanted.pods, chosen)))
     log.info("engines_chosen_to_go", pods=sorted(chosen))
@@ -84,36 +85,14 @@ def _differing(pods: Iterable[Manifest], chosen: set[str]) -> list[Manifest]:
     return [
         pod
         for pod in pods
-        if (annotation(pod, names.ANNOTATION_DELETION_COST) == FIRST) != (_name(pod) in chosen)
+        if (annotation(pod, names.ANNOTATION_DELETION_COST) == FIRST) != (name_of(pod) in chosen)
     ]
 
 
 async def _write(client: KubeClient, pod: Manifest, chosen: set[str]) -> None:
-    cost = FIRST if _name(pod) in chosen else None
+    cost = FIRST if name_of(pod) in chosen else None
     patch = {"metadata": {"annotations": {names.ANNOTATION_DELETION_COST: cost}}}
     try:
-        await client.merge(POD, metadata(pod).get("namespace"), _name(pod), patch)
+        await client.merge(POD, metadata(pod).get("namespace"), name_of(pod), patch)
     except ClusterError as error:
-        log.warning("deletion_cost_not_written", pod=_name(pod), error=str(error))
-
-
-async def _ask(read: Read, pod: Manifest) -> Holding | None:
-    address = (pod.get("status") or {}).get("podIP")
-    text = await read(str(address)) if address else None
-    try:
-        return holding(text) if text is not None else None
-    except ReportInvalid:
-        return None
-
-
-def _serves(pod: Manifest) -> bool:
-    return is_engine(pod) and not is_terminating(pod) and says_ready(pod.get("status") or {})
-
-
-def _replicas(deployment: Manifest) -> int:
-    asked = (deployment.get("spec") or {}).get("replicas")
-    return asked if isinstance(asked, int) else 1
-
-
-def _name(pod: Manifest) -> str:
-    return str(metadata(pod).get("name", ""))
+        log.warning("deletion_cost_not_written", pod=name_of(pod), error=str(error))

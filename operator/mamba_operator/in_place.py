@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mamba_api import names
 from mamba_api.v1alpha1 import Rollout
-from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
+from mamba_operator.objects.manifest import Manifest, is_terminating
 from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine
-from mamba_operator.render.revision import label_of
+from mamba_operator.render.revision import label_of, pod_revision
 
 NO_ROOM = ("Insufficient ", "Too many pods")
 """What the scheduler says of nodes whose resources are taken."""
@@ -49,12 +48,12 @@ def replaced_in_place(
     if engine is None or rollout.pause or rollout.max_surge == 0 or label_of(engine) != label:
         return InPlace()
     engines = [pod for pod in pods if is_engine(pod)]
-    others = [pod for pod in engines if _revision(pod) != label]
+    others = [pod for pod in engines if pod_revision(pod) != label]
     if others and _without_surge(engine):
         return InPlace(now=True)
     old, left = [pod for pod in others if not is_terminating(pod)], list[float]()
     for pod in engines:
-        since = _without_room(pod) if _revision(pod) == label else None
+        since = _without_room(pod) if pod_revision(pod) == label else None
         if since is not None and any(_asks(pod) == _asks(other) for other in old):
             left.append(rollout.in_place_after.seconds - (now - since).total_seconds())
     if not left:
@@ -67,10 +66,6 @@ def _without_surge(engine: Manifest) -> bool:
         return bool(engine["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0)
     except (KeyError, TypeError):
         return False
-
-
-def _revision(pod: Manifest) -> str | None:
-    return (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION)
 
 
 def _without_room(pod: Manifest) -> datetime | None:

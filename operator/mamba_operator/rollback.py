@@ -15,7 +15,7 @@ from mamba_operator.objects.manifest import Manifest, annotation, metadata
 from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine, trouble
 from mamba_operator.objects.workload_state import workload_state
-from mamba_operator.render.revision import EngineRevision, label_of
+from mamba_operator.render.revision import EngineRevision, label_of, pod_revision
 
 PATIENCE = 60.0
 """Seconds that a new pod may have such trouble: a registry or a Secret may come a moment late."""
@@ -86,11 +86,7 @@ def choose_revision(
         return Choice(ready, noted)
     if paused or label_of(engine) != wanted.label:
         return Choice()
-    those = [
-        pod
-        for pod in pods
-        if is_engine(pod) and (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION) == wanted.label
-    ]
+    those = [pod for pod in pods if is_engine(pod) and pod_revision(pod) == wanted.label]
     state = workload_state(engine)
     if state.current and state.stuck is not None:
         found = trouble(those, now)

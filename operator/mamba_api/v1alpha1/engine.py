@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.config import JsonDict
 
+from mamba_api.eviction import Eviction
 from mamba_api.model_uri import FORMS, URI_PATTERN, ModelUri, parse_model_uri
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.quantization import Quantization
@@ -207,7 +208,7 @@ class StateCache(ApiModel):
     min_checkpoint_depth: Annotated[int, Field(ge=0, le=16_777_216)] = 0
     """Fewest tokens a checkpoint folds in: a shorter prefix is cheap to compute again, while its state would
     take a whole slot; 0 = keep all."""
-    eviction: Literal["RecomputeCost", "LRU"] = "RecomputeCost"
+    eviction: Eviction = "RecomputeCost"
     """Which checkpoint goes first when memory is short: the one expected to save least, or the least
     recently used. A change is taken over by running engines."""
     prefix_caching: bool = True

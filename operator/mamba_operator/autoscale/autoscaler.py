@@ -7,9 +7,8 @@ External its numbers are shown and not carried out.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -19,20 +18,20 @@ from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decide import decide
 from mamba_operator.autoscale.decided import Decided, DecisionRecord
-from mamba_operator.autoscale.fleet_view import EngineReport, FleetView, GatewayReport
+from mamba_operator.autoscale.fleet_view import FleetView
 from mamba_operator.autoscale.memory import Memory
 from mamba_operator.autoscale.metrics_reader import Read
-from mamba_operator.autoscale.reports import ReportInvalid, engine_report, gateway_report
+from mamba_operator.autoscale.pod_reports import pod_reports
+from mamba_operator.autoscale.reports import engine_report, gateway_report
 from mamba_operator.autoscale.scale import advising, autoscaling, wake_text
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
-from mamba_operator.objects.manifest import Key, Manifest, is_terminating, metadata
+from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
 from mamba_operator.objects.pod_trouble import is_engine, says_ready
 from mamba_operator.objects.record import readable
 
 log = structlog.get_logger(__name__)
-Report = TypeVar("Report", EngineReport, GatewayReport)
 ENDED = ("Failed", "Succeeded")
 
 
@@ -144,14 +143,15 @@ class Autoscaler:
         ready = [pod for pod in engines if says_ready(pod.get("status") or {})]
         doors = [pod for pod in pods if not is_engine(pod) and says_ready(pod.get("status") or {})]
         told, heard = await asyncio.gather(
-            self._ask(ready, lambda text: engine_report(text, config)), self._ask(doors, gateway_report)
+            pod_reports(self._read, ready, lambda text: engine_report(text, config)),
+            pod_reports(self._read, doors, gateway_report),
         )
         woken = wake_text(next(iter(self._wakes(key)), None))
         seen = watched.view.observe(
             self._now(),
             asked=scaled.asked,
             ready=told,
-            pending=tuple(_name(pod) for pod in engines if pod not in ready),
+            pending=tuple(name_of(pod) for pod in engines if pod not in ready),
             gateways=heard,
             woken=woken is not None and woken != scaled.answered_wake,
         )
@@ -173,29 +173,9 @@ class Autoscaler:
 
     def _wakes(self, key: Key) -> list[Manifest]:
         wanted = names.Children(key.name).wake
-        return [one for one in self._indices.of(CONFIG_MAP, key) if _name(one) == wanted]
-
-    async def _ask(
-        self, pods: Iterable[Manifest], understood: Callable[[str], Report]
-    ) -> Mapping[str, Report | None]:
-        async def one(pod: Manifest) -> Report | None:
-            address = (pod.get("status") or {}).get("podIP")
-            text = await self._read(str(address)) if address else None
-            try:
-                return understood(text) if text is not None else None
-            except ReportInvalid as error:
-                log.warning("pod_not_understood", pod=_name(pod), error=str(error))
-                return None
-
-        those = list(pods)
-        answers = await asyncio.gather(*map(one, those))
-        return {_name(pod): answer for pod, answer in zip(those, answers, strict=True)}
+        return [one for one in self._indices.of(CONFIG_MAP, key) if name_of(one) == wanted]
 
 
 def _lives(pod: Manifest) -> bool:
     """Whether the pod may still serve, or be about to; one that drains is on its way out."""
     return not is_terminating(pod) and (pod.get("status") or {}).get("phase") not in ENDED
-
-
-def _name(one: Manifest) -> str:
-    return str(metadata(one).get("name", ""))

@@ -34,6 +34,11 @@ class Ref:
         return f"{self.kind} {self.name}"
 
 
+def name_of(manifest: Manifest) -> str:
+    """Name of an object; empty where it says none."""
+    return str(metadata(manifest).get("name", ""))
+
+
 def ref(manifest: Manifest) -> Ref:
     """Kind and name of an object."""
     return Ref(manifest["kind"], manifest["metadata"]["name"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
-from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
+from mamba_operator.objects.manifest import Manifest, is_terminating, metadata, name_of
 from mamba_operator.objects.moment import moment
 
 PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -56,7 +56,7 @@ class Trouble:
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The worst trouble of all pods, by the name of the first pod that has it."""
-    found = [one for pod in sorted(pods, key=_name) if _counts(pod) for one in _of(pod, now)]
+    found = [one for pod in sorted(pods, key=name_of) if _counts(pod) for one in _of(pod, now)]
     return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
 
 
@@ -97,8 +97,9 @@ def is_draining(pod: Manifest) -> bool:
     return is_engine(pod) and is_terminating(pod) and (pod.get("status") or {}).get("phase") == "Running"
 
 
-def _name(pod: Manifest) -> str:
-    return str(metadata(pod).get("name", ""))
+def serves(pod: Manifest) -> bool:
+    """Whether an engine answers and was not asked to end."""
+    return is_engine(pod) and not is_terminating(pod) and says_ready(pod.get("status") or {})
 
 
 def says_ready(status: Manifest) -> bool:
@@ -113,19 +114,21 @@ def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
             words = _words(condition)
             claim = _OF_CLAIMS.search(words) is not None
             yield _trouble(
-                Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {_name(pod)}: {words}"
+                Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {name_of(pod)}: {words}"
             )
         if condition.get("type") == "PodReadyToStartContainers" and condition.get("status") == "False":
             # Volumes are mounted before that; no other part of the status tells that one is not.
             since = moment(str(condition.get("lastTransitionTime")))
             if since is not None and (now - since).total_seconds() >= LONGEST_MOUNT:
-                yield _trouble(Reason.VOLUMES_NOT_MOUNTED, f"pod {_name(pod)} still waits for {_mounts(pod)}")
+                yield _trouble(
+                    Reason.VOLUMES_NOT_MOUNTED, f"pod {name_of(pod)} still waits for {_mounts(pod)}"
+                )
     for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         yield from _of_container(pod, container)
 
 
 def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]:
-    where = f"pod {_name(pod)}, container {container.get('name')}"
+    where = f"pod {name_of(pod)}, container {container.get('name')}"
     waiting = (container.get("state") or {}).get("waiting") or {}
     ended = (container.get("state") or {}).get("terminated") or (container.get("lastState") or {}).get(
         "terminated"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamba_api import names
-from mamba_operator.objects.manifest import Manifest, digest
+from mamba_operator.objects.manifest import Manifest, digest, metadata
 
 RECORD_KEY = "revision.json"
 """Key inside the ConfigMap."""
@@ -45,6 +45,11 @@ def revision_in(config: Manifest | None) -> EngineRevision | None:
         return revision if usable and revision.label else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def pod_revision(pod: Manifest) -> str | None:
+    """The label `revision` of a pod."""
+    return (metadata(pod).get("labels") or {}).get(names.LABEL_REVISION)
 
 
 def label_of(engine: Manifest) -> str | None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import timestamp
-from mamba_operator.objects.manifest import Manifest, annotation, digest, is_terminating, metadata
+from mamba_operator.objects.manifest import Manifest, annotation, digest, metadata
 from mamba_operator.objects.moment import moment
-from mamba_operator.objects.pod_trouble import is_engine, says_ready
+from mamba_operator.objects.pod_trouble import serves
+from mamba_operator.render.revision import pod_revision
 from mamba_planner.live_settings import LIVE
 
 MOUNT_LAG = 120.0
@@ -99,11 +100,9 @@ def to_tell(
         started = moment(str(meta.get("creationTimestamp")))
         run = _run(pod)
         if (
-            is_engine(pod)
-            and not is_terminating(pod)
+            serves(pod)
             and status.get("podIP")
-            and says_ready(status)
-            and (meta.get("labels") or {}).get(names.LABEL_REVISION) == revision
+            and pod_revision(pod) == revision
             and (started is None or (started - changed).total_seconds() < MOUNT_LAG)
             and told.get(run) != tuned.digest
         ):

@@ -4,7 +4,7 @@ Operations on the engine are relayed as AdminCall; draining is done here. Needs 
 """
 
 import ipaddress
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import Security
@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mamba_api.eviction import Eviction
 from mamba_api.strategy import Strategy
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import JsonResponse, error_answers, make_application, publish
@@ -33,7 +34,7 @@ class StrategyChange(BaseModel):
 
     trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
     maxCheckpointsPerPath: int | None = Field(None, ge=1, le=1024)  # noqa: N815 - as above
-    eviction: Literal["RecomputeCost", "LRU"] | None = None
+    eviction: Eviction | None = None
     strategy: Strategy | None = Field(None, validate_default=True)
 
     @field_validator("strategy")

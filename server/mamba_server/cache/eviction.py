@@ -7,13 +7,14 @@ bound on what a cache of this size can save. Called by the tree, the reclaimer a
 """
 
 import math
-from typing import Literal, get_args
+from typing import get_args
 
+from mamba_api import eviction
 from mamba_server.cache.ghosts import Ghost, GhostTree
 from mamba_server.cache.node import Node
 from mamba_server.cache.victims import Victims
 
-Policy = Literal["RecomputeCost", "LRU"]
+Policy = eviction.Eviction
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
