@@ -5,6 +5,7 @@ different depths or places. Built from host arrays alone; never reads the device
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,84 +17,104 @@ IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 HostIntegers = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
+class NoHostRoutes(RuntimeError):
+    """A plan that stays on the device from step to step has no integers on the host."""
+
+
 def index_tensor(values: HostIntegers, device: torch.device) -> torch.Tensor:
     """int64 copy of host integers on the device."""
     return to_device(torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)), device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SlotPlan:
-    """Sources and destinations of `n` states; tracked rows get the same state in a second slot as well."""
+    """Sources and destinations of `n` states; tracked rows get the same state in a second slot as well.
 
-    source_slots: list[int]
-    """[n] on the host; -1 = the zero state."""
-    target_slots: list[int]
-    track_slots: list[int]
-    """[n]; -1 = not tracked."""
-    routes: torch.Tensor
-    """[3, n] int64 on the host: the three lists, rows in one piece each."""
-    device_routes: torch.Tensor
-    """The same on the device; the host's own tensor where that is the device."""
-    source: torch.Tensor
-    """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
-    fresh: torch.Tensor | None
-    """[n] bool where the state starts at zero; None when nowhere."""
-    target: torch.Tensor
-    """[n] int64"""
-    tracked_rows: torch.Tensor | None
-    """[k] int64 rows that are tracked; None when there is none."""
-    tracked_slots: torch.Tensor | None
-    """[k] int64"""
+    A backend takes the routes in the form that it reads; what is derived from them is made when it is first
+    asked for. Forms that need the host raise NoHostRoutes where it does not know the routes.
+    """
+
+    device: torch.device
+    host_routes: HostIntegers | None
+    """[3, n] int64: source slot (-1 = the zero state), target slot, tracking slot (-1 = not tracked) of each
+    state, rows in one piece each. None where they are on the device alone."""
+    resident: torch.Tensor | None = None
+    """[3, n] int32, the same where kernels run, if it is there already; a row is dense."""
 
     @classmethod
     def build(
-        cls, slot_in: IntArray, slot_out: IntArray, track: IntArray, device: torch.device
+        cls,
+        slot_in: IntArray,
+        slot_out: IntArray,
+        track: IntArray,
+        device: torch.device,
+        resident: torch.Tensor | None = None,
     ) -> "SlotPlan":
         """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none)."""
-        fresh = slot_in < 0
-        rows = np.flatnonzero(track >= 0)
-        routes = np.array([slot_in, slot_out, track], np.int64)
-        return cls(
-            source_slots=slot_in.tolist(),
-            target_slots=slot_out.tolist(),
-            track_slots=track.tolist(),
-            routes=torch.from_numpy(routes),
-            device_routes=index_tensor(routes, device),
-            source=index_tensor(np.maximum(slot_in, 0), device),
-            fresh=index_tensor(fresh, device).bool() if fresh.any() else None,
-            target=index_tensor(slot_out, device),
-            tracked_rows=index_tensor(rows, device) if len(rows) else None,
-            tracked_slots=index_tensor(track[rows], device) if len(rows) else None,
-        )
+        return cls(device, np.array([slot_in, slot_out, track], np.int64), resident)
+
+    @cached_property
+    def device_routes(self) -> torch.Tensor:
+        """[3, n] int32 on the device."""
+        if self.resident is not None:
+            return self.resident
+        return to_device(torch.from_numpy(self._host.astype(np.int32)), self.device)
+
+    @cached_property
+    def routes(self) -> torch.Tensor:
+        """[3, n] int64 on the host."""
+        return torch.from_numpy(self._host)
+
+    @cached_property
+    def source_slots(self) -> list[int]:
+        """[n] on the host; -1 = the zero state."""
+        slots: list[int] = self._host[0].tolist()
+        return slots
+
+    @cached_property
+    def target_slots(self) -> list[int]:
+        """[n] on the host."""
+        slots: list[int] = self._host[1].tolist()
+        return slots
+
+    @cached_property
+    def track_slots(self) -> list[int]:
+        """[n] on the host; -1 = not tracked."""
+        slots: list[int] = self._host[2].tolist()
+        return slots
+
+    @cached_property
+    def source(self) -> torch.Tensor:
+        """[n] int64; the zero state reads the padding slot and is masked by `fresh`."""
+        return index_tensor(np.maximum(self._host[0], 0), self.device)
+
+    @cached_property
+    def fresh(self) -> torch.Tensor | None:
+        """[n] bool where the state starts at zero; None when nowhere."""
+        fresh = self._host[0] < 0
+        return index_tensor(fresh, self.device).bool() if fresh.any() else None
+
+    @cached_property
+    def target(self) -> torch.Tensor:
+        """[n] int64"""
+        return index_tensor(self._host[1], self.device)
+
+    @cached_property
+    def tracked(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """[k] int64 rows that are tracked, and [k] int64 their second slots; None when there is none."""
+        rows = np.flatnonzero(self._host[2] >= 0)
+        if not len(rows):
+            return None
+        return index_tensor(rows, self.device), index_tensor(self._host[2][rows], self.device)
 
     def split(self, rows: int) -> "list[tuple[slice, SlotPlan]]":
         """Plans of at most `rows` states each, and which of the states they are."""
-        n = len(self.source_slots)
-        return (
-            [(slice(0, n), self)]
-            if n <= rows
-            else [self._part(at, min(at + rows, n)) for at in range(0, n, rows)]
-        )
-
-    def _part(self, first: int, end: int) -> "tuple[slice, SlotPlan]":
-        some = slice(first, end)
-        before = sum(slot >= 0 for slot in self.track_slots[:first])
-        count = sum(slot >= 0 for slot in self.track_slots[some])
-        tracked = slice(before, before + count)
-        return some, SlotPlan(
-            source_slots=self.source_slots[some],
-            target_slots=self.target_slots[some],
-            track_slots=self.track_slots[some],
-            routes=self.routes[:, some],
-            device_routes=self.device_routes[:, some],
-            source=self.source[some],
-            fresh=None if self.fresh is None else self.fresh[some],
-            target=self.target[some],
-            tracked_rows=self.tracked_rows[tracked] - first
-            if count and self.tracked_rows is not None
-            else None,
-            tracked_slots=self.tracked_slots[tracked] if count and self.tracked_slots is not None else None,
-        )
+        host = self._host
+        n = host.shape[1]
+        if n <= rows:
+            return [(slice(0, n), self)]
+        parts = [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
+        return [(some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]))) for some in parts]
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:
         """Copies [n, ...] of the source slots of `cache` [slabs, ...]; zeros where the state is fresh."""
@@ -107,5 +128,12 @@ class SlotPlan:
         """Store `states` [n, ...] to the target slots, and those of tracked rows to their second slot."""
         states = states.to(cache.dtype)
         cache[self.target] = states
-        if self.tracked_rows is not None and self.tracked_slots is not None:
-            cache[self.tracked_slots] = states[self.tracked_rows]
+        if self.tracked is not None:
+            rows, slots = self.tracked
+            cache[slots] = states[rows]
+
+    @property
+    def _host(self) -> HostIntegers:
+        if self.host_routes is None:
+            raise NoHostRoutes("this plan is on the device alone: only Triton's kernels can follow it")
+        return self.host_routes

@@ -12,3 +12,11 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def aligned(entries: int) -> int:
+    """How many 4-byte entries a part of a packed buffer takes so that the next one begins at 16 bytes.
+
+    A kernel is compiled once more for a pointer that does not.
+    """
+    return -(-entries // 4) * 4

@@ -115,7 +115,8 @@ def _conv1d_prefill(
     begin = tl.load(chunk_start + tl.load(piece_chunk + piece))
     chunks_end = tl.load(piece_chunk + piece + 1)
     depth = tl.load(chunk_start + first) - begin
-    source, target = tl.load(routes + piece), tl.load(routes + route + piece)
+    source = tl.load(routes + piece).to(tl.int64)
+    target = tl.load(routes + route + piece).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = c < CHANNELS
     # Only the program of a piece's first chunk reads the window that the piece starts from, and so may store

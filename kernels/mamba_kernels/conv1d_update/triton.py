@@ -30,7 +30,7 @@ def call(
     routes: torch.Tensor,
     out: torch.Tensor,
 ) -> KernelCall:
-    """The launch that writes `out`; routes: [3, n] int64 as of `SlotPlan`."""
+    """The launch that writes `out`; routes: [3, n] int32 as of `SlotPlan`."""
     check("x", x, (None, None))
     n, channels = x.shape
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
@@ -38,7 +38,7 @@ def call(
     if bias is not None:
         check("bias", bias, (channels,), device=x.device)
     check("window", window, (None, K - 1, channels), device=x.device)
-    check("routes", routes, (3, n), dtypes=(torch.int64,), device=x.device)
+    check("routes", routes, (3, n), dtypes=(torch.int32,), device=x.device)
     launch = launch_for(
         "conv1d_update",
         x.device,
@@ -73,12 +73,13 @@ def _conv1d_update(
     CHANNELS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    source = tl.load(routes + row)
-    target = tl.load(routes + route + row)
-    track = tl.load(routes + 2 * route + row)
+    source = tl.load(routes + row).to(tl.int64)
+    target = tl.load(routes + route + row).to(tl.int64)
+    track = tl.load(routes + 2 * route + row).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < CHANNELS
     begun, tracked = at < extent_at(source, CHANNELS), at < extent_at(track, CHANNELS)
+    written = at < extent_at(target, CHANNELS)
     newest = tl.load(x + row * x_row + at, mask=inside, other=0.0)
     factor = tl.load(weight + (K - 1) * CHANNELS + at, mask=inside, other=0.0)
     sums = newest.to(tl.float32) * factor.to(tl.float32)
@@ -89,12 +90,12 @@ def _conv1d_update(
         sums += past.to(tl.float32) * factor.to(tl.float32)
         if k > 0:
             moved = window + (k - 1) * window_row + at
-            tl.store(moved + target * window_slab, past, mask=inside)
+            tl.store(moved + target * window_slab, past, mask=written)
             tl.store(moved + track * window_slab, past, mask=tracked)
     if K > 1:
         moved = window + (K - 2) * window_row + at
         newest = newest.to(window.dtype.element_ty)
-        tl.store(moved + target * window_slab, newest, mask=inside)
+        tl.store(moved + target * window_slab, newest, mask=written)
         tl.store(moved + track * window_slab, newest, mask=tracked)
     if bias is not None:
         sums += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)

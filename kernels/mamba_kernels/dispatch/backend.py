@@ -17,6 +17,8 @@ from mamba_kernels.cpu.packed_linear import KINDS
 from mamba_kernels.dispatch.operators import REFERENCE, Operators, triton_operators
 
 INTERPRETER = "TRITON_INTERPRET"
+TRITON = "triton"
+"""Name of the backend of Triton's kernels."""
 log = logging.getLogger(__name__)
 
 
@@ -41,7 +43,7 @@ def backend_for(
     wanted = environment.get(VARIABLE, "auto")
     if wanted == "torch":
         return TORCH
-    if wanted == "triton" or (wanted == "auto" and device.type == "cuda"):
+    if wanted == TRITON or (wanted == "auto" and device.type == "cuda"):
         return _triton(device, dtype, environment, wanted)
     if device.type != "cpu":
         raise UnknownKernels(
@@ -70,7 +72,7 @@ def _triton(device: torch.device, dtype: torch.dtype, environment: Mapping[str, 
     if dtype == torch.float64:
         _warn_of("Triton", dtype)
         return TORCH
-    return Backend("triton", operators)
+    return Backend(TRITON, operators)
 
 
 @cache

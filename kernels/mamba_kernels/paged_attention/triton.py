@@ -91,12 +91,19 @@ def decode_kernel(
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, QUERY_UNIT: tl.constexpr, KV_UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads, rows, SPLITS). Strides in units: what they divide by is known when compiling."""
+    """Grid (kv_heads, rows, SPLITS). Strides in units: what they divide by is known when compiling.
+    A row without context becomes zero."""
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(context_len + row)
     width = _split_width(context, SPLITS, BLOCK, LEAST)
     begin = split * width
     end = tl.minimum(begin + width, context)
+    r = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, PADDED)
+    head = kv_head * GROUP + r
+    mine = r < GROUP
+    mask = mine[:, None] & (d < WIDTH)[None, :]
+    at = row.to(tl.int64) * out_row + head * out_head
     if begin < end:
         total, top, weight = _attend(
             query, kv, page_table + tl.load(table_row + row) * table_stride, row, context - 1, 1,
@@ -105,19 +112,16 @@ def decode_kernel(
             kv_token * KV_UNIT, kv_head_stride * KV_UNIT,
             GROUP, BLOCK_M, BLOCK, WIDTH, PADDED, PAGE, DOT,
         )  # fmt: skip
-        r = tl.arange(0, BLOCK_M)
-        d = tl.arange(0, PADDED)
-        head = kv_head * GROUP + r
-        mine = r < GROUP
-        mask = mine[:, None] & (d < WIDTH)[None, :]
         total = total / weight[:, None]
         if SPLITS == 1:
-            at = row.to(tl.int64) * out_row + head * out_head
             tl.store(out + at[:, None] + d[None, :], total.to(out.dtype.element_ty), mask=mask)
         else:
             part = (row.to(tl.int64) * HEADS + head) * SPLITS + split
             tl.store(parts + part[:, None] * WIDTH + d[None, :], total, mask=mask)
             tl.store(logs + part, top + tl.log2(weight), mask=mine)
+    elif SPLITS == 1:
+        none = tl.zeros([BLOCK_M, PADDED], tl.float32).to(out.dtype.element_ty)
+        tl.store(out + at[:, None] + d[None, :], none, mask=mask)
 
 
 @triton.jit(do_not_specialize=["out_row", "out_head"])

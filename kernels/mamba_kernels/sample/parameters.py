@@ -1,8 +1,10 @@
 """What decides the choice of L rows of logits: tensors on the device, one entry a row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
+
+from mamba_kernels.transfer import aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,30 @@ class SampleParameters:
     """[L] float32; the three penalties, read where there is a row of counts"""
     presence: torch.Tensor
     frequency: torch.Tensor
+
+    @classmethod
+    def packed(cls, memory: torch.Tensor, rows: int) -> "SampleParameters":
+        """Views of the parameters of `rows` rows in `memory`, int32 `[packed_size(rows)]`."""
+        width = aligned(rows)
+        columns = dict(zip(_COLUMNS, memory[: len(_COLUMNS) * width].view(-1, width)[:, :rows], strict=True))
+        narrow = {
+            name: column if name in _INTEGERS else column.view(torch.float32)
+            for name, column in columns.items()
+        }
+        return cls(**narrow, words=memory[len(_COLUMNS) * width :].view(-1, 2)[:rows])
+
+    def of_rows(self, rows: slice) -> "SampleParameters":
+        """Those of some rows."""
+        return SampleParameters(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "counts_row", "repetition", "presence", "frequency")
+_INTEGERS = ("top_k", "counts_row")
+
+
+def packed_size(rows: int) -> int:
+    """int32 entries that the parameters of `rows` rows take."""
+    return (len(_COLUMNS) + 2) * aligned(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ def _ssd_prefill(
     head = tl.program_id(0) // blocks
     piece = tl.program_id(1)
     group = head // HEADS_PER_GROUP
-    source, target = tl.load(routes + piece), tl.load(routes + route + piece)
+    source = tl.load(routes + piece).to(tl.int64)
+    target = tl.load(routes + route + piece).to(tl.int64)
     p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_T)

@@ -35,9 +35,9 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
 
 
 def call(state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor) -> KernelCall:
-    """The launch; routes: [3, n] int64, source, target and tracking slot of each row (-1 = zero, none)."""
+    """The launch; routes: [3, n] int32, source, target and tracking slot of each row (-1 = zero, none)."""
     n, H, P, G, N = check_scan(state, inputs, out)
-    check("routes", routes, (3, n), dtypes=(torch.int64,), device=state.device)
+    check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     width = block_of(N)
     launch = launch_for(
         "state_update",
@@ -67,17 +67,17 @@ def _state_update(
     head = tl.program_id(0) // blocks
     group = head // HEADS_PER_GROUP
     row = tl.program_id(1).to(tl.int64)
-    source = tl.load(routes + row)
-    target = tl.load(routes + route + row)
-    track = tl.load(routes + 2 * route + row)
+    source = tl.load(routes + row).to(tl.int64)
+    target = tl.load(routes + route + row).to(tl.int64)
+    track = tl.load(routes + 2 * route + row).to(tl.int64)
 
     p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
     rows, columns = p < P, n < N
-    inside = rows[:, None] & columns[None, :]
     at = head * state_head + p[:, None] * state_row + n[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
     begun = rows[:, None] & (n < extent_at(source, N))[None, :]
+    written = rows[:, None] & (n < extent_at(target, N))[None, :]
     tracked = rows[:, None] & (n < extent_at(track, N))[None, :]
     h = tl.load(state + source * state_slab + at, mask=begun, other=0.0, eviction_policy="evict_first")
     h = h.to(tl.float32)
@@ -93,6 +93,6 @@ def _state_update(
     tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
 
     stored = h.to(state.dtype.element_ty)
-    tl.store(state + target * state_slab + at, stored, mask=inside, eviction_policy="evict_first")
+    tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
     tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")

@@ -32,7 +32,7 @@ def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tu
 def scan_arguments(
     state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor
 ) -> dict[str, Any]:
-    """Tensors and strides by the names that both kernels give them; routes: [3, n], of a `SlotPlan`."""
+    """Tensors and strides by the names that both kernels give them; routes: [3, n] int32, of a `SlotPlan`."""
     return {
         "state": state,
         "state_slab": state.stride(0),

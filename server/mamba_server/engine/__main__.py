@@ -63,7 +63,8 @@ def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
     engine = boot(settings, report)
     use_threads(engine, threads_for(engine.plan.weights_bytes, cores) if ours else None)
     shown = ready_plan(engine)
-    process = EngineProcess(engine.core, Admin(engine.core, shown), port)
+    admin = Admin(engine.core, shown)
+    process = EngineProcess(engine.core, admin, port, device_counters=engine.device_counters)
     never_search_old_objects()
     try:
         process.run(

@@ -29,6 +29,7 @@ from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
 from mamba_server.engine.core import EngineCore
+from mamba_server.engine.device_counters import Counters, device_counters
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.fingerprint import fingerprint_of
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, ThreadStream
@@ -36,6 +37,7 @@ from mamba_server.engine.limits import Limits
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
+from mamba_server.engine.step_graphs import StepGraphs
 from mamba_server.engine.step_pace import STEP_TIME, StepPace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
@@ -57,6 +59,8 @@ class Trial:
     """Asked before each allocation: true makes it fail."""
     stream: Callable[[ForwardStream], ForwardStream] | None = None
     """Wraps the forward stream."""
+    graphs: StepGraphs | None = None
+    """Captures decode steps, in the place of what does on the device."""
 
 
 NO_TRIAL = Trial()
@@ -73,6 +77,7 @@ class Engine:
     stream: ForwardStream
     kernels: Backend
     """What computes."""
+    device_counters: Counters
 
 
 def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> Engine:
@@ -118,6 +123,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         eos_token_ids=config.eos_token_ids,
         device=device,
         sample=model.backend.operators.sample,
+        graphs=trial.graphs or _graphs(stream, made),
     )
     core = EngineCore(
         Scheduler(cache, limits, StartBudget(time.monotonic)),
@@ -129,7 +135,10 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         pace=_pace(settings, limits, device),
         attention_ratio=attention_ratio(config),
     )
-    return Engine(core, made, config, directory, stream, model.backend)
+    if device.type == "cuda":
+        stream.wait(stream.launch(lambda: runner.warm_up(report)))
+    counters = device_counters(device, model.backend)
+    return Engine(core, made, config, directory, stream, model.backend, counters)
 
 
 def pick_device(wanted: Literal["auto", "cpu", "cuda"]) -> torch.device:
@@ -155,6 +164,15 @@ def make_stream(device: torch.device, *, overlap: bool) -> ForwardStream:
 
         return CudaStream(device)
     return ThreadStream() if overlap else InlineStream()
+
+
+def _graphs(stream: ForwardStream, made: MemoryPlan) -> StepGraphs | None:
+    from mamba_server.engine.cuda_graphs import CudaGraphs
+    from mamba_server.engine.cuda_stream import CudaStream
+
+    # Of the budget, what is left to steps that are no graphs.
+    planned = made.budget_bytes - made.weights_bytes - made.arena_bytes
+    return CudaGraphs(stream, planned) if isinstance(stream, CudaStream) else None
 
 
 def _memory(settings: EngineSettings, device: torch.device) -> Device:

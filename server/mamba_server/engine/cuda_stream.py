@@ -17,15 +17,15 @@ class CudaStream:
     """One CUDA stream on `device`; every state write of the engine happens on it, in order (O1)."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)
         self._events: dict[int, torch.cuda.Event] = {}
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
         ticket = Ticket(work)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             ticket.run()
             event = torch.cuda.Event()
-            event.record(self._stream)
+            event.record(self.stream)
         self._events[id(ticket)] = event
         return ticket
 
@@ -34,4 +34,4 @@ class CudaStream:
         return ticket.get()
 
     def close(self) -> None:
-        self._stream.synchronize()
+        self.stream.synchronize()

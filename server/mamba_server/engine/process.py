@@ -12,6 +12,7 @@ import zmq
 from mamba_server import wire
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.core import EngineCore
+from mamba_server.engine.device_counters import Counters
 from mamba_server.engine.errors import DeviceLost
 from mamba_server.engine.garbage import search_new_objects
 from mamba_server.engine.stats import collect
@@ -78,9 +79,15 @@ class EngineProcess:
     """The loop around one core."""
 
     def __init__(
-        self, core: EngineCore, admin: Admin, port: Port, clock: Callable[[], float] = time.monotonic
+        self,
+        core: EngineCore,
+        admin: Admin,
+        port: Port,
+        clock: Callable[[], float] = time.monotonic,
+        device_counters: Counters = dict,
     ) -> None:
         self._core = core
+        self._device_counters = device_counters
         self._admin = admin
         self._port = port
         self._clock = clock
@@ -154,7 +161,7 @@ class EngineProcess:
 
     def _send_stats(self) -> None:
         self._next_stats = self._clock() + STATS_SECONDS
-        stats: EngineStats = collect(self._core)
+        stats: EngineStats = collect(self._core, self._device_counters())
         self._port.send(stats)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mamba_kernels.dispatch.operators import Operator
@@ -19,15 +18,21 @@ from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
 from mamba_server.cache.persistent_batch import Ints, PersistentBatch
 from mamba_server.engine.core import StepResult
-from mamba_server.engine.sampler import SampledTokens, Sampler, TokenScores, block_rows, joined, score_tokens
+from mamba_server.engine.decode_step import DecodeStep
+from mamba_server.engine.decode_steps import DecodeSteps, Progress
+from mamba_server.engine.landing import PromptSpan, land, of_members, on_host, to_host
+from mamba_server.engine.sampler import SampledTokens, Sampler, joined
 from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penalized
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
+from mamba_server.engine.step_graphs import StepGraphs
+from mamba_server.engine.token_scores import TokenScores, block_rows, score_tokens
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.page_table import PageTable
-from mamba_server.wire import SamplingParams, TokenLogprobs
+from mamba_server.model.trial_batch import trial_batch
+from mamba_server.wire import SamplingParams
 
 _FIELDS = tuple(field.name for field in fields(HostBatch))
 
@@ -42,15 +47,6 @@ class _Newcomer:
     prompt_len: int
     token_ids: Ints
     """Prompt and output so far; empty unless a penalty asks for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptSpan:
-    piece: int
-    first: int
-    stop: int
-    follow: Ints
-    top: int
 
 
 class ModelRunner:
@@ -68,20 +64,43 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         device: torch.device,
         sample: Operator | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
-        """`sample`: as of `Sampler`."""
+        """`sample`: as of `Sampler`; `graphs`: captures decode steps where kernels alone compute."""
         self._model = model
         self._cache = cache
         self._persistent = persistent
         self._chunk = chunk
         self._page_size = page_size
         self._device = device
-        self._last_token = torch.zeros(persistent.rows, dtype=torch.int32, device=device)
+        # One row more than there are sequences: that of padding.
+        self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
         self._sampler = Sampler(vocab_size, device, eos_token_ids, sample)
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
+        self._decode_steps: DecodeSteps | None = None
+        if sample is not None and model.decodes_resident:
+            self._sampler.reserve(persistent.rows)
+            self._decode_steps = DecodeSteps(self._decode_step, persistent.max_running, graphs)
+
+    def warm_up(self, report: Progress) -> bool:
+        """Compile and capture now what kernels alone compute, so that nothing of it is done while serving.
+
+        On the forward stream, before the first step. False where there is nothing to prepare.
+        """
+        if self._decode_steps is None:
+            return False
+        self._decode_steps.warm_up(report)
+        report("preparing prompts", 0, 1)
+        host = trial_batch(self._chunk, self._persistent.rows)
+        with torch.inference_mode():
+            ids = self._last_token.new_zeros(len(host.positions))
+            hidden = self._model.hidden(self._batch_of(host, ids), self._cache)
+            self._sampler.try_out(self._model.logits(hidden), _to(host.context_len, self._device))
+        report("preparing prompts", 1, 1)
+        return True
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Everything the step needs, taken now; the work to launch."""
@@ -97,7 +116,7 @@ class ModelRunner:
             for sequence in (piece.sequence for piece in schedule.pieces if piece.final)
         ]
         spans = [
-            _PromptSpan(piece, first, stop, follow, schedule.pieces[piece].sequence.params.prompt_logprobs)
+            PromptSpan(piece, first, stop, follow, schedule.pieces[piece].sequence.params.prompt_logprobs)
             for piece, (first, stop, follow) in arrays.prompt_spans.items()
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
@@ -109,21 +128,17 @@ class ModelRunner:
         pages: tuple[Ints, Ints],
         decodes: int,
         newcomers: list[_Newcomer],
-        spans: list[_PromptSpan],
+        spans: list[PromptSpan],
     ) -> Callable[[], StepResult]:
         with torch.inference_mode():
             # First of all: the next step names them too, whatever becomes of this one.
             self._page_table.write(*pages)
             self._admit(newcomers)
             sampling_rows = arrays.table_row[arrays.sampling]
-            batch = ForwardBatch.from_host(
-                HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
-                token_ids=arrays.token_ids,
-                page_table=self._page_table.entries,
-                chunk_size=self._chunk,
-                page_size=self._page_size,
-                device=self._device,
-            )
+            host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS})
+            if (step := self._prepared(host)) is not None:
+                return self._decode(step, host)
+            batch = self._batch_of(host, arrays.token_ids)
             rows = _to(sampling_rows.astype(np.int64), self._device)
             if decodes:
                 batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
@@ -132,15 +147,53 @@ class ModelRunner:
             wanted = len(arrays.sampling)
             probes = hidden[wanted : len(arrays.checked)]
             if not wanted:
-                finite = _to_host(is_finite(probes))
-                return lambda: _land(None, spans, scores, [], _of_members(finite, arrays.checked))
+                finite = to_host(is_finite(probes))
+                return lambda: land(None, spans, scores, [], of_members(finite, arrays.checked))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
             sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
-            finite = _to_host(torch.cat([sampled.finite, is_finite(probes)]))
+            finite = to_host(torch.cat([sampled.finite, is_finite(probes)]))
             self._last_token[rows] = sampled.ids
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
-            landed = _on_host(sampled)
-            return lambda: _land(landed, spans, scores, tops, _of_members(finite, arrays.checked))
+            landed = on_host(sampled)
+            return lambda: land(landed, spans, scores, tops, of_members(finite, arrays.checked))
+
+    def _batch_of(self, host: HostBatch, token_ids: torch.Tensor | Ints) -> ForwardBatch:
+        return ForwardBatch.from_host(
+            host,
+            token_ids=token_ids,
+            page_table=self._page_table.entries,
+            chunk_size=self._chunk,
+            page_size=self._page_size,
+            device=self._device,
+        )
+
+    def _decode_step(self, rows: int) -> DecodeStep:
+        return DecodeStep(
+            rows, self._model, self._cache, self._sampler, self._page_table.entries, self._last_token,
+            self._page_size,
+        )  # fmt: skip
+
+    def _prepared(self, host: HostBatch) -> DecodeStep | None:
+        """What does the step again and again, if it only decodes."""
+        sequences = len(host.context_len)
+        if self._decode_steps is None or len(host.decode_track) < sequences:
+            return None
+        return self._decode_steps.step_for(sequences)
+
+    def _decode(self, step: DecodeStep, host: HostBatch) -> Callable[[], StepResult]:
+        hidden = step.forward(host)
+        rows = [self._sampling[row] for row in host.table_row.tolist()]
+        if all(row.plain for row in rows):
+            self._sampler.meet([row for row in rows if row.counts_row >= 0])
+            choice = step.choose(rows)
+            sampled = SampledTokens(choice.ids, choice.finite, None, None, None)
+        else:
+            positions = _to(host.context_len, self._device)
+            sampled = self._sample(hidden, self._sampling_batch(host.table_row), positions)
+            self._last_token[_to(host.table_row.astype(np.int64), self._device)] = sampled.ids
+        landed = on_host(sampled, reused=True)
+        tops = [row.params.logprobs for row in rows]
+        return lambda: land(landed, [], [], tops, landed.finite.numpy())
 
     def _sample(
         self, hidden: torch.Tensor, batches: list[SamplingBatch], positions: torch.Tensor
@@ -174,88 +227,19 @@ class ModelRunner:
             self._batch_key = key
         return self._batch
 
-    def _score(self, hidden: torch.Tensor, span: _PromptSpan) -> TokenScores:
+    def _score(self, hidden: torch.Tensor, span: PromptSpan) -> TokenScores:
         """Block by block: the logits of all rows of a prompt may be larger than the model."""
         size = block_rows(self._sampler.vocab_size)
         follow = _to(span.follow.astype(np.int64), self._device)
         blocks = zip(hidden[span.first : span.stop].split(size), follow.split(size), strict=True)
         parts = [score_tokens(self._model.logits(rows), ids, max(1, span.top)) for rows, ids in blocks]
         return TokenScores(
-            _to_host(torch.cat([part.logprob for part in parts])),
-            _to_host(torch.cat([part.rank for part in parts])),
-            _to_host(torch.cat([part.top_ids for part in parts])),
-            _to_host(torch.cat([part.top_logprobs for part in parts])),
+            to_host(torch.cat([part.logprob for part in parts])),
+            to_host(torch.cat([part.rank for part in parts])),
+            to_host(torch.cat([part.top_ids for part in parts])),
+            to_host(torch.cat([part.top_logprobs for part in parts])),
         )
 
 
 def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return to_device(torch.from_numpy(np.ascontiguousarray(array)), device)
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start the copy; it is complete when the step's fence has passed."""
-    if tensor.device.type != "cuda":
-        return tensor
-    out = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return out.copy_(tensor, non_blocking=True)
-
-
-def _on_host(sampled: SampledTokens) -> SampledTokens:
-    def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else _to_host(tensor)
-
-    return SampledTokens(
-        _to_host(sampled.ids),
-        _to_host(sampled.finite),
-        copy(sampled.logprob),
-        copy(sampled.top_ids),
-        copy(sampled.top_logprobs),
-    )
-
-
-def _of_members(finite: torch.Tensor, checked: list[int]) -> npt.NDArray[np.bool_]:
-    """From the order of the logits to that of the schedule."""
-    out = np.ones(len(checked), np.bool_)
-    out[checked] = finite.numpy()
-    return out
-
-
-def _land(
-    sampled: SampledTokens | None,
-    spans: list[_PromptSpan],
-    scores: list[TokenScores],
-    tops: list[int],
-    finite: npt.NDArray[np.bool_],
-) -> StepResult:
-    """The step's numbers on the host. Runs after the fence."""
-    tokens = np.empty(0, np.int32) if sampled is None else sampled.ids.numpy()
-    prompt: dict[int, list[TokenLogprobs]] = {}
-    for span, score in zip(spans, scores, strict=True):
-        follow = span.follow.tolist()
-        prompt[span.piece] = [
-            TokenLogprobs(token, logprob, ids[: span.top], values[: span.top], rank)
-            for token, logprob, rank, ids, values in zip(
-                follow,
-                score.logprob.tolist(),
-                score.rank.tolist(),
-                score.top_ids.tolist(),
-                score.top_logprobs.tolist(),
-                strict=True,
-            )
-        ]
-    return StepResult(tokens, _row_logprobs(sampled, tops), prompt, finite)
-
-
-def _row_logprobs(sampled: SampledTokens | None, tops: list[int]) -> dict[int, TokenLogprobs]:
-    if sampled is None or sampled.logprob is None:
-        return {}
-    out = {}
-    logprobs, ids = sampled.logprob.tolist(), sampled.ids.tolist()
-    top_ids = sampled.top_ids.tolist() if sampled.top_ids is not None else None
-    top_logprobs = sampled.top_logprobs.tolist() if sampled.top_logprobs is not None else None
-    for index, top in enumerate(tops):
-        if top < 0:
-            continue
-        best = (top_ids[index][:top], top_logprobs[index][:top]) if top_ids and top_logprobs else ([], [])
-        out[index] = TokenLogprobs(ids[index], logprobs[index], *best)
-    return out

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from mamba_kernels.dispatch.operators import Operator
-from mamba_kernels.sample import Counts
+from mamba_kernels.sample import Choice, Counts, SampleParameters
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
 from mamba_kernels.transfer import to_device
-from mamba_planner.workspace import BLOCK_LOGITS, LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS, Tokens
 from mamba_server.engine.sampling_batch import (
     Filter,
@@ -27,15 +26,11 @@ from mamba_server.engine.sampling_batch import (
     TokenEntries,
     penalized,
 )
+from mamba_server.engine.token_scores import block_rows, score_tokens
 from mamba_server.wire import SamplingParams
 
 Truncation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(logits [r, vocab], parameter [r, 1]) -> mask of the tokens that stay."""
-
-
-def block_rows(vocab_size: int) -> int:
-    """Rows of logits that are sampled or scored together: bounds the copies that this takes."""
-    return max(1, min(LOGIT_ROWS, BLOCK_LOGITS // vocab_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +46,6 @@ class SampledTokens:
     top_ids: torch.Tensor | None
     """[L, k] int32, best first, k = the most any row asks for; None when k is 0."""
     top_logprobs: torch.Tensor | None
-    """[L, k]"""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """Log-probabilities of given tokens and of the most likely ones, on the device."""
-
-    logprob: torch.Tensor
-    """[L]"""
-    rank: torch.Tensor
-    """[L] int64: 1 and how many tokens are more likely"""
-    top_ids: torch.Tensor
-    """[L, k] int32"""
-    top_logprobs: torch.Tensor
     """[L, k]"""
 
 
@@ -114,6 +95,33 @@ class Sampler:
             blocked=tuple(sorted({t for t in (*eos, *params.stop_token_ids) if 0 <= t < self.vocab_size})),
         )
 
+    def reserve(self, rows: int) -> None:
+        """Counts for `rows` sequences with penalties: as long as they do, the tables stay where they are."""
+        missing = rows - len(self._owners)
+        for name in ("_output_counts", "_in_prompt"):
+            table: torch.Tensor = getattr(self, name)
+            setattr(self, name, torch.cat([table, table.new_zeros(missing, self.vocab_size)]))
+        self._owners += [-1] * missing
+
+    def choose(self, logits: torch.Tensor, parameters: SampleParameters, positions: torch.Tensor) -> Choice:
+        """The operator's choice for rows that want a token and no more; those with penalties have been met.
+
+        logits: [r, vocab] float32, overwritten; parameters of r rows; positions: [r] as of `sample`.
+        """
+        assert self._operator is not None
+        choice: Choice = self._operator(
+            logits, parameters, Counts(self._output_counts, self._in_prompt), positions
+        )
+        return choice
+
+    def try_out(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
+        """Compile what sampling needs with rows of each kind, counted nowhere; arguments as of `sample`."""
+        asked = SamplingParams(
+            max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1, logit_bias={0: 0.0}
+        )
+        row = SamplingRow(asked, 0, 0, -1, -1, NO_TOKENS, ())
+        self.sample(logits, self.batch([row] * len(logits)), positions)
+
     def release(self, row: SamplingRow) -> None:
         """The sequence ended or was preempted. Its counts may be reused from the next `admit` on."""
         if row.counts_row >= 0:
@@ -161,10 +169,9 @@ class Sampler:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and whether the logits are finite, both [L]; the ids are counted."""
         if batch.penalties is not None:
-            self._meet(batch.penalties.owners)
-        if self._operator is not None:
-            counts = Counts(self._output_counts, self._in_prompt)
-            choice = self._operator(logits, batch.parameters, counts, positions)
+            self.meet(batch.penalties.owners)
+        if batch.parameters is not None:
+            choice = self.choose(logits, batch.parameters, positions)
             return choice.ids, choice.finite
         finite = is_finite(logits)
         if batch.penalties is not None:
@@ -212,41 +219,15 @@ class Sampler:
         self._rows += 1
         return self._rows - 1
 
-    def _meet(self, owners: list[SamplingRow]) -> None:
-        """Set up the rows of sequences that are here for the first time."""
+    def meet(self, owners: Sequence[SamplingRow]) -> None:
+        """Set up the counts of sequences with penalties that are here for the first time."""
         for row in owners:
             if (missing := row.counts_row + 1 - len(self._owners)) > 0:
-                missing = max(missing, len(self._owners), 4)
-                for name in ("_output_counts", "_in_prompt"):
-                    table: torch.Tensor = getattr(self, name)
-                    setattr(self, name, torch.cat([table, table.new_zeros(missing, self.vocab_size)]))
-                self._owners += [-1] * missing
+                self.reserve(len(self._owners) + max(missing, len(self._owners), 4))
             if self._owners[row.counts_row] != row.serial:
                 self._owners[row.counts_row] = row.serial
                 self._in_prompt[row.counts_row] = self._histogram(row.token_ids[: row.prompt_len]) > 0
                 self._output_counts[row.counts_row] = self._histogram(row.token_ids[row.prompt_len :])
-
-
-def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> TokenScores:
-    """Log-probabilities of given next tokens, for prompt log-probabilities.
-
-    logits: [L, vocab] float32; token_ids: [L]; top: how many of the most likely tokens to add.
-    """
-    if len(logits) > (size := block_rows(logits.shape[1])):
-        blocks = zip(logits.split(size), token_ids.split(size), strict=True)
-        parts = [score_tokens(*block, top) for block in blocks]
-        return TokenScores(
-            torch.cat([part.logprob for part in parts]),
-            torch.cat([part.rank for part in parts]),
-            torch.cat([part.top_ids for part in parts]),
-            torch.cat([part.top_logprobs for part in parts]),
-        )
-    with torch.inference_mode():
-        normalizer = logits.logsumexp(-1, keepdim=True)
-        chosen = logits.gather(1, token_ids.to(torch.int64)[:, None])
-        rank = (logits > chosen).sum(-1) + 1
-        values, ids = logits.topk(min(top, logits.shape[1]))
-        return TokenScores((chosen - normalizer)[:, 0], rank, ids.to(torch.int32), values - normalizer)
 
 
 def joined(parts: list[SampledTokens]) -> SampledTokens:

@@ -7,10 +7,12 @@ from the rows in the order of their logits. Nothing here changes from one step t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mamba_kernels.sample import SampleParameters
 from mamba_kernels.sample.noise import seed_words
+from mamba_kernels.sample.parameters import packed_size
 from mamba_kernels.transfer import to_device
 from mamba_server.cache.node import Tokens
 from mamba_server.wire import SamplingParams
@@ -39,6 +41,12 @@ class SamplingRow:
     """Prompt and what was generated before it was admitted (again); empty unless there are penalties."""
     blocked: tuple[int, ...]
     """Token ids that may not come before `min_tokens` outputs."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it wants a token and no more: neither log-probabilities nor entries of its own in the
+        logits."""
+        return self.params.logprobs < 0 and not self.params.logit_bias and not self.params.min_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,22 +185,28 @@ class SamplingBatch:
         )
 
 
-def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> SampleParameters:
-    def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return to_device(torch.tensor(values, dtype=dtype), device)
+def write_parameters(rows: Sequence[SamplingRow], vocab_size: int, to: SampleParameters) -> None:
+    """Write the parameters of `rows` to the first rows of `to`, which is on the host."""
+    asked, n = [row.params for row in rows], len(rows)
+    columns: dict[str, list[float]] = {
+        "temperature": [max(0.0, each.temperature) for each in asked],
+        "top_k": [min(max(0, each.top_k), vocab_size) for each in asked],
+        "top_p": [each.top_p for each in asked],
+        "min_p": [each.min_p for each in asked],
+        "counts_row": [row.counts_row for row in rows],
+        "repetition": [each.repetition_penalty for each in asked],
+        "presence": [each.presence_penalty for each in asked],
+        "frequency": [each.frequency_penalty for each in asked],
+    }
+    for name, values in columns.items():
+        getattr(to, name).numpy()[:n] = values
+    to.words.numpy()[:n] = np.array([seed_words(row.seed) for row in rows], np.int32).reshape(n, 2)
 
-    asked = [row.params for row in rows]
-    return SampleParameters(
-        temperature=column([max(0.0, each.temperature) for each in asked]),
-        top_k=column([min(max(0, each.top_k), vocab_size) for each in asked], torch.int32),
-        top_p=column([each.top_p for each in asked]),
-        min_p=column([each.min_p for each in asked]),
-        words=to_device(torch.tensor([seed_words(row.seed) for row in rows], dtype=torch.int32), device),
-        counts_row=column([row.counts_row for row in rows], torch.int32),
-        repetition=column([each.repetition_penalty for each in asked]),
-        presence=column([each.presence_penalty for each in asked]),
-        frequency=column([each.frequency_penalty for each in asked]),
-    )
+
+def _parameters(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> SampleParameters:
+    memory = torch.zeros(packed_size(len(rows)), dtype=torch.int32)
+    write_parameters(rows, vocab_size, SampleParameters.packed(memory, len(rows)))
+    return SampleParameters.packed(to_device(memory, device), len(rows))
 
 
 def _indices(values: list[int], device: torch.device) -> torch.Tensor:

@@ -1,12 +1,17 @@
 """The engine's numbers as one `EngineStats` message: counters that grow, gauges, times of the last steps."""
 
+from collections.abc import Mapping
+
 from mamba_server.cache import ledger
 from mamba_server.engine.core import EngineCore
 from mamba_server.wire import EngineStats
 
+_NOTHING: Mapping[str, float] = {}
 
-def collect(core: EngineCore) -> EngineStats:
-    """Everything since start (counters), now (gauges) and since the last call (times)."""
+
+def collect(core: EngineCore, of_device: Mapping[str, float] = _NOTHING) -> EngineStats:
+    """Everything since start (counters), now (gauges) and since the last call (times). `of_device`: counters
+    beside those of the core."""
     cache, scheduler = core.cache, core.scheduler
     account = ledger.account(cache)
     done, made = cache.counters, scheduler.counters
@@ -21,6 +26,7 @@ def collect(core: EngineCore) -> EngineStats:
         "checkpoints_evicted_total": done.evicted,
         "steps_total": core.step_number,
         "failed_steps_total": core.failed_steps,
+        **of_device,
     }
     for cause, count in done.misses.items():
         counters[f"prefix_misses_total{{cause={cause}}}"] = count

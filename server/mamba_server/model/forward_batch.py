@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from mamba_kernels.transfer import to_device
+from mamba_kernels.transfer import aligned, to_device
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
@@ -27,7 +27,7 @@ class HostBatch:
     context_len: IntArray
     """[S] tokens with KV after this step, the new ones included"""
     slot_in: IntArray
-    """[S] slot the state is read from; -1 = zero state"""
+    """[S] slot the state is read from; -1 = zero state. It and the next two stay neighbours."""
     slot_out: IntArray
     """[S] live slot: the final state goes here"""
     decode_track: IntArray
@@ -121,6 +121,8 @@ class ForwardBatch:
     logits_rows: torch.Tensor
     page_table: torch.Tensor
     """[R, W] pages of all sequences: stays on the device from step to step."""
+    decode_routes: torch.Tensor
+    """[3, D] `slot_in`, `slot_out` and `decode_track` of the decodes."""
     host: HostBatch
 
     @classmethod
@@ -144,19 +146,22 @@ class ForwardBatch:
         if isinstance(token_ids, np.ndarray):
             names.append("token_ids")
             arrays.append(token_ids)
-        flat = torch.from_numpy(
-            np.concatenate([array.ravel() for array in arrays]).astype(np.int32, copy=False)
-        )
-        flat = to_device(flat, device)
+        at = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()
+        flat = np.empty(at[-1], np.int32)
+        for first, array in zip(at, arrays, strict=False):
+            flat[first : first + array.size] = array
+        there = to_device(torch.from_numpy(flat), device)
         views = {
-            name: part.view(array.shape)
-            for name, part, array in zip(names, flat.split([a.size for a in arrays]), arrays, strict=True)
+            name: there[first : first + array.size]
+            for name, first, array in zip(names, at, arrays, strict=False)
         }
+        decodes, row = len(host.decode_track), aligned(len(host.slot_in))
+        routes = there.as_strided((3, decodes), (row, 1), at[names.index("slot_in")])
         if isinstance(token_ids, torch.Tensor):
             views["token_ids"] = token_ids
         return cls(
             tokens=len(host.positions),
-            decodes=len(host.decode_track),
+            decodes=decodes,
             sequences=len(host.context_len),
             chunks=len(host.chunk_start),
             ranks=int(host.chunk_rank.max()) + 1 if len(host.chunk_rank) else 0,
@@ -164,6 +169,7 @@ class ForwardBatch:
             max_context=int(host.context_len.max()) if len(host.context_len) else 0,
             page_size=page_size,
             page_table=page_table,
+            decode_routes=routes,
             host=host,
             **views,
         )

@@ -8,11 +8,14 @@ from mamba_server.model.forward_batch import IntArray
 
 
 class PageTable:
-    """`rows` rows of up to `pages` entries on `device`; each place is that of the host's own table."""
+    """`rows` rows of up to `pages` entries on `device`; each place is that of the host's own table.
+
+    One row more, the last, is nobody's: that of the padding of a step.
+    """
 
     def __init__(self, rows: int, pages: int, device: torch.device) -> None:
-        self.entries = torch.zeros(rows, pages, dtype=torch.int32, device=device)
-        """[rows, pages] int32; what a row has beyond its last page means nothing."""
+        self.entries = torch.zeros(rows + 1, pages, dtype=torch.int32, device=device)
+        """[rows + 1, pages] int32; what a row has beyond its last page means nothing."""
         self._flat = self.entries.view(-1)
 
     def write(self, places: IntArray, pages: IntArray) -> None:

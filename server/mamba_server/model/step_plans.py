@@ -44,7 +44,9 @@ class StepPlans:
         return cls(
             tokens=batch.tokens,
             decodes=D,
-            decode=SlotPlan.build(host.slot_in[:D], host.slot_out[:D], host.decode_track, device)
+            decode=SlotPlan.build(
+                host.slot_in[:D], host.slot_out[:D], host.decode_track, device, batch.decode_routes
+            )
             if recurrent and D
             else None,
             prefill=[_prefill(batch, *pieces) for pieces in _together(batch, most_chunks)]

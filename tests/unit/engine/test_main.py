@@ -147,7 +147,12 @@ def test_no_full_search_for_garbage_stops_a_serving_engine(
     shape = SimpleNamespace(vocab_size=97, eos_token_ids=(0,))
     plan = SimpleNamespace(weights_bytes=1, max_model_len=64, to_json=dict)
     booted = SimpleNamespace(
-        core=trial.core, plan=plan, model=shape, stream=trial.core._stream, kernels=TORCH
+        core=trial.core,
+        plan=plan,
+        model=shape,
+        stream=trial.core._stream,
+        kernels=TORCH,
+        device_counters=dict,
     )
     monkeypatch.setattr("mamba_server.engine.boot.boot", lambda *_: booted)
     monkeypatch.setattr(command, "set_up_threads", lambda *_: False)

@@ -21,7 +21,7 @@ from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.state_cache import StateCache
 from mamba_server.cache.tree import RadixTree
-from mamba_server.engine import sampler as sampler_module
+from mamba_server.engine import token_scores
 from mamba_server.engine.core import EngineCore
 from mamba_server.engine.forward_stream import ForwardStream, InlineStream, SimulatedStream, ThreadStream
 from mamba_server.engine.limits import Limits
@@ -413,7 +413,7 @@ def test_who_came_in_a_failed_step_does_not_hurt_who_came_in_the_next() -> None:
 
 
 def test_the_rows_of_a_long_prompt_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "BLOCK_LOGITS", 6 * VOCAB)
+    monkeypatch.setattr(token_scores, "BLOCK_LOGITS", 6 * VOCAB)
     bench = Bench()
     prompt = [1 + (7 * at) % 39 for at in range(75)]
     bench.add("r", prompt, 2, prompt_logprobs=2)

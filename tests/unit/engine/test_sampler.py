@@ -10,9 +10,10 @@ import torch
 
 from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample.reference import sample, top_p
-from mamba_server.engine import sampler as sampler_module
-from mamba_server.engine.sampler import SampledTokens, Sampler, score_tokens
+from mamba_server.engine import token_scores
+from mamba_server.engine.sampler import SampledTokens, Sampler
 from mamba_server.engine.sampling_batch import SamplingRow
+from mamba_server.engine.token_scores import score_tokens
 from mamba_server.wire import SamplingParams
 
 CPU = torch.device("cpu")
@@ -209,7 +210,7 @@ def test_sampling_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch, log
     whole = sampled()
     assert len(whole) == 4
     for rows in (1, 2, 3):
-        monkeypatch.setattr(sampler_module, "BLOCK_LOGITS", rows * VOCAB)
+        monkeypatch.setattr(token_scores, "BLOCK_LOGITS", rows * VOCAB)
         assert sampled() == whole
 
 

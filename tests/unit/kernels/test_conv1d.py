@@ -95,4 +95,4 @@ def test_update_moves_tracks_and_starts_from_zero() -> None:
 def test_a_batch_without_fresh_or_tracked_rows_needs_neither_mask_nor_copy() -> None:
     plan = SlotPlan.build(ints([1, 2]), ints([1, 2]), ints([-1, -1]), CPU)
     assert plan.fresh is None
-    assert plan.tracked_rows is None
+    assert plan.tracked is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mamba_api.quantization import Quantization
-from mamba_kernels.dispatch.backend import backend_for
+from mamba_kernels.dispatch.backend import TRITON, backend_for
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks
@@ -53,6 +53,7 @@ class HybridModel:
         if (why := why_not_served(config)) is not None:
             raise UnsupportedModel(why)
         self.config, self.device, self.dtype = config, device, dtype
+        self._batch_invariant = batch_invariant
         self.backend = backend_for(device, dtype)
         library = self.backend.library
         if quantization != "none" and library is None:
@@ -131,12 +132,33 @@ class HybridModel:
                 most_chunks=self._most_chunks,
                 gathered=self._gathered,
             )
-            x = self.embedding(batch.token_ids).to(self.residual_dtype)
-            added: torch.Tensor | None = None
-            for block in self.blocks:
-                added = self._mix(block, block.norm(x, added), cache, plans)
+            x, added = self._layers(batch.token_ids, plans, cache)
             rows = batch.logits_rows
             return self.norm(x[rows], None if added is None else added[rows])
+
+    def decode(self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews) -> torch.Tensor:
+        """As `hidden` for one token of each sequence, by plans that stay on the device: [n, d] of all rows.
+
+        Issues the same operators on the same memory whatever the sequences are. Raises NoHostRoutes where a
+        kernel cannot take this model.
+        """
+        with torch.inference_mode():
+            return self.norm(*self._layers(token_ids, plans, cache))
+
+    @property
+    def decodes_resident(self) -> bool:
+        """Whether `decode` may be used: kernels alone compute, and none of them needs the host's integers."""
+        return self.backend.name == TRITON and not self._batch_invariant and not self._gathered
+
+    def _layers(
+        self, token_ids: torch.Tensor, plans: StepPlans, cache: CacheViews
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The residual stream [T, d], and what the last layer adds to it."""
+        x = self.embedding(token_ids).to(self.residual_dtype)
+        added: torch.Tensor | None = None
+        for block in self.blocks:
+            added = self._mix(block, block.norm(x, added), cache, plans)
+        return x, added
 
     def _mix(self, block: Block, x: torch.Tensor, cache: CacheViews, plans: StepPlans) -> torch.Tensor:
         match block.mixer:

@@ -47,7 +47,7 @@ def state(H: int, P: int, N: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
 
 
 def routes() -> torch.Tensor:
-    return meta(3, ROWS, dtype=torch.int64)
+    return meta(3, ROWS, dtype=torch.int32)
 
 
 def plan() -> ChunkPlan:
@@ -64,7 +64,7 @@ def norms() -> list[KernelCall]:
 
 def copies() -> list[KernelCall]:
     arena = meta(4, 1 << 20, dtype=torch.uint8)
-    return [slot_copy(arena, arena, routes()[:2])]
+    return [slot_copy(arena, arena, meta(2, ROWS, dtype=torch.int64))]
 
 
 def decode_steps() -> list[KernelCall]:

@@ -48,3 +48,14 @@ def test_a_wrong_argument_is_named() -> None:
     }.items():
         with pytest.raises(UnsupportedArgument, match=rf"^{name} "):
             conv1d_update(*arguments, PLAN)
+
+
+def test_a_row_of_padding_touches_no_window() -> None:
+    x, weight = torch.ones(2, 8), torch.ones(4, 8)
+    window = strided_cache(4, 3, 8, dtype=torch.float32)
+    window[1] = 2.0
+    before = window.clone()
+    plan = SlotPlan.build(ints([1, -1]), ints([1, -1]), ints([-1, -1]), CPU)
+    assert conv1d_update(x, weight, None, window, plan).isfinite().all()
+    assert window[1, -1].eq(1.0).all()
+    torch.testing.assert_close(window[[0, 2, 3]], before[[0, 2, 3]], rtol=0, atol=0, equal_nan=True)

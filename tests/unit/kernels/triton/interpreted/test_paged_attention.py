@@ -58,7 +58,11 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(news: list[int], co
         assert torch.equal(alone.attend(paged_attention), together[rows])
 
 
-def test_a_padding_row_without_context_becomes_zero_and_leaves_the_others_alone() -> None:
+@pytest.mark.parametrize("programs", [1, 4])
+def test_a_padding_row_without_context_becomes_zero_and_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch, programs: int
+) -> None:
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
     batch = PagedBatch([1, 1], [70, 5], width=16, dtype=torch.float32)
     before = batch.attend(paged_attention)
     batch.contexts = [70, 0]

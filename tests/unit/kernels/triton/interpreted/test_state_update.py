@@ -100,3 +100,14 @@ def test_a_wrong_argument_is_named(name: str, bad) -> None:
     with pytest.raises(UnsupportedArgument, match=rf"^{name} "):
         state_update(state, mixer.inputs(LIMIT), plan(), torch.empty(5, 4, 2))
     torch.testing.assert_close(state, before, equal_nan=True)
+
+
+def test_a_row_of_padding_touches_no_state() -> None:
+    mixer = Mixer(H=2, P=5, N=3, G=1, T=2, dtype=torch.float32)
+    state, out = filled(mixer, torch.float32), poisoned(2, 2, 5, dtype=torch.float32)
+    before = state.clone()
+    state_update(state, mixer.inputs(LIMIT), plan([(1, 1, -1), (-1, -1, -1)]), out)
+    assert out.isfinite().all()
+    assert not torch.equal(state[1], before[1])
+    untouched = [slot for slot in range(len(state)) if slot != 1]
+    torch.testing.assert_close(state[untouched], before[untouched], rtol=0, atol=0, equal_nan=True)

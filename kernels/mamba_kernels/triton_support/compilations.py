@@ -1,0 +1,24 @@
+"""Counts what Triton compiles in this process: while serving it should be nothing, since everybody waits."""
+
+import logging
+from typing import Any
+
+from triton import knobs
+
+log = logging.getLogger(__name__)
+
+
+class Compilations:
+    """`count` kernels since it was made; each is logged with its name. One per process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        before = knobs.runtime.jit_post_compile_hook
+
+        def compiled(*arguments: Any, **named: Any) -> bool | None:
+            self.count += 1
+            kernel = getattr(named.get("fn"), "name", "a kernel")
+            log.warning("Triton compiled %s while serving: it was not prepared at the start", kernel)
+            return before(*arguments, **named) if before is not None else None
+
+        knobs.runtime.jit_post_compile_hook = compiled

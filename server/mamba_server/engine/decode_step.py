@@ -1,0 +1,114 @@
+"""A decode step of one number of rows: the same operators on the same memory, whatever the sequences are.
+
+Therefore it can be captured once and repeated. Built and run on the forward stream alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mamba_kernels.sample import Choice, SampleParameters
+from mamba_kernels.sample.parameters import packed_size
+from mamba_server.engine.sampler import Sampler
+from mamba_server.engine.sampling_batch import SamplingRow, write_parameters
+from mamba_server.engine.step_graphs import StepGraphs
+from mamba_server.engine.token_scores import block_rows
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.decode_inputs import BUFFERS, DecodeInputs
+from mamba_server.model.forward_batch import HostBatch
+from mamba_server.model.layers.hybrid import HybridModel
+
+
+class DecodeStep:
+    """`rows` rows at most; `last_token` [R] int32 holds what each sequence's row sampled last."""
+
+    def __init__(
+        self,
+        rows: int,
+        model: HybridModel,
+        cache: CacheViews,
+        sampler: Sampler,
+        page_table: torch.Tensor,
+        last_token: torch.Tensor,
+        page_size: int,
+    ) -> None:
+        self.rows = rows
+        self._model, self._cache, self._sampler = model, cache, sampler
+        self._last_token, self._page_size = last_token, page_size
+        self._inputs = DecodeInputs(rows, len(last_token) - 1, page_table)
+        self._plans = self._inputs.plans(recurrent=bool(cache.ssm), attention=bool(cache.kv))
+        device = page_table.device
+        size = packed_size(rows)
+        self._host = [torch.zeros(size, dtype=torch.int32) for _ in range(BUFFERS)]
+        if device.type == "cuda":
+            self._host = [buffer.pin_memory() for buffer in self._host]
+        self._turn = 0
+        self._parameters = torch.zeros(size, dtype=torch.int32, device=device)
+        self._chosen_for: list[int] = []
+        """Serials of the sequences whose parameters are on the device."""
+        self._forward: Callable[[], torch.Tensor] = self._issue_forward
+        self._choose: Callable[[], Choice] = self._issue_choice
+        self._hidden: torch.Tensor | None = None
+
+    def warm_up(self) -> None:
+        """Run once on padding alone: that compiles what it needs. Raises NoHostRoutes."""
+        with torch.inference_mode():
+            self._set_parameters(())
+            self._hidden = self._issue_forward()
+            self._issue_choice()
+
+    def capture(self, graphs: StepGraphs) -> None:
+        """Repeat captured work from now on; after `warm_up`. Raises GraphMemoryShort: it is issued as before
+        then."""
+        with torch.inference_mode():
+            forward = graphs.capture(self._issue_forward)
+            self._hidden = forward()
+            choose = graphs.capture(self._issue_choice)
+        self._forward, self._choose = forward, choose
+
+    def forward(self, batch: HostBatch) -> torch.Tensor:
+        """Decode `batch`, n <= `rows`: normed hidden states [n, d], which the next step overwrites."""
+        self._inputs.write(batch, self._page_size)
+        self._hidden = self._forward()
+        return self._hidden[: len(batch.context_len)]
+
+    def choose(self, sampling: Sequence[SamplingRow]) -> Choice:
+        """A token for each row of the last `forward`, kept in `last_token`; both parts [n], which the
+        next step overwrites. Their parameters are sent when the rows change."""
+        serials = [row.serial for row in sampling]
+        if serials != self._chosen_for:
+            self._set_parameters(sampling)
+        choice = self._choose()
+        return Choice(choice.ids[: len(sampling)], choice.finite[: len(sampling)])
+
+    def _set_parameters(self, sampling: Sequence[SamplingRow]) -> None:
+        memory = self._host[self._turn]
+        self._turn = (self._turn + 1) % BUFFERS
+        memory.zero_()
+        host = SampleParameters.packed(memory, self.rows)
+        # Rows of padding: the most likely token, counted nowhere.
+        host.counts_row.fill_(-1)
+        write_parameters(sampling, self._sampler.vocab_size, host)
+        self._parameters.copy_(memory, non_blocking=True)
+        self._chosen_for = [row.serial for row in sampling]
+
+    def _issue_forward(self) -> torch.Tensor:
+        token_ids = self._last_token.index_select(0, self._inputs.table_row)
+        return self._model.decode(token_ids, self._plans, self._cache)
+
+    def _issue_choice(self) -> Choice:
+        """Block by block: the logits of all rows may be larger than is planned for."""
+        assert self._hidden is not None
+        parameters = SampleParameters.packed(self._parameters, self.rows)
+        size, positions = block_rows(self._sampler.vocab_size), self._inputs.context_len
+        parts = []
+        for first in range(0, self.rows, size):
+            some = slice(first, min(first + size, self.rows))
+            logits = self._model.logits(self._hidden[some])
+            parts.append(self._sampler.choose(logits, parameters.of_rows(some), positions[some]))
+        ids = parts[0].ids if len(parts) == 1 else torch.cat([part.ids for part in parts])
+        finite = parts[0].finite if len(parts) == 1 else torch.cat([part.finite for part in parts])
+        ids = ids.to(torch.int32)
+        # Rows of padding all write to the spare row.
+        self._last_token.index_copy_(0, self._inputs.table_row.long(), ids)
+        return Choice(ids, finite)

@@ -1,0 +1,81 @@
+"""The integers of decode steps at one place on the device, where a captured step reads them.
+
+Made once for each number of rows and written anew each step; the plans over it say the same of every step of
+so many rows.
+"""
+
+import numpy as np
+import torch
+
+from mamba_kernels.paged_attention import AttentionPlan
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.transfer import aligned
+from mamba_server.model.forward_batch import HostBatch
+from mamba_server.model.step_plans import StepPlans
+
+BUFFERS = 2
+"""On the host: a step writes one while the copy of the step before may still be under way. No third step is
+in flight by then (O6)."""
+_FIELDS = 7
+
+
+class DecodeInputs:
+    """Inputs of a step of `rows` sequences of one token each; rows without a sequence are padding.
+
+    `spare_row`: row of the table of pages, and of what else has a row for each sequence, that is nobody's.
+    A row of padding has no context, starts from the zero state and stores none; its key and value go to page
+    0, which is nobody's either.
+    """
+
+    def __init__(self, rows: int, spare_row: int, page_table: torch.Tensor) -> None:
+        device = page_table.device
+        width = aligned(rows)
+        self.rows = rows
+        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0], np.int32)[:, None]
+        pinned = device.type == "cuda"
+        self._host = [torch.from_numpy(np.repeat(self._padding, width, 1)) for _ in range(BUFFERS)]
+        if pinned:
+            self._host = [buffer.pin_memory() for buffer in self._host]
+        self._turn = 0
+        self._device = self._host[0].to(device, copy=True)
+        self._page_table = page_table
+        self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.table_row, self.context_len = self._device[3, :rows], self._device[4, :rows]
+        """[rows] int32: the rows of the sequences, and their tokens, the new one included: the position of
+        the next token."""
+
+    def write(self, batch: HostBatch, page_size: int) -> None:
+        """Start the one copy of a step's integers. `batch`: decodes alone, at most `rows`."""
+        n = len(batch.context_len)
+        buffer = self._host[self._turn]
+        self._turn = (self._turn + 1) % BUFFERS
+        fields = buffer.numpy()
+        fields[0, :n], fields[1, :n], fields[2, :n] = batch.slot_in, batch.slot_out, batch.decode_track
+        fields[3, :n], fields[4, :n] = batch.table_row, batch.context_len
+        fields[5, :n], fields[6, :n] = batch.kv_row // page_size, batch.kv_row % page_size
+        fields[:, n:] = self._padding
+        self._device.copy_(buffer, non_blocking=True)
+
+    def plans(self, *, recurrent: bool, attention: bool) -> StepPlans:
+        """What every step of so many rows does; only Triton's kernels can follow it."""
+        rows, fields = self.rows, self._device
+        return StepPlans(
+            tokens=rows,
+            decodes=rows,
+            decode=SlotPlan(fields.device, None, fields[:3, :rows]) if recurrent else None,
+            prefill=[],
+            attention=AttentionPlan(
+                groups=[],
+                pieces=[],
+                decodes=rows,
+                longest_piece=0,
+                page_table=self._page_table,
+                table_row=self.table_row,
+                context_len=self.context_len,
+                query_start=self._query_start,
+            )
+            if attention
+            else None,
+            page=fields[5, :rows],
+            offset=fields[6, :rows],
+        )

@@ -1,0 +1,171 @@
+"""Decode steps can be CUDA graphs: they issue the same on the same memory, and repeating that serves right.
+
+The conditions of a graph are shown without a GPU: nothing between a step's first and last operator reads a
+tensor, steps of one number of rows issue the same list with the same memory, and an engine whose steps are
+repetitions of what was recorded once answers as one that issues every step anew.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines import Answer, make_engine, run
+from mamba_kernels.paged_attention import triton as paged_attention
+from mamba_kernels.triton_support import UnsupportedArgument
+from mamba_server.engine.boot import Trial
+from mamba_server.engine.decode_step import DecodeStep
+from mamba_server.wire import AddRequest, SamplingParams
+from recorded_work import Described, RecordedGraphs, RecordedWork
+
+RANDOM = SamplingParams(max_tokens=6, temperature=1.0, seed=7, top_k=40, top_p=0.9, min_p=0.01)
+PENALIZED = SamplingParams(
+    max_tokens=6, temperature=0.7, seed=9, presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.1
+)
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+SCORED = SamplingParams(max_tokens=5, logprobs=2, prompt_logprobs=1)
+HELD_BACK = SamplingParams(max_tokens=5, min_tokens=4, logit_bias={17: 3.0})
+
+
+@pytest.fixture(autouse=True)
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that find nothing to do take the interpreter as long as others."""
+    monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
+
+
+def requests(seed: int) -> list[AddRequest]:
+    """Every kind of row, ragged, two of them from one stem; what they are is the same for all seeds."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(6, 200) for _ in range(rng.randint(20, 70))]
+    prompts = [stem, [*stem[:17], 9, 8], [rng.randrange(6, 200) for _ in range(rng.randint(1, 9))]]
+    kinds = [RANDOM, GREEDY, PENALIZED]
+    return [AddRequest(f"{seed}-{n}", prompts[n], kinds[n]) for n in range(3)]
+
+
+@pytest.fixture
+def issued(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[RecordedWork]]:
+    """What each step of so many rows issued, its first part and its second."""
+    seen: dict[int, list[RecordedWork]] = defaultdict(list)
+    forward, choice = DecodeStep._issue_forward, DecodeStep._issue_choice
+
+    def record_forward(step: DecodeStep) -> Any:
+        seen[step.rows].append(RecordedWork())
+        with seen[step.rows][-1]:
+            return forward(step)
+
+    def record_choice(step: DecodeStep) -> Any:
+        with seen[step.rows][-1]:
+            return choice(step)
+
+    monkeypatch.setattr(DecodeStep, "_issue_forward", record_forward)
+    monkeypatch.setattr(DecodeStep, "_issue_choice", record_choice)
+    return seen
+
+
+def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
+    """What is not the same in both, in order."""
+    for ours, theirs in zip_longest(left, right):
+        if ours != theirs:
+            yield ours, theirs
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
+    tiny_recall: Path, issued: dict[int, list[RecordedWork]], together: int
+) -> None:
+    engine = make_engine(tiny_recall, max_running_requests=4)
+    for seed in (1, 2):
+        waiting = requests(seed)
+        for first in range(0, 3, together):
+            run(engine, waiting[first : first + together])
+    first, *others = (each.described for each in issued[{1: 1, 2: 2, 3: 4}[together]])
+    assert len(others) >= 8
+    assert first
+    for each in others:
+        assert [*_differing(each, first)] == []
+
+
+@pytest.fixture(scope="module")
+def anew(tiny_recall: Path) -> dict[tuple[str, int], Answer]:
+    """Every step issued anew, by the layers' general entry."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_attention, "PROGRAMS", 4)
+        patch.setattr("mamba_server.model.layers.hybrid.HybridModel.decodes_resident", False)
+        return _serve(make_engine(tiny_recall, max_running_requests=4))
+
+
+def _serve(engine: Any) -> dict[tuple[str, int], Answer]:
+    answers = run(engine, requests(1))
+    # A hit on what the first ones left behind; then rows that want more than a token beside others.
+    answers |= run(engine, requests(2)[:1])
+    mixed = requests(3)
+    mixed[1] = AddRequest("scored", mixed[1].token_ids, SCORED)
+    mixed[2] = AddRequest("held back", mixed[2].token_ids, HELD_BACK, n=2)
+    return answers | run(engine, mixed)
+
+
+def test_repeated_steps_say_what_steps_issued_anew_say(
+    tiny_recall: Path, anew: dict[tuple[str, int], Answer]
+) -> None:
+    graphs = RecordedGraphs()
+    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=4)
+    answers = _serve(engine)
+    assert graphs.repeated > 20
+    assert answers.keys() == anew.keys()
+    for key, answer in answers.items():
+        assert answer.tokens == anew[key].tokens, key
+        assert [each.token_id for each in answer.logprobs] == [each.token_id for each in anew[key].logprobs]
+
+
+def test_a_read_between_two_operators_is_seen() -> None:
+    def work() -> torch.Tensor:
+        numbers = torch.ones(3) * 2
+        return numbers * numbers.sum().item()
+
+    with pytest.raises(RuntimeError, match="reads a tensor"):
+        RecordedGraphs().capture(work)
+
+
+def test_another_input_is_seen() -> None:
+    lists = []
+    kept = [torch.ones(3), torch.ones(3)]
+    for each in kept:
+        with RecordedWork() as recorder:
+            each + 1
+        lists.append(recorder.described)
+    assert lists[0] != lists[1]
+
+
+def test_what_is_prepared_at_the_start_changes_no_answer(
+    tiny_recall: Path, anew: dict[tuple[str, int], Answer]
+) -> None:
+    graphs = RecordedGraphs()
+    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2)
+    runner: Any = engine.core._runner
+    stages: list[str] = []
+    assert runner.warm_up(lambda stage, done, total: stages.append(f"{stage} {done}/{total}"))
+    assert stages[-1] == "preparing prompts 1/1"
+    made = len(graphs.captured)
+    assert made == 2 * 2
+    answers = run(engine, requests(1)[:1])
+    assert answers["1-0", 0].tokens == anew["1-0", 0].tokens
+    assert len(graphs.captured) == made
+
+
+def test_a_model_that_a_kernel_cannot_take_is_served_without_graphs(
+    tiny_recall: Path, anew: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise UnsupportedArgument("not this one")
+
+    graphs = RecordedGraphs()
+    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2)
+    monkeypatch.setattr(engine.kernels.operators.state_update, "_kernel", refuse)
+    answers = run(engine, requests(1)[:1])
+    assert answers["1-0", 0].tokens == anew["1-0", 0].tokens
+    assert not graphs.captured
