@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -29,7 +29,11 @@ class Launch:
 
 def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -> Launch:
     """The configuration of `kernel` for a bucket of shapes on that device."""
-    entry = _table().get(kernel, {}).get(_gpu(device), {}).get(shape)
+    if _trial is not None:
+        _trial.asked[kernel, shape] = default
+        entry = _trial.entries.get((kernel, shape))
+    else:
+        entry = _table().get(kernel, {}).get(_gpu(device), {}).get(shape)
     if entry is None:
         return default
     return replace(
@@ -38,6 +42,28 @@ def launch_for(kernel: str, device: torch.device, shape: str, default: Launch) -
         num_stages=entry.get("num_stages", default.num_stages),
         blocks={**default.blocks, **entry.get("blocks", {})},
     )
+
+
+class Trial:
+    """While it lasts `launch_for` answers with its entries alone: for finding what to write to the table."""
+
+    def __init__(self, entries: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+        self.entries = entries
+        """By kernel and shape."""
+        self.asked: dict[tuple[str, str], Launch] = {}
+        """The defaults of those that were launched."""
+
+    def __enter__(self) -> Self:
+        global _trial
+        _trial = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _trial
+        _trial = None
+
+
+_trial: Trial | None = None
 
 
 @cache

@@ -1,0 +1,87 @@
+"""Attention over pages, and the writing of keys and values."""
+
+import numpy as np
+import torch
+
+from mamba_kernels.bench.case import Case, Inputs
+from mamba_kernels.bench.model_shape import ModelShape
+from mamba_kernels.dispatch.operators import Operators
+from mamba_kernels.paged_attention import AttentionPlan
+
+PAGE = 16
+
+
+def attention_cases(name: str, shape: ModelShape, device: torch.device, *, small: bool) -> list[Case]:
+    """`small`: for a machine without a GPU."""
+    decodes = ((8, 512),) if small else ((1, 8192), (64, 1024), (64, 8192), (1, 131_072))
+    pieces = ((128, 512),) if small else ((2048, 2048), (2048, 16_384))
+    cases = [_attend(name, shape, device, rows, 1, context) for rows, context in decodes]
+    cases += [_attend(name, shape, device, 1, tokens, context) for tokens, context in pieces]
+    return [*cases, _write(name, shape, device, 256 if small else 4096)]
+
+
+def _attend(
+    name: str, shape: ModelShape, device: torch.device, sequences: int, new: int, context: int
+) -> Case:
+    """`sequences` contexts of `context` tokens, whose last `new` ask."""
+
+    def inputs(size: int) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+        pages = -(-context // PAGE)
+        kv = torch.randn(
+            1 + size * pages, 2, PAGE, shape.kv_heads, shape.head_dim, generator=generator, device=device
+        )
+        query = torch.randn(size * new, shape.heads, shape.head_dim, generator=generator, device=device)
+        scattered = torch.randperm(size * pages, generator=generator, device=device) + 1
+        plan = AttentionPlan.build(
+            decodes=size if new == 1 else 0,
+            query_start=np.arange(0, size * new + 1, new, dtype=np.int32),
+            context_len=np.full(size, context, np.int32),
+            page_table=scattered.to(torch.int32).view(size, pages),
+            page_size=PAGE,
+            device=device,
+        )
+        query = query.bfloat16()
+        return {"kv": kv.bfloat16(), "query": query, "plan": plan, "out": torch.empty_like(query)}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        scale = shape.head_dim**-0.5
+        operators.paged_attention(given["query"], given["kv"], scale, given["plan"], given["out"])
+        return (given["out"],)
+
+    # Keys before the first new token are seen by all, those among the new ones by half of them.
+    seen = new * (context - new) + new * (new + 1) // 2
+    what = f"{sequences} decodes at" if new == 1 else f"{new} new tokens of"
+    return Case(
+        "paged_attention",
+        f"{name}, {what} {context}",
+        sequences,
+        1,
+        inputs,
+        run,
+        sequences * (2 * context * shape.kv_heads + 2 * new * shape.heads) * shape.head_dim * 2,
+        sequences * 4 * seen * shape.heads * shape.head_dim,
+    )
+
+
+def _write(name: str, shape: ModelShape, device: torch.device, tokens: int) -> Case:
+    def inputs(size: int) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+        parts = torch.randn(size, 2, shape.kv_heads, shape.head_dim, generator=generator, device=device)
+        rows = torch.randperm(size, generator=generator, device=device) + PAGE
+        kv = torch.zeros(2 + size // PAGE, 2, PAGE, shape.kv_heads, shape.head_dim, device=device)
+        parts, kv = parts.bfloat16(), kv.bfloat16()
+        return {
+            "kv": kv,
+            "key": parts[:, 0],
+            "value": parts[:, 1],
+            "page": rows // PAGE,
+            "offset": rows % PAGE,
+        }
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.kv_write(*(given[each] for each in ("kv", "key", "value", "page", "offset")))
+        return (given["kv"],)
+
+    least = tokens * 2 * shape.kv_heads * shape.head_dim * 2 * 2
+    return Case("kv_write", f"{name}, {tokens} tokens", tokens, 64, inputs, run, least)

@@ -1,0 +1,26 @@
+"""How long device work takes: the median of many runs, each with cold caches on a GPU."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+SECONDS = 0.3
+"""Spent on measuring one thing, about."""
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Median seconds of one run of `work`, which has run before."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        milliseconds: float = do_bench(work, warmup=50, rep=int(SECONDS * 1000), return_mode="median")
+        return milliseconds / 1000
+    times: list[float] = []
+    ends = time.perf_counter() + SECONDS
+    while len(times) < 3 or time.perf_counter() < ends:
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
