@@ -4,12 +4,13 @@ A chunk is a run of rows of one sequence; chunks never cross sequences, and end 
 wanted. Everything comes from host arrays, so building a plan never reads the device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from mamba_kernels.slot_plan import IntArray, SlotPlan, index_tensor
+from mamba_kernels.ssd_prefill.segments import Segments
 
 NARROW = 16
 """Chunks of at most so many rows are not padded to the chunk size: a checkpoint near the end of a prompt
@@ -105,6 +106,15 @@ class ChunkPlan:
     tracked_end: IntArray
     """[k] row just after each tracked chunk, on the host."""
     on_device: DeviceChunks
+    cuts: dict[int, Segments | None] = field(default_factory=dict)
+    """What `segments` has found."""
+
+    def segments(self, most: int) -> Segments | None:
+        """The pieces in at most `most` segments each; made once for all layers."""
+        if most not in self.cuts:
+            targets = np.array(self.slots.target_slots)
+            self.cuts[most] = Segments.cut(self.piece_chunk.numpy(), targets, most, self.slots.device)
+        return self.cuts[most]
 
     def checkpoints(self, piece: int) -> list[tuple[int, int]]:
         """(rows of the piece up to the checkpoint, slot) of each checkpoint inside `piece`."""

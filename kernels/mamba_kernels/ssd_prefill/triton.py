@@ -24,6 +24,8 @@ from mamba_kernels.triton_support import (
 
 LEAST = 16
 """The narrowest tile of a product."""
+PROGRAMS = 128
+"""As many as keep a large GPU busy: where one piece has fewer, it is cut into segments if it is long."""
 
 
 def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
@@ -32,11 +34,13 @@ def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: t
     state: [slabs, H, P, N], N dense, read and written at the plan's slots; out: [T, H, P], P dense, written;
     T = plan.tokens. Raises UnsupportedArgument.
     """
-    call(state, inputs, plan, out).run()
+    for call in calls(state, inputs, plan, out):
+        call.run()
 
 
-def call(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
-    """The launch: a program for each piece, head and block of the head's P rows of state."""
+def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Tensor) -> list[KernelCall]:
+    """The launches: a program for each piece, head and block of the head's P rows of state; three where
+    pieces are long and these are few."""
     _, H, P, G, N = check_scan(state, inputs, out)
     check_rows("x", inputs.x, plan.tokens)
     width = block_of(N, least=LEAST)
@@ -50,29 +54,81 @@ def call(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Te
             num_warps=8 if rows * width > 4096 else 4, blocks={"P": rows, "T": 32 if width <= 128 else LEAST}
         ),
     )
+    programs = ceil_div(P, launch.blocks["P"]) * H
+    segments = plan.segments(PROGRAMS // programs)
     chunks, routes = plan.on_device, plan.slots.device_routes
-    return KernelCall(
-        _ssd_prefill,
-        (ceil_div(P, launch.blocks["P"]) * H, len(plan.slots.source_slots)),
-        {
-            **scan_arguments(state, inputs, routes, out),
-            "piece_chunk": chunks.piece_chunk,
-            "chunk_start": chunks.chunk_start,
-            "chunk_track": chunks.chunk_track,
-        },
-        {
-            "P": P,
-            "N": N,
-            "HEADS_PER_GROUP": H // G,
-            "KIND": dot_dtype(inputs.x.dtype),
-            # Three products of 11 bits each: float32 rows are for exactness, not for speed.
-            "PRECISION": "tf32x3",
-            "BLOCK_P": launch.blocks["P"],
-            "BLOCK_N": width,
-            "BLOCK_T": launch.blocks["T"],
-        },
-        launch,
+    scan = {
+        **scan_arguments(state, inputs, routes, out),
+        "piece_chunk": chunks.piece_chunk,
+        "chunk_start": chunks.chunk_start,
+        "chunk_track": chunks.chunk_track,
+    }
+    constants = {
+        "P": P,
+        "N": N,
+        "HEADS_PER_GROUP": H // G,
+        "KIND": dot_dtype(inputs.x.dtype),
+        # Three products of 11 bits each: float32 rows are for exactness, not for speed.
+        "PRECISION": "tf32x3",
+        "BLOCK_P": launch.blocks["P"],
+        "BLOCK_N": width,
+        "BLOCK_T": launch.blocks["T"],
+    }
+    if segments is None:
+        begin = {"begin": state, **_strides("begin", state)}
+        grid = (programs, len(plan.slots.target_slots))
+        return [KernelCall(_ssd_prefill, grid, {**scan, **begin}, constants, launch)]
+    # Float32 whatever the states are: these are no checkpoints.
+    begin_of = state.new_empty(segments.count, H, P, N, dtype=torch.float32)
+    decay = state.new_empty(segments.count, H, dtype=torch.float32)
+    begin = {"begin": begin_of, **_strides("begin", begin_of)}
+    own = (
+        "x",
+        "x_row",
+        "x_head",
+        "dt",
+        "dt_row",
+        "A",
+        "B",
+        "B_row",
+        "B_group",
+        "dt_bias",
+        "dt_min",
+        "dt_max",
     )
+    of_segments = {
+        "piece_chunk": segments.segment_chunk,
+        "routes": segments.routes,
+        "route": segments.routes.stride(0),
+    }
+    contribute = {
+        **{name: scan[name] for name in own},
+        **begin,
+        **of_segments,
+        "chunk_start": scan["chunk_start"],
+        "decay": decay,
+        "heads": H,
+    }
+    names = ("state", "state_slab", "state_head", "state_row", "routes")
+    join = {
+        **{name: scan[name] for name in names},
+        **begin,
+        "decay": decay,
+        "heads": H,
+        "piece_segment": segments.piece_segment,
+    }
+    tile = {name: constants[name] for name in ("P", "N", "BLOCK_P", "BLOCK_N")}
+    return [
+        KernelCall(_contribution, (programs, segments.count), contribute, constants, launch),
+        KernelCall(_join, (programs, len(plan.slots.target_slots)), join, tile, Launch(launch.num_warps)),
+        KernelCall(
+            _ssd_prefill, (programs, segments.count), {**scan, **begin, **of_segments}, constants, launch
+        ),
+    ]
+
+
+def _strides(name: str, states: torch.Tensor) -> dict[str, int]:
+    return {f"{name}_{part}": states.stride(at) for at, part in enumerate(("slab", "head", "row"))}
 
 
 @triton.jit(
@@ -82,7 +138,7 @@ def call(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.Te
 def _ssd_prefill(
     state, state_slab, state_head, state_row, x, x_row, x_head, dt, dt_row, A, B, B_row, B_group,
     C, C_row, C_group, D, dt_bias, dt_min, dt_max, routes, route, piece_chunk, chunk_start, chunk_track,
-    out, out_row, out_head,
+    begin, begin_slab, begin_head, begin_row, out, out_row, out_head,
     P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -98,8 +154,9 @@ def _ssd_prefill(
     rows, columns = p < P, n < N
     at = head * state_head + p[:, None] * state_row + n[None, :]
     begun = rows[:, None] & (n < extent_at(source, N))[None, :]
+    first_at = head * begin_head + p[:, None] * begin_row + n[None, :]
     # Nothing is read for a fresh state: the padding slot may hold NaN.
-    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0).to(tl.float32)
+    s = tl.load(begin + source * begin_slab + first_at, mask=begun, other=0.0).to(tl.float32)
 
     bias = tl.load(dt_bias + head).to(tl.float32)
     rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
@@ -143,6 +200,77 @@ def _ssd_prefill(
                 s.to(state.dtype.element_ty),
                 mask=rows[:, None] & columns[None, :],
             )
-    tl.store(
-        state + target * state_slab + at, s.to(state.dtype.element_ty), mask=rows[:, None] & columns[None, :]
-    )
+    ended = rows[:, None] & (n < extent_at(target, N))[None, :]
+    tl.store(state + target * state_slab + at, s.to(state.dtype.element_ty), mask=ended)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start"], do_not_specialize=["route"]
+)
+def _contribution(
+    x, x_row, x_head, dt, dt_row, A, B, B_row, B_group, dt_bias, dt_min, dt_max, routes, route, piece_chunk,
+    chunk_start, begin, begin_slab, begin_head, begin_row, decay, heads,
+    P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """What a segment adds to the state, kept where its first state will be, and how far it decays what was
+    there; of a piece's last segment nobody asks."""
+    blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    head = tl.program_id(0) // blocks
+    segment = tl.program_id(1)
+    group = head // HEADS_PER_GROUP
+    p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    i = tl.arange(0, BLOCK_T)
+    rows, columns = p < P, n < N
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
+    if tl.load(routes + route + segment) < 0:
+        s = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+        whole = bias * 0.0
+        for chunk in range(tl.load(piece_chunk + segment), tl.load(piece_chunk + segment + 1)):
+            stop = tl.load(chunk_start + chunk + 1)
+            for first in range(tl.load(chunk_start + chunk), stop, BLOCK_T):
+                inside = first + i < stop
+                t = (first + i).to(tl.int64)
+                step = softplus(tl.load(dt + t * dt_row + head, mask=inside, other=0.0).to(tl.float32) + bias)
+                step = tl.where(inside, tl.minimum(tl.maximum(step, dt_min), dt_max), 0.0)
+                log = tl.cumsum(step * rate, 0)
+                total = tl.min(log, 0)
+                x_at = x + t[:, None] * x_row + head * x_head + p[None, :]
+                inputs = tl.load(x_at, mask=inside[:, None] & rows[None, :], other=0.0).to(KIND)
+                both = inside[:, None] & columns[None, :]
+                b = tl.load(B + t[:, None] * B_row + group * B_group + n[None, :], mask=both, other=0.0)
+                left = (inputs.to(tl.float32) * (tl.exp2(total - log) * step)[:, None]).to(KIND)
+                s = s * tl.exp2(total) + tl.dot(tl.trans(left), b.to(KIND), input_precision=PRECISION)
+                whole += total
+        at = segment * begin_slab + head * begin_head + p[:, None] * begin_row + n[None, :]
+        tl.store(begin + at, s, mask=rows[:, None] & columns[None, :])
+        # All blocks of the head store the same.
+        tl.store(decay + segment * heads + head, whole)
+
+
+@triton.jit(do_not_specialize_on_alignment=["routes", "piece_segment"])
+def _join(
+    state, state_slab, state_head, state_row, routes, begin, begin_slab, begin_head, begin_row, decay, heads,
+    piece_segment, P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What each segment of a piece starts from, in the place of what it adds."""
+    blocks: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
+    head = tl.program_id(0) // blocks
+    piece = tl.program_id(1)
+    source = tl.load(routes + piece).to(tl.int64)
+    p = (tl.program_id(0) % blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
+    n = tl.arange(0, BLOCK_N)
+    inside = (p < P)[:, None] & (n < N)[None, :]
+    begun = (p < P)[:, None] & (n < extent_at(source, N))[None, :]
+    at = head * state_head + p[:, None] * state_row + n[None, :]
+    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0).to(tl.float32)
+    own_at = begin + head * begin_head + p[:, None] * begin_row + n[None, :]
+    last = tl.load(piece_segment + piece + 1) - 1
+    for segment in range(tl.load(piece_segment + piece), last):
+        place = own_at + segment * begin_slab
+        own = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, s, mask=inside)
+        s = s * tl.exp2(tl.load(decay + segment * heads + head)) + own
+    tl.store(own_at + last * begin_slab, s, mask=inside)

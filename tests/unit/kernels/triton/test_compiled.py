@@ -11,13 +11,13 @@ from mamba_kernels.rms_norm.triton import call as rms_norm
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_copy.triton import call as slot_copy
 from mamba_kernels.ssd_prefill import ChunkPlan
-from mamba_kernels.ssd_prefill.triton import call as ssd_prefill
+from mamba_kernels.ssd_prefill.triton import calls as ssd_prefill
 from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
 from testmodels.chunks import PiecePlan, chunk_plan
 
 WIDE = torch.float32
-ROWS = 8
+ROWS = 16
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -82,7 +82,24 @@ def scans() -> list[KernelCall]:
     """A head size that is no power of two, and the widest state."""
     out = meta(ROWS, 128, 128, dtype=WIDE)
     shapes = [(128, 80, 8, 128), (24, 128, 1, 256)]
-    return [ssd_prefill(state(H, P, N), scan(H, P, G, N), plan(), out[:, :H, :P]) for H, P, G, N in shapes]
+    whole = [
+        call
+        for H, P, G, N in shapes
+        for call in ssd_prefill(state(H, P, N), scan(H, P, G, N), plan(), out[:, :H, :P])
+    ]
+    return [*whole, *segmented()]
+
+
+def segmented() -> list[KernelCall]:
+    """A long piece of few heads: what its segments add, and all of them."""
+    made, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1), 48, 64, 128
+    contribution, _, whole = ssd_prefill(state(H, P, N), scan(H, P, 1, N), made, meta(ROWS, H, P))
+    return [contribution, whole]
+
+
+def joins() -> list[KernelCall]:
+    made, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1), 48, 64, 128
+    return ssd_prefill(state(H, P, N), scan(H, P, 1, N), made, meta(ROWS, H, P))[1:2]
 
 
 def convolutions() -> list[KernelCall]:
@@ -91,7 +108,7 @@ def convolutions() -> list[KernelCall]:
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("calls", [norms, copies, decode_steps, convolutions, scans])
+@pytest.mark.parametrize("calls", [norms, copies, decode_steps, convolutions, scans, joins])
 def test_nothing_spills_and_memory_is_read_in_whole_vectors(calls, capability: int) -> None:
     for call in calls():
         kernel = compiled(call, capability)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mamba_kernels.ssd_prefill import reference
+from mamba_kernels.ssd_prefill import triton as kernels
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.triton_support import UnsupportedArgument
 from testmodels.chunks import Mixer, PiecePlan, chunk_plan, poisoned, strided_cache
@@ -108,3 +109,32 @@ def test_rows_that_the_plan_was_not_made_for_are_refused() -> None:
     plan = chunk_plan([PiecePlan(0, 4, -1, 1, {})], 64)
     with pytest.raises(UnsupportedArgument, match=r"^x has 3 rows; its plan was made for 4"):
         ssd_prefill(filled(mixer, torch.float32), mixer.inputs(LIMIT), plan, torch.empty(3, 1, 2))
+
+
+LONG = [
+    PiecePlan(done=37, length=430, slot_in=5, slot_out=5, checkpoints={64: 9, 301: 10}),
+    PiecePlan(done=0, length=40, slot_in=-1, slot_out=3, checkpoints={40: 11}),
+    PiecePlan(done=0, length=290, slot_in=-1, slot_out=4, checkpoints={}),
+]
+
+
+@pytest.mark.parametrize(
+    ("programs", "counts"), [(2, [1, 1, 1]), (4, [2, 1, 2]), (6, [3, 1, 2]), (100, [3, 1, 2])]
+)
+def test_long_pieces_in_segments_equal_the_reference(
+    monkeypatch: pytest.MonkeyPatch, programs: int, counts: list[int]
+) -> None:
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    plan = chunk_plan(LONG, 16)
+    mixer = Mixer(H=2, P=17, N=20, G=1, T=plan.tokens, dtype=torch.float32)
+    state, out = filled(mixer, torch.float32), poisoned(mixer.T, 2, 17, dtype=torch.float32)
+    truth, expected = state.double(), poisoned(mixer.T, 2, 17)
+    reference.ssd_prefill(truth, wide(mixer).inputs(LIMIT), plan, expected)
+    ssd_prefill(state, mixer.inputs(LIMIT), plan, out)
+    (segments,) = plan.cuts.values()
+    cut = [1, 1, 1] if segments is None else segments.piece_segment.diff().tolist()
+    assert cut == counts
+    close(out, expected, sums=16)
+    named = [piece.slot_out for piece in LONG] + plan.tracked_slot_list
+    close(state[named], truth[named], sums=16)
+    assert state[[0, 1, 2, 12]].isnan().all(), "slots nobody named are left alone"

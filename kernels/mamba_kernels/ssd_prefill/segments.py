@@ -1,0 +1,60 @@
+"""Long pieces cut into segments of chunks that are scanned side by side, where heads alone are too few.
+
+Each segment's own contribution to the state is found first, then what every segment starts from, then all of
+them are scanned at once: half as much work again, done by several times as many programs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mamba_kernels.slot_plan import HostIntegers
+from mamba_kernels.transfer import to_device
+
+LEAST_CHUNKS = 8
+"""Of a segment: what it begins with must be little beside what it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """q segments of m pieces; int32 on the device."""
+
+    count: int
+    segment_chunk: torch.Tensor
+    """[q + 1] first chunk of each segment"""
+    routes: torch.Tensor
+    """[2, q] the segment, where its first state lies; the piece's target slot for its last one, else -1"""
+    piece_segment: torch.Tensor
+    """[m + 1] first segment of each piece"""
+
+    @classmethod
+    def cut(
+        cls, piece_chunk: HostIntegers, targets: HostIntegers, most: int, device: torch.device
+    ) -> "Segments | None":
+        """At most `most` segments of each piece, of about equal numbers of chunks; None when no piece is long
+        enough. `piece_chunk` [m + 1] first chunk of each piece; `targets` [m] their slots.
+
+        A piece's cuts follow from its own length alone.
+        """
+        lengths = np.diff(piece_chunk)
+        counts = np.clip(lengths // LEAST_CHUNKS, 1, max(1, most))
+        if (counts == 1).all():
+            return None
+        starts = [
+            first + np.arange(count) * length // count
+            for first, length, count in zip(piece_chunk[:-1], lengths, counts, strict=True)
+        ]
+        last = np.cumsum(counts) - 1
+        total = int(counts.sum())
+        target = np.full(total, -1)
+        target[last] = targets
+        parts = [
+            np.append(np.concatenate(starts), piece_chunk[-1]),
+            np.arange(total),
+            target,
+            [0, *(last + 1)],
+        ]
+        packed = to_device(torch.from_numpy(np.concatenate(parts).astype(np.int32)), device)
+        chunks, routes, pieces = packed.split([total + 1, 2 * total, len(lengths) + 1])
+        return cls(total, chunks, routes.view(2, total), pieces)
