@@ -49,12 +49,8 @@ class Segments:
         total = int(counts.sum())
         target = np.full(total, -1)
         target[last] = targets
-        parts = [
-            np.append(np.concatenate(starts), piece_chunk[-1]),
-            np.arange(total),
-            target,
-            [0, *(last + 1)],
-        ]
+        chunk = np.append(np.concatenate(starts), piece_chunk[-1])
+        parts = [chunk, np.arange(total), target, np.append(0, last + 1)]
         packed = to_device(torch.from_numpy(np.concatenate(parts).astype(np.int32)), device)
         chunks, routes, pieces = packed.split([total + 1, 2 * total, len(lengths) + 1])
         return cls(total, chunks, routes.view(2, total), pieces)

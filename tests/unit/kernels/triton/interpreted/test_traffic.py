@@ -13,6 +13,7 @@ from mamba_kernels.conv1d_prefill.triton import conv1d_prefill
 from mamba_kernels.conv1d_update.triton import conv1d_update
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.kv_write.triton import kv_write
+from mamba_kernels.moe.triton import moe
 from mamba_kernels.paged_attention.triton import paged_attention
 from mamba_kernels.rms_norm.triton import rms_norm
 from mamba_kernels.sample import Counts, SampleParameters
@@ -23,6 +24,7 @@ from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.state_update.triton import state_update
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned
+from testmodels.experts import experts, inputs
 from testmodels.paged import PagedBatch
 
 LIMIT = (0.0, 1e9)
@@ -95,6 +97,19 @@ def test_keys_and_values_come_from_memory_once(news: list[int], contexts: list[i
     with counted() as traffic:
         batch.attend(paged_attention)
     assert_least(traffic, sum(contexts) * 2 * 2 * 128 * 2 + 2 * batch.query.nbytes, asked=asked)
+
+
+@pytest.mark.parametrize(("n", "asked"), [(2, 1.05), (8, 1.1)])
+def test_weights_of_experts_come_from_memory_once_if_anyone_chose_them(n: int, asked: float) -> None:
+    of = experts(12, 512, 256, gated=True, activation="silu", dtype=torch.bfloat16)
+    x, chosen, weights = inputs(n, 2, 12, 512, torch.bfloat16)
+    with counted() as traffic:
+        out = moe(x, chosen, weights, of)
+    hit = len(chosen.unique())
+    assert 2 < hit < 12
+    each = of.up[0].nbytes + of.down[0].nbytes
+    assert traffic.asked_of(of.up) + traffic.asked_of(of.down) >= hit * each
+    assert_least(traffic, hit * each + x.nbytes + out.nbytes, asked=asked)
 
 
 def test_what_is_written_or_copied_moves_once() -> None:
