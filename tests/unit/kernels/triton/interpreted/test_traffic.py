@@ -99,14 +99,14 @@ def test_keys_and_values_come_from_memory_once(news: list[int], contexts: list[i
     assert_least(traffic, sum(contexts) * 2 * 2 * 128 * 2 + 2 * batch.query.nbytes, asked=asked)
 
 
-@pytest.mark.parametrize(("n", "asked"), [(2, 1.05), (8, 1.1)])
+@pytest.mark.parametrize(("n", "asked"), [(4, 1.1), (8, 1.1)])
 def test_weights_of_experts_come_from_memory_once_if_anyone_chose_them(n: int, asked: float) -> None:
     of = experts(12, 512, 256, gated=True, activation="silu", dtype=torch.bfloat16)
     x, chosen, weights = inputs(n, 2, 12, 512, torch.bfloat16)
     with counted() as traffic:
         out = moe(x, chosen, weights, of)
     hit = len(chosen.unique())
-    assert 2 < hit < 12
+    assert 3 <= hit < 12
     each = of.up[0].nbytes + of.down[0].nbytes
     assert traffic.asked_of(of.up) + traffic.asked_of(of.down) >= hit * each
     assert_least(traffic, hit * each + x.nbytes + out.nbytes, asked=asked)
