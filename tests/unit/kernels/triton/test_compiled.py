@@ -6,6 +6,9 @@ import torch
 from compiled_kernel import compiled
 from mamba_kernels.conv1d_prefill.triton import call as conv1d_prefill
 from mamba_kernels.conv1d_update.triton import call as conv1d_update
+from mamba_kernels.gated_delta import DeltaInputs
+from mamba_kernels.gated_delta.triton import prefill_call as gated_delta_prefill
+from mamba_kernels.gated_delta.triton import update_call as gated_delta_update
 from mamba_kernels.gated_norm.triton import call as gated_norm
 from mamba_kernels.moe import Experts
 from mamba_kernels.moe.assignment import Assignment
@@ -111,6 +114,30 @@ def convolutions() -> list[KernelCall]:
     return [conv1d_prefill(x, weight, meta(10240, dtype=WIDE), meta(4, 3, 10240), plan(), meta(ROWS, 10240))]
 
 
+def delta() -> tuple[torch.Tensor, DeltaInputs, torch.Tensor]:
+    """State, rows and result of Qwen3-Next."""
+    H, G, V, K = 32, 16, 128, 128
+    q, k, v = meta(ROWS, 2 * G * K + H * V).split([G * K, G * K, H * V], 1)
+    a, b = meta(ROWS, 2 * H).chunk(2, 1)
+    head = meta(H, dtype=WIDE)
+    rows = DeltaInputs(
+        q.unflatten(1, (G, K)), k.unflatten(1, (G, K)), v.unflatten(1, (H, V)), a, b, head, head
+    )
+    return state(H, V, K), rows, meta(ROWS, H, V)
+
+
+def delta_steps() -> list[KernelCall]:
+    states, rows, out = delta()
+    return [
+        gated_delta_update(each, rows, routes(), out) for each in (states, state(32, 128, 128, torch.half))
+    ]
+
+
+def delta_scans() -> list[KernelCall]:
+    states, rows, out = delta()
+    return [gated_delta_prefill(states, rows, plan(), out)]
+
+
 def mixtures(pairs: int) -> list[KernelCall]:
     """Gated experts of Granite-4.0-H-Small, 10 of 72 a row; experts of Nemotron-3-Nano, 6 of 128."""
     made = []
@@ -136,11 +163,23 @@ def sums_of_experts() -> list[KernelCall]:
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(
-    "calls", [norms, copies, decode_steps, convolutions, scans, joins, experts, sums_of_experts]
+    "calls",
+    [
+        norms,
+        copies,
+        decode_steps,
+        convolutions,
+        scans,
+        joins,
+        experts,
+        sums_of_experts,
+        delta_steps,
+        delta_scans,
+    ],
 )
 def test_nothing_spills_and_memory_is_read_in_whole_vectors(calls, capability: int) -> None:
     for call in calls():
         kernel = compiled(call, capability)
         assert kernel.stack == 0, call.kernel
         assert kernel.widest_load == kernel.widest_store == 128, call.kernel
-        assert kernel.tensor_cores == (calls in (scans, experts))
+        assert kernel.tensor_cores == (calls in (scans, experts, delta_scans))

@@ -11,6 +11,7 @@ import torch
 from kernel_traffic import Traffic, counted
 from mamba_kernels.conv1d_prefill.triton import conv1d_prefill
 from mamba_kernels.conv1d_update.triton import conv1d_update
+from mamba_kernels.gated_delta.triton import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.kv_write.triton import kv_write
 from mamba_kernels.moe.triton import moe
@@ -24,6 +25,7 @@ from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.state_update.triton import state_update
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned
+from testmodels.delta import Delta
 from testmodels.experts import experts, inputs
 from testmodels.paged import PagedBatch
 
@@ -97,6 +99,27 @@ def test_keys_and_values_come_from_memory_once(news: list[int], contexts: list[i
     with counted() as traffic:
         batch.attend(paged_attention)
     assert_least(traffic, sum(contexts) * 2 * 2 * 128 * 2 + 2 * batch.query.nbytes, asked=asked)
+
+
+def test_a_delta_state_is_read_once_and_written_where_it_belongs() -> None:
+    rows = Delta(H=8, G=4, V=64, K=128, T=2, dtype=torch.bfloat16)
+    state, out = torch.zeros(6, 8, 64, 128), poisoned(2, 8, 64, dtype=torch.bfloat16)
+    plan = SlotPlan.build(ints([1, 2]), ints([1, 3]), ints([-1, 4]), CPU)
+    with counted() as traffic:
+        gated_delta_update(state, rows.inputs, plan, out)
+    assert traffic.asked_of(state) == 5 * state[0].nbytes, "one of two rows is tracked"
+    assert_least(traffic, 5 * state[0].nbytes + rows.mixed.nbytes + out.nbytes, asked=1.1)
+
+
+def test_a_delta_scan_keeps_the_state_and_reads_values_once() -> None:
+    plan = chunk_plan([PiecePlan(0, 256, -1, 1, {128: 2}), PiecePlan(64, 128, 3, 3, {})], 64)
+    rows = Delta(H=4, G=2, V=64, K=128, T=384, dtype=torch.bfloat16)
+    state, out = torch.zeros(4, 4, 64, 128), poisoned(384, 4, 64, dtype=torch.bfloat16)
+    with counted() as traffic:
+        gated_delta_prefill(state, rows.inputs, plan, out)
+    assert traffic.asked_of(state) == 4 * state[0].nbytes, "one begins, two end, one checkpoint"
+    least = rows.mixed.nbytes + rows.gates.nbytes + out.nbytes + 4 * state[0].nbytes
+    assert_least(traffic, least, asked=2.5)
 
 
 @pytest.mark.parametrize(("n", "asked"), [(4, 1.1), (8, 1.1)])

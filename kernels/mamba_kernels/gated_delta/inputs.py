@@ -1,0 +1,32 @@
+"""What the gated delta rule reads for a run of rows; prefill and decode take the same."""
+
+from dataclasses import dataclass
+
+import torch
+
+LEAST_SQUARE = 1e-6
+"""Added to the sum of squares where queries and keys are normalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaInputs:
+    """S_t = g_t S_{t-1} + beta_t (v_t - g_t S_{t-1} k_t) k_t^T;  o_t = S_t q_t (Yang et al. 2024).
+
+    g_t = exp(A softplus(a_t + dt_bias)), beta_t = sigmoid(b_t); queries and keys have length 1, and queries
+    are divided by sqrt(K). Rows may be strided. Value head h reads key head h // (H / G).
+    """
+
+    q: torch.Tensor
+    """[T, G, K]"""
+    k: torch.Tensor
+    """[T, G, K]"""
+    v: torch.Tensor
+    """[T, H, V]"""
+    a: torch.Tensor
+    """[T, H] as projected, before bias and softplus"""
+    b: torch.Tensor
+    """[T, H] as projected, before the sigmoid"""
+    A: torch.Tensor
+    """[H] negative"""
+    dt_bias: torch.Tensor
+    """[H]"""

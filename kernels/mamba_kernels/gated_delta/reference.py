@@ -1,0 +1,113 @@
+"""The gated delta rule in plain torch, any device, float64-capable. The truth in float64.
+
+A prompt goes in chunks: within one, what the tokens write follows from a triangular system; between chunks
+the state is handed on. Nothing is read from the device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
+from mamba_kernels.precision import accumulator
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
+
+CHUNK = 64
+"""Tokens that are solved for together at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Wide and normalised, heads first."""
+
+    q: torch.Tensor
+    """[H, T, K]"""
+    k: torch.Tensor
+    v: torch.Tensor
+    """[H, T, V]"""
+    log_decay: torch.Tensor
+    """[H, T], never positive"""
+    beta: torch.Tensor
+    """[H, T]"""
+
+    @classmethod
+    def of(cls, inputs: DeltaInputs) -> "_Rows":
+        kind = accumulator(inputs.v.dtype)
+        times = inputs.v.shape[1] // inputs.k.shape[1]
+
+        def normalised(x: torch.Tensor) -> torch.Tensor:
+            wide = x.to(kind)
+            wide = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + LEAST_SQUARE)
+            repeated = wide[:, :, None].expand(-1, -1, times, -1).flatten(1, 2)
+            return repeated.transpose(0, 1)
+
+        log_decay = inputs.A.to(kind) * F.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
+        return cls(
+            q=normalised(inputs.q) * inputs.q.shape[-1] ** -0.5,
+            k=normalised(inputs.k),
+            v=inputs.v.to(kind).transpose(0, 1),
+            log_decay=log_decay.t(),
+            beta=inputs.b.to(kind).sigmoid().t(),
+        )
+
+    def part(self, rows: slice) -> "_Rows":
+        return _Rows(
+            self.q[:, rows], self.k[:, rows], self.v[:, rows], self.log_decay[:, rows], self.beta[:, rows]
+        )
+
+
+def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
+    """One token for each row.
+
+    state: [slabs, H, V, K], any strides, written at the plan's targets and tracking slots; out: [n, H, V],
+    written.
+    """
+    rows = _Rows.of(inputs)
+    q, k, v = (each.transpose(0, 1) for each in (rows.q, rows.k, rows.v))  # [n, H, ..]
+    s = plan.read(state).to(v.dtype) * rows.log_decay.t().exp()[..., None, None]
+    wrong = v - (s @ k[..., None])[..., 0]
+    s = s + (wrong * rows.beta.t()[..., None])[..., None] * k[..., None, :]
+    out.copy_((s @ q[..., None])[..., 0])
+    plan.write(state, s)
+
+
+def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
+    """The pieces of the plan, each from its source slot; checkpoints and final states go to their slots.
+
+    state: [slabs, H, V, K], any strides; out: [T, H, V], written; T = plan.tokens. All sources are read
+    before any slot is written.
+    """
+    rows = _Rows.of(inputs)
+    states = plan.slots.read(state).to(rows.v.dtype)
+    for piece in range(len(plan.piece_start) - 1):
+        start, end = plan.piece_start[piece], plan.piece_start[piece + 1]
+        checkpoints = dict(plan.checkpoints(piece))
+        cuts = sorted({*range(CHUNK, end - start, CHUNK), *checkpoints, end - start})
+        s, before = states[piece], 0
+        for cut in cuts:
+            some = slice(start + before, start + cut)
+            y, s = _chunk(s, rows.part(some))
+            out[some] = y.transpose(0, 1).to(out.dtype)
+            if cut in checkpoints:
+                state[checkpoints[cut]] = s.to(state.dtype)
+            before = cut
+        state[plan.slots.target_slots[piece]] = s.to(state.dtype)
+
+
+def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """s: [H, V, K] -> outputs [H, t, V] and the state after t tokens."""
+    log = rows.log_decay.cumsum(1)
+    # Differences before the exponential, masked before it: no factor ever overflows.
+    apart = (log[:, :, None] - log[:, None, :]).tril().exp().tril()
+    from_state = log.exp()[..., None]
+    keys = (rows.k @ rows.k.transpose(1, 2)) * apart * rows.beta[..., None]
+    system = keys.tril(-1)
+    wanted = rows.beta[..., None] * (rows.v - from_state * (rows.k @ s.transpose(1, 2)))
+    written = torch.linalg.solve_triangular(
+        system, wanted, upper=False, unitriangular=True
+    )  # [H, t, V]; the ones of the diagonal are implied
+    y = from_state * (rows.q @ s.transpose(1, 2)) + ((rows.q @ rows.k.transpose(1, 2)) * apart) @ written
+    left = (log[:, -1:] - log).exp()[..., None]
+    return y, s * log[:, -1].exp()[:, None, None] + (written * left).transpose(1, 2) @ rows.k

@@ -1,0 +1,299 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The gated delta rule on a GPU, the state on chip from a piece's start to its end: see README.md."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
+from mamba_kernels.triton_support import (
+    LOG2_E_CONSTANT,
+    KernelCall,
+    Launch,
+    UnsupportedArgument,
+    block_of,
+    ceil_div,
+    check,
+    check_rows,
+    dot_dtype,
+    extent_at,
+    launch_for,
+    softplus,
+)
+
+LEAST = 16
+"""The narrowest tile of a product."""
+STATE_TYPES = (torch.float32, torch.float16)
+MOST_KEY = 256
+"""Widest keys: a row of the state stays in registers."""
+
+
+def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
+    """As the reference. state: [slabs, H, V, K], K dense; out: [n, H, V], V dense.
+
+    Raises UnsupportedArgument.
+    """
+    update_call(state, inputs, plan.device_routes, out).run()
+
+
+def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
+    """As the reference. state: [slabs, H, V, K], K dense; out: [T, H, V], V dense.
+
+    Raises UnsupportedArgument.
+    """
+    prefill_call(state, inputs, plan, out).run()
+
+
+def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """Rows T, value heads H, key heads G, V, K."""
+    device = state.device
+    check("state", state, (None, None, None, None), dtypes=STATE_TYPES)
+    _, H, V, K = state.shape
+    if K > MOST_KEY:
+        raise UnsupportedArgument(f"state has keys of {K}; the kernels take {MOST_KEY} at most")
+    check("v", inputs.v, (None, H, V), device=device)
+    T = len(inputs.v)
+    check("k", inputs.k, (T, None, K), dtypes=(inputs.v.dtype,), device=device)
+    G = inputs.k.shape[1]
+    if not G or H % G:
+        raise UnsupportedArgument(f"k has {G} heads; their number must divide the {H} heads of state")
+    check("q", inputs.q, (T, G, K), dtypes=(inputs.v.dtype,), device=device)
+    for name in ("a", "b"):
+        check(name, getattr(inputs, name), (T, H), device=device)
+    for name in ("A", "dt_bias"):
+        check(name, getattr(inputs, name), (H,), device=device)
+    check("out", out, (T, H, V), device=device)
+    return T, H, G, V, K
+
+
+def _arguments(
+    state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
+) -> dict[str, Any]:
+    named: dict[str, Any] = {
+        "state": state,
+        "state_slab": state.stride(0),
+        "state_head": state.stride(1),
+        "state_row": state.stride(2),
+    }
+    for name in ("q", "k", "v"):
+        tensor: torch.Tensor = getattr(inputs, name)
+        named |= {name: tensor, f"{name}_row": tensor.stride(0), f"{name}_head": tensor.stride(1)}
+    return {
+        **named,
+        "a": inputs.a,
+        "a_row": inputs.a.stride(0),
+        "b": inputs.b,
+        "b_row": inputs.b.stride(0),
+        "A": inputs.A,
+        "dt_bias": inputs.dt_bias,
+        "routes": routes,
+        "route": routes.stride(0),
+        "out": out,
+        "out_row": out.stride(0),
+        "out_head": out.stride(1),
+        "least": LEAST_SQUARE,
+        "scale": inputs.q.shape[2] ** -0.5,
+    }
+
+
+def update_call(
+    state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
+) -> KernelCall:
+    """The launch; routes: [3, n] int32 as of `SlotPlan`."""
+    n, H, G, V, K = _check(state, inputs, out)
+    check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
+    width = block_of(K)
+    launch = launch_for(
+        "gated_delta_update",
+        state.device,
+        f"H{H} V{V} K{K} {state.dtype} n{block_of(n)}",
+        Launch(num_warps=1, blocks={"V": block_of(V, most=max(1, 1024 // width))}),
+    )
+    rows = launch.blocks["V"]
+    return KernelCall(
+        _update,
+        (ceil_div(V, rows) * H, n),
+        _arguments(state, inputs, routes, out),
+        {"V": V, "K": K, "HEADS_PER_KEY": H // G, "BLOCK_V": rows, "BLOCK_K": width},
+        launch,
+    )
+
+
+def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
+    """The launch: a program for each piece, value head and block of the head's V rows of state."""
+    _, H, G, V, K = _check(state, inputs, out)
+    check_rows("v", inputs.v, plan.tokens)
+    width = block_of(K, least=LEAST)
+    launch = launch_for(
+        "gated_delta_prefill",
+        state.device,
+        f"V{V} K{K} {inputs.v.dtype}",
+        Launch(num_warps=4, blocks={"V": block_of(V, least=LEAST, most=32), "T": LEAST}),
+    )
+    chunks, routes = plan.on_device, plan.slots.device_routes
+    return KernelCall(
+        _prefill,
+        (ceil_div(V, launch.blocks["V"]) * H, len(plan.slots.target_slots)),
+        {
+            **_arguments(state, inputs, routes, out),
+            "piece_chunk": chunks.piece_chunk,
+            "chunk_start": chunks.chunk_start,
+            "chunk_track": chunks.chunk_track,
+        },
+        {
+            "V": V,
+            "K": K,
+            "HEADS_PER_KEY": H // G,
+            "KIND": dot_dtype(inputs.v.dtype),
+            "PRECISION": "tf32x3",
+            "BLOCK_V": launch.blocks["V"],
+            "BLOCK_K": width,
+            "BLOCK_T": launch.blocks["T"],
+        },
+        launch,
+    )
+
+
+@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+def _update(
+    state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
+    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale,
+    V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of a head's rows x heads, rows)."""
+    blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    head = tl.program_id(0) // blocks
+    of_key = head // HEADS_PER_KEY
+    row = tl.program_id(1).to(tl.int64)
+    source = tl.load(routes + row).to(tl.int64)
+    target = tl.load(routes + route + row).to(tl.int64)
+    track = tl.load(routes + 2 * route + row).to(tl.int64)
+    i = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
+    j = tl.arange(0, BLOCK_K)
+    rows, columns = i < V, j < K
+    at = head * state_head + i[:, None] * state_row + j[None, :]
+    # Nothing is read for a fresh state: the padding slot may hold NaN.
+    begun = rows[:, None] & (j < extent_at(source, K))[None, :]
+    written = rows[:, None] & (j < extent_at(target, K))[None, :]
+    tracked = rows[:, None] & (j < extent_at(track, K))[None, :]
+    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0, eviction_policy="evict_first")
+    s = s.to(tl.float32)
+
+    step = softplus(tl.load(a + row * a_row + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32))
+    decay = tl.exp2(step * tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT)
+    beta = tl.sigmoid(tl.load(b + row * b_row + head).to(tl.float32))
+    key = tl.load(k + row * k_row + of_key * k_head + j, mask=columns, other=0.0).to(tl.float32)
+    key *= tl.rsqrt(tl.sum(key * key, 0) + least)
+    query = tl.load(q + row * q_row + of_key * q_head + j, mask=columns, other=0.0).to(tl.float32)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + least) * scale
+    value = tl.load(v + row * v_row + head * v_head + i, mask=rows, other=0.0).to(tl.float32)
+
+    s = s * decay
+    wrong = (value - tl.sum(s * key[None, :], 1)) * beta
+    s = s + wrong[:, None] * key[None, :]
+    y = tl.sum(s * query[None, :], 1)
+    tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
+
+    stored = s.to(state.dtype.element_ty)
+    tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
+    # The same registers: state and checkpoint cannot disagree.
+    tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")
+
+
+@triton.jit
+def _inverse(system, BLOCK: tl.constexpr):
+    """Of I + `system`, strictly lower triangular: row after row, which no cancellation spoils."""
+    i = tl.arange(0, BLOCK)
+    out = -system
+    for row in tl.static_range(1, BLOCK):
+        own = tl.sum(tl.where(i[:, None] == row, out, 0.0), 0)
+        # Row `row` of the inverse is its own less what the rows before it stand for.
+        own += tl.sum(own[:, None] * out, 0)
+        out = tl.where(i[:, None] == row, own[None, :], out)
+    return out + tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+
+
+@triton.jit(
+    do_not_specialize=["route"],
+    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track"],
+)
+def _prefill(
+    state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
+    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale,
+    piece_chunk, chunk_start, chunk_track,
+    V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of a head's rows x heads, pieces)."""
+    blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    head = tl.program_id(0) // blocks
+    of_key = head // HEADS_PER_KEY
+    piece = tl.program_id(1)
+    source = tl.load(routes + piece).to(tl.int64)
+    target = tl.load(routes + route + piece).to(tl.int64)
+    i = (tl.program_id(0) % blocks) * BLOCK_V + tl.arange(0, BLOCK_V)
+    j = tl.arange(0, BLOCK_K)
+    m = tl.arange(0, BLOCK_T)
+    rows, columns = i < V, j < K
+    at = head * state_head + i[:, None] * state_row + j[None, :]
+    begun = rows[:, None] & (j < extent_at(source, K))[None, :]
+    # Nothing is read for a fresh state: the padding slot may hold NaN.
+    s = tl.load(state + source * state_slab + at, mask=begun, other=0.0).to(tl.float32)
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    rate = tl.load(A + head).to(tl.float32) * LOG2_E_CONSTANT
+    for chunk in range(tl.load(piece_chunk + piece), tl.load(piece_chunk + piece + 1)):
+        stop = tl.load(chunk_start + chunk + 1)
+        for first in range(tl.load(chunk_start + chunk), stop, BLOCK_T):
+            inside = first + m < stop
+            t = (first + m).to(tl.int64)
+            step = softplus(tl.load(a + t * a_row + head, mask=inside, other=0.0).to(tl.float32) + bias)
+            # Beyond the end nothing decays and nothing is written.
+            log = tl.cumsum(tl.where(inside, step * rate, 0.0), 0)
+            total = tl.min(log, 0)
+            beta = tl.sigmoid(tl.load(b + t * b_row + head, mask=inside, other=0.0).to(tl.float32))
+            beta = tl.where(inside, beta, 0.0)
+
+            both = inside[:, None] & columns[None, :]
+            keys = tl.load(k + t[:, None] * k_row + of_key * k_head + j[None, :], mask=both, other=0.0)
+            keys = keys.to(tl.float32)
+            keys *= tl.rsqrt(tl.sum(keys * keys, 1) + least)[:, None]
+            queries = tl.load(q + t[:, None] * q_row + of_key * q_head + j[None, :], mask=both, other=0.0)
+            queries = queries.to(tl.float32)
+            queries *= (tl.rsqrt(tl.sum(queries * queries, 1) + least) * scale)[:, None]
+            of_value = inside[:, None] & rows[None, :]
+            values = tl.load(v + t[:, None] * v_row + head * v_head + i[None, :], mask=of_value, other=0.0)
+            values = values.to(tl.float32)
+
+            narrow, asked = keys.to(KIND), queries.to(KIND)
+            # Differences before the exponential, masked before it: no factor ever overflows.
+            apart = tl.where(m[:, None] >= m[None, :], log[:, None] - log[None, :], float("-inf"))
+            decay = tl.exp2(apart)
+            system = tl.dot(narrow, tl.trans(narrow), input_precision=PRECISION) * decay * beta[:, None]
+            system = tl.where(m[:, None] > m[None, :], system, 0.0)
+            from_state = tl.exp2(log)[:, None]
+            old = tl.trans(s).to(KIND)
+            known = tl.dot(narrow, old, input_precision=PRECISION) * from_state
+            wanted = (values - known) * beta[:, None]
+            written = tl.dot(_inverse(system, BLOCK_T), wanted, input_precision=PRECISION)
+            near = tl.dot(asked, tl.trans(narrow), input_precision=PRECISION) * decay
+            y = tl.dot(asked, old, input_precision=PRECISION) * from_state
+            y += tl.dot(near.to(KIND), written.to(KIND), input_precision=PRECISION)
+            to = out + t[:, None] * out_row + head * out_head + i[None, :]
+            tl.store(to, y.to(out.dtype.element_ty), mask=of_value)
+            left = (written * tl.exp2(total - log)[:, None]).to(KIND)
+            s = s * tl.exp2(total) + tl.dot(tl.trans(left), narrow, input_precision=PRECISION)
+        track = tl.load(chunk_track + chunk).to(tl.int64)
+        if track >= 0:
+            tl.store(
+                state + track * state_slab + at,
+                s.to(state.dtype.element_ty),
+                mask=rows[:, None] & columns[None, :],
+            )
+    tl.store(
+        state + target * state_slab + at, s.to(state.dtype.element_ty), mask=rows[:, None] & columns[None, :]
+    )
