@@ -49,6 +49,8 @@ class DecodeStep:
         self._forward: Callable[[], torch.Tensor] = self._issue_forward
         self._choose: Callable[[], Choice] = self._issue_choice
         self._hidden: torch.Tensor | None = None
+        self._tables = sampler.tables
+        """Those that `_choose` counts in."""
 
     def warm_up(self) -> None:
         """Run once on padding alone: that compiles what it needs. Raises NoHostRoutes."""
@@ -64,7 +66,7 @@ class DecodeStep:
             forward = graphs.capture(self._issue_forward)
             self._hidden = forward()
             choose = graphs.capture(self._issue_choice)
-        self._forward, self._choose = forward, choose
+        self._forward, self._choose, self._tables = forward, choose, self._sampler.tables
 
     def forward(self, batch: HostBatch) -> torch.Tensor:
         """Decode `batch`, n <= `rows`: normed hidden states [n, d], which the next step overwrites."""
@@ -78,6 +80,9 @@ class DecodeStep:
         serials = [row.serial for row in sampling]
         if serials != self._chosen_for:
             self._set_parameters(sampling)
+        if self._tables != self._sampler.tables:
+            # What was captured counts in memory that is given back.
+            self._choose, self._tables = self._issue_choice, self._sampler.tables
         choice = self._choose()
         return Choice(choice.ids[: len(sampling)], choice.finite[: len(sampling)])
 

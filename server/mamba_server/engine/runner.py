@@ -49,6 +49,11 @@ class _Newcomer:
     """Prompt and output so far; empty unless a penalty asks for them."""
 
 
+COUNTED = LOGIT_ROWS
+"""Sequences with penalties, running and leaving, whose counts are at one place from the start: as many as the
+planner sets memory aside for."""
+
+
 class ModelRunner:
     """One model on one device. `last_token[row]`: the token each row sampled last, for its next decode."""
 
@@ -82,7 +87,7 @@ class ModelRunner:
         self._batch: list[SamplingBatch] | None = None
         self._decode_steps: DecodeSteps | None = None
         if sample is not None and model.decodes_resident:
-            self._sampler.reserve(persistent.rows)
+            self._sampler.reserve(2 * min(persistent.max_running, COUNTED))
             self._decode_steps = DecodeSteps(self._decode_step, persistent.max_running, graphs)
 
     def warm_up(self, report: Progress) -> bool:

@@ -95,8 +95,13 @@ class Sampler:
             blocked=tuple(sorted({t for t in (*eos, *params.stop_token_ids) if 0 <= t < self.vocab_size})),
         )
 
+    @property
+    def tables(self) -> int:
+        """Changes when the counts of penalties move to other memory."""
+        return self._output_counts.data_ptr()
+
     def reserve(self, rows: int) -> None:
-        """Counts for `rows` sequences with penalties: as long as they do, the tables stay where they are."""
+        """Counts for `rows` sequences with penalties: as long as that is enough, `tables` does not change."""
         missing = rows - len(self._owners)
         for name in ("_output_counts", "_in_prompt"):
             table: torch.Tensor = getattr(self, name)

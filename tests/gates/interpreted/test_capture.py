@@ -18,6 +18,7 @@ import torch
 from engines import Answer, make_engine, run
 from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import UnsupportedArgument
+from mamba_server.engine import runner
 from mamba_server.engine.boot import Trial
 from mamba_server.engine.decode_step import DecodeStep
 from mamba_server.wire import AddRequest, SamplingParams
@@ -146,9 +147,9 @@ def test_what_is_prepared_at_the_start_changes_no_answer(
 ) -> None:
     graphs = RecordedGraphs()
     engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2)
-    runner: Any = engine.core._runner
+    device_side: Any = engine.core._runner
     stages: list[str] = []
-    assert runner.warm_up(lambda stage, done, total: stages.append(f"{stage} {done}/{total}"))
+    assert device_side.warm_up(lambda stage, done, total: stages.append(f"{stage} {done}/{total}"))
     assert stages[-1] == "preparing prompts 1/1"
     made = len(graphs.captured)
     assert made == 2 * 2
@@ -169,3 +170,24 @@ def test_a_model_that_a_kernel_cannot_take_is_served_without_graphs(
     answers = run(engine, requests(1)[:1])
     assert answers["1-0", 0].tokens == anew["1-0", 0].tokens
     assert not graphs.captured
+
+
+def test_more_penalties_than_there_is_room_for_are_counted_right(
+    tiny_recall: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "COUNTED", 1)
+    prompts = [list(range(20 + n, 29 + n)) for n in range(4)]
+    asked = [AddRequest(str(n), prompt, PENALIZED) for n, prompt in enumerate(prompts)]
+    graphs = RecordedGraphs()
+    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=4)
+    few = run(engine, asked[:1])
+    repeated = graphs.repeated
+    many = run(engine, [AddRequest(f"again {n}", prompt, PENALIZED) for n, prompt in enumerate(prompts)])
+    alone = make_engine(tiny_recall, max_running_requests=4)
+    for n, each in enumerate(asked):
+        expected = run(alone, [each])[each.request_id, 0].tokens
+        assert many[f"again {n}", 0].tokens == expected
+        assert n > 0 or few["0", 0].tokens == expected
+        # By the step that was captured before the counts moved.
+        assert run(engine, [each])[each.request_id, 0].tokens == expected
+    assert graphs.repeated > repeated, "the layers are repeated as before"
