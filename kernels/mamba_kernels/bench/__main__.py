@@ -15,6 +15,7 @@ import torch
 
 from mamba_kernels.bench.attention_cases import attention_cases
 from mamba_kernels.bench.case import Case
+from mamba_kernels.bench.later_cases import later_cases
 from mamba_kernels.bench.machine import measure
 from mamba_kernels.bench.measurement import measured
 from mamba_kernels.bench.model_shape import MODEL_SHAPES
@@ -47,8 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
             case
             for name in options.model or ["nemotron-nano-9b-v2"]
             for case in cases_of(name, device, small=device.type == "cpu")
-            if not options.operator or case.operator in options.operator
         ]
+        cases += later_cases(device, small=device.type == "cpu")
+        cases = [case for case in cases if not options.operator or case.operator in options.operator]
         results = []
         entries: Entries = {}
         for number, case in enumerate(cases, 1):

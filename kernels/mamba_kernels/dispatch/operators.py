@@ -14,8 +14,10 @@ import torch
 
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
+from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
+from mamba_kernels.moe import moe
 from mamba_kernels.paged_attention import paged_attention
 from mamba_kernels.rms_norm import rms_norm
 from mamba_kernels.sample import sample
@@ -32,8 +34,11 @@ class Operators:
 
     conv1d_prefill: Operator
     conv1d_update: Operator
+    gated_delta_prefill: Operator
+    gated_delta_update: Operator
     gated_norm: Operator
     kv_write: Operator
+    moe: Operator
     paged_attention: Operator
     rms_norm: Operator
     ssd_prefill: Operator
@@ -50,8 +55,11 @@ class Operators:
 REFERENCE = Operators(
     conv1d_prefill=conv1d_prefill,
     conv1d_update=conv1d_update,
+    gated_delta_prefill=gated_delta_prefill,
+    gated_delta_update=gated_delta_update,
     gated_norm=gated_norm,
     kv_write=kv_write,
+    moe=moe,
     paged_attention=paged_attention,
     rms_norm=rms_norm,
     ssd_prefill=ssd_prefill,
@@ -67,8 +75,10 @@ def triton_operators() -> Operators:
     """The kernels. Raises ImportError where there is no Triton."""
     from mamba_kernels.conv1d_prefill import triton as conv1d_prefill_kernel
     from mamba_kernels.conv1d_update import triton as conv1d_update_kernel
+    from mamba_kernels.gated_delta import triton as gated_delta_kernels
     from mamba_kernels.gated_norm import triton as gated_norm_kernel
     from mamba_kernels.kv_write import triton as kv_write_kernel
+    from mamba_kernels.moe import triton as moe_kernel
     from mamba_kernels.paged_attention import triton as paged_attention_kernel
     from mamba_kernels.rms_norm import triton as rms_norm_kernel
     from mamba_kernels.sample import triton as sample_kernel
@@ -80,8 +90,15 @@ def triton_operators() -> Operators:
             "conv1d_prefill", conv1d_prefill_kernel.conv1d_prefill, conv1d_prefill
         ),
         conv1d_update=KernelOrReference("conv1d_update", conv1d_update_kernel.conv1d_update, conv1d_update),
+        gated_delta_prefill=KernelOrReference(
+            "gated_delta_prefill", gated_delta_kernels.gated_delta_prefill, gated_delta_prefill
+        ),
+        gated_delta_update=KernelOrReference(
+            "gated_delta_update", gated_delta_kernels.gated_delta_update, gated_delta_update
+        ),
         gated_norm=KernelOrReference("gated_norm", gated_norm_kernel.gated_norm, gated_norm),
         kv_write=KernelOrReference("kv_write", kv_write_kernel.kv_write, kv_write),
+        moe=KernelOrReference("moe", moe_kernel.moe, moe),
         paged_attention=paged_attention_kernel.paged_attention,
         rms_norm=KernelOrReference("rms_norm", rms_norm_kernel.rms_norm, rms_norm),
         ssd_prefill=KernelOrReference("ssd_prefill", ssd_prefill_kernel.ssd_prefill, ssd_prefill),

@@ -1,0 +1,147 @@
+"""Operators of families that are not served yet, at their shapes: experts, and the gated delta rule."""
+
+import numpy as np
+import torch
+
+from mamba_kernels.bench.case import Case, Inputs
+from mamba_kernels.dispatch.operators import Operators
+from mamba_kernels.gated_delta import DeltaInputs
+from mamba_kernels.moe import Experts, Routing, route
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill import ChunkPlan
+
+QWEN3_NEXT = (32, 16, 128, 128)
+"""Value heads H, key heads G, V, K."""
+EXPERTS = {"granite-4.0-h-small": (4096, 768, 72, 10, True), "nemotron-3-nano": (2688, 1856, 128, 6, False)}
+"""Width d, width of an expert, experts, of which a row takes so many, and whether they have gates."""
+CHUNK = 64
+
+
+def later_cases(device: torch.device, *, small: bool) -> list[Case]:
+    """`small`: for a machine without a GPU, with an eighth of the heads and experts."""
+    H, G, V, K = QWEN3_NEXT
+    shape = (H // 8, G // 8, V, K) if small else QWEN3_NEXT
+    cases = [_update(shape, device, rows) for rows in ((4,) if small else (1, 64, 256))]
+    cases += [_prefill(shape, device, tokens) for tokens in ((128,) if small else (4096, 16_384))]
+    for name, (d, inner, experts, k, gated) in EXPERTS.items():
+        sizes = (d // 8, inner // 8, experts // 4, k, gated) if small else (d, inner, experts, k, gated)
+        cases += [_moe(name, sizes, device, rows) for rows in ((4,) if small else (1, 64, 4096))]
+    return cases
+
+
+def _delta(shape: tuple[int, int, int, int], rows: int, device: torch.device, slots: int) -> Inputs:
+    H, G, V, K = shape
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator, device=device)
+
+    return {
+        "state": random(slots + 1, H, V, K) / 8,
+        "mixed": random(rows, 2 * G * K + H * V).bfloat16(),
+        "gates": random(rows, 2 * H).bfloat16(),
+        "A": -torch.exp(random(H)),
+        "dt_bias": random(H),
+        "out": torch.empty(rows, H, V, dtype=torch.bfloat16, device=device),
+    }
+
+
+def _rows(shape: tuple[int, int, int, int], given: Inputs) -> DeltaInputs:
+    H, G, V, K = shape
+    q, k, v = given["mixed"].split([G * K, G * K, H * V], 1)
+    a, b = given["gates"].chunk(2, 1)
+    keys = (G, K)
+    return DeltaInputs(
+        q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, (H, V)), a, b, given["A"], given["dt_bias"]
+    )
+
+
+def _of_row(shape: tuple[int, int, int, int]) -> int:
+    H, G, V, K = shape
+    return 2 * (2 * G * K + 2 * H * V + 2 * H)
+
+
+def _update(shape: tuple[int, int, int, int], device: torch.device, rows: int) -> Case:
+    H, _, V, K = shape
+
+    def inputs(size: int) -> Inputs:
+        slots = np.arange(1, size + 1, dtype=np.int32)
+        plan = SlotPlan.build(slots, slots, np.full_like(slots, -1), device)
+        return {**_delta(shape, size, device, size), "plan": plan}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.gated_delta_update(given["state"], _rows(shape, given), given["plan"], given["out"])
+        return given["out"], given["state"][1:]
+
+    least = rows * (2 * H * V * K * 4 + _of_row(shape))
+    return Case("gated_delta_update", f"qwen3-next, {rows} rows", rows, min(rows, 4), inputs, run, least)
+
+
+def _prefill(shape: tuple[int, int, int, int], device: torch.device, tokens: int) -> Case:
+    H, _, V, K = shape
+
+    def inputs(size: int) -> Inputs:
+        starts = np.arange(0, size, CHUNK, dtype=np.int32)
+        zeros = np.zeros_like(starts)
+        plan = ChunkPlan.build(
+            chunk_start=starts,
+            chunk_len=np.minimum(CHUNK, size - starts).astype(np.int32),
+            chunk_sequence=zeros,
+            chunk_rank=np.arange(len(starts), dtype=np.int32),
+            chunk_track=zeros - 1,
+            slot_in=np.array([-1], np.int32),
+            slot_out=np.array([1], np.int32),
+            piece_start=np.array([0, size], np.int32),
+            chunk_size=CHUNK,
+            device=device,
+        )
+        return {**_delta(shape, size, device, 1), "plan": plan}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        operators.gated_delta_prefill(given["state"], _rows(shape, given), given["plan"], given["out"])
+        return given["out"], given["state"][1:]
+
+    return Case(
+        "gated_delta_prefill",
+        f"qwen3-next, {tokens} tokens in 1",
+        tokens,
+        min(tokens, 256),
+        inputs,
+        run,
+        tokens * _of_row(shape) + H * V * K * 4,
+        tokens * H * (2 * V * (2 * K + 2 * CHUNK) + 4 * CHUNK * K),
+    )
+
+
+def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device, rows: int) -> Case:
+    d, inner, count, k, gated = sizes
+
+    def inputs(size: int) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device).mul_(shape[-1] ** -0.5).bfloat16()
+
+        x = random(size, d) * d**0.5
+        logits = torch.randn(size, count, generator=generator, device=device)
+        chosen, weights = route(logits, Routing(k, "softmax_topk"))
+        up = random(count, inner * (2 if gated else 1), d)
+        return {"x": x, "chosen": chosen, "weights": weights, "up": up, "down": random(count, d, inner)}
+
+    def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
+        experts = Experts(given["up"], given["down"], "silu" if gated else "relu2", gated)
+        return (operators.moe(given["x"], given["chosen"], given["weights"].float(), experts),)
+
+    # All are hit where there are rows for it; of few rows each pair hits one of its own, at most.
+    hit = min(count, rows * k)
+    each = d * inner * (3 if gated else 2)
+    return Case(
+        "moe",
+        f"{name}, {rows} rows",
+        rows,
+        min(rows, 8),
+        inputs,
+        run,
+        hit * each * 2 + rows * d * 4,
+        2 * rows * k * each,
+    )
