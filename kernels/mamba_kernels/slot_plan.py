@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mamba_kernels.stochastic_rounding import noise_tensors
 from mamba_kernels.transfer import to_device
 
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
@@ -44,12 +45,26 @@ class SlotPlan:
     """[k] int64 rows that are tracked; None when there is none."""
     tracked_slots: torch.Tensor | None
     """[k] int64"""
+    noise: torch.Tensor
+    """[n] int32 on the host: the word that a float16 state is rounded by, of `noise_words`."""
+    device_noise: torch.Tensor
+    """The same on the device."""
 
     @classmethod
     def build(
-        cls, slot_in: IntArray, slot_out: IntArray, track: IntArray, device: torch.device
+        cls,
+        slot_in: IntArray,
+        slot_out: IntArray,
+        track: IntArray,
+        device: torch.device,
+        noise: IntArray | None = None,
+        device_noise: torch.Tensor | None = None,
     ) -> "SlotPlan":
-        """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none)."""
+        """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none).
+
+        noise: [n], None = zeros; `device_noise` where it lies on the device already.
+        """
+        words, device_words = noise_tensors(noise, device_noise, len(slot_in), device)
         fresh = slot_in < 0
         rows = np.flatnonzero(track >= 0)
         routes = np.array([slot_in, slot_out, track], np.int64)
@@ -64,6 +79,8 @@ class SlotPlan:
             target=index_tensor(slot_out, device),
             tracked_rows=index_tensor(rows, device) if len(rows) else None,
             tracked_slots=index_tensor(track[rows], device) if len(rows) else None,
+            noise=words,
+            device_noise=device_words,
         )
 
     def split(self, rows: int) -> "list[tuple[slice, SlotPlan]]":
@@ -93,6 +110,8 @@ class SlotPlan:
             if count and self.tracked_rows is not None
             else None,
             tracked_slots=self.tracked_slots[tracked] if count and self.tracked_slots is not None else None,
+            noise=self.noise[some],
+            device_noise=self.device_noise[some],
         )
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:

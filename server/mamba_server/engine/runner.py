@@ -14,6 +14,7 @@ import torch
 
 from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample.reference import is_finite
+from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
@@ -29,7 +30,7 @@ from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.page_table import PageTable
 from mamba_server.wire import SamplingParams, TokenLogprobs
 
-_FIELDS = tuple(field.name for field in fields(HostBatch))
+_FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "state_noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,20 @@ class ModelRunner:
             for piece, (first, stop, follow) in arrays.prompt_spans.items()
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
-        return lambda: self._run(arrays, pages, len(schedule.decodes), newcomers, spans)
+        noise = self._state_noise(arrays)
+        return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans)
+
+    def _state_noise(self, arrays: StepArrays) -> Ints:
+        """As of `HostBatch`."""
+        if not (self._cache.ssm and self._cache.ssm[0].dtype == torch.float16):
+            return NO_TOKENS
+        rows = arrays.table_row[arrays.token_sequence]
+        return noise_words(self._persistent.state_seed[rows], arrays.positions + 1)
 
     def _run(
         self,
         arrays: StepArrays,
+        noise: Ints,
         pages: tuple[Ints, Ints],
         decodes: int,
         newcomers: list[_Newcomer],
@@ -117,7 +127,7 @@ class ModelRunner:
             self._admit(newcomers)
             sampling_rows = arrays.table_row[arrays.sampling]
             batch = ForwardBatch.from_host(
-                HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}),
+                HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise),
                 token_ids=arrays.token_ids,
                 page_table=self._page_table.entries,
                 chunk_size=self._chunk,

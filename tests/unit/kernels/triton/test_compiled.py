@@ -17,6 +17,7 @@ from mamba_kernels.triton_support import KernelCall
 from testmodels.chunks import PiecePlan, chunk_plan
 
 WIDE = torch.float32
+HALF = torch.float16
 ROWS = 8
 
 
@@ -50,6 +51,10 @@ def routes() -> torch.Tensor:
     return meta(3, ROWS, dtype=torch.int64)
 
 
+def noise() -> torch.Tensor:
+    return meta(ROWS, dtype=torch.int32)
+
+
 def plan() -> ChunkPlan:
     return chunk_plan([PiecePlan(0, ROWS, -1, 1, {2: 2})], 128)
 
@@ -72,8 +77,8 @@ def decode_steps() -> list[KernelCall]:
     window = meta(4, 3, 10240)
     weight, bias = meta(4, 10240, dtype=WIDE), meta(10240, dtype=WIDE)
     return [
-        state_update(state(128, 64, 128), scan(128, 64, 8, 128), routes(), out[..., :64]),
-        state_update(state(128, 80, 128, torch.float16), scan(128, 80, 8, 128), routes(), out),
+        state_update(state(128, 64, 128), scan(128, 64, 8, 128), routes(), noise(), out[..., :64]),
+        state_update(state(128, 80, 128, HALF), scan(128, 80, 8, 128), routes(), noise(), out),
         conv1d_update(meta(ROWS, 18560)[:, 8192:18432], weight, bias, window, routes(), meta(ROWS, 10240)),
     ]
 
@@ -82,7 +87,11 @@ def scans() -> list[KernelCall]:
     """A head size that is no power of two, and the widest state."""
     out = meta(ROWS, 128, 128, dtype=WIDE)
     shapes = [(128, 80, 8, 128), (24, 128, 1, 256)]
-    return [ssd_prefill(state(H, P, N), scan(H, P, G, N), plan(), out[:, :H, :P]) for H, P, G, N in shapes]
+    return [
+        ssd_prefill(state(H, P, N, stored), scan(H, P, G, N), plan(), out[:, :H, :P])
+        for H, P, G, N in shapes
+        for stored in (WIDE, HALF)
+    ]
 
 
 def convolutions() -> list[KernelCall]:
