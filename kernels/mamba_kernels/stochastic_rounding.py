@@ -1,9 +1,9 @@
-"""Stochastic rounding of states to float16, a pure function of (seed, depth, element): no generator, no state.
+"""Stochastic rounding of states to float16 as a pure function of (seed, depth, element): no generator.
 
-A number between two of float16 becomes the upper one with the probability of its distance from the lower one, so
-that errors cancel over many steps, where rounding to nearest swallows every increment below half a step. The same
-sequence at the same depth stores the same bits in every batch and on every device. Every kernel that writes
-float16 states does the arithmetic of `round_to_float16_`, operation by operation.
+A number between two of float16 becomes the upper one with the probability of its distance from the lower
+one, so that errors cancel over many steps, where rounding to nearest swallows every increment below half a
+step. The same sequence at the same depth stores the same bits in every batch and on every device. Every
+kernel that writes float16 states does the arithmetic of `round_to_float16_`, operation by operation.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _NORMAL, _LARGEST, _INFINITE = 0x38800000, 0x477FE000, 0x477FF000
 
 
 def noise_words(seed: IntArray, depth: IntArray) -> IntArray:
-    """A word for each state, from the seed of its sequence and its depth in tokens (splitmix64's finalizer)."""
+    """A word for each state, from the seed of its sequence and its depth in tokens (splitmix64)."""
     z = seed.astype(np.uint32).astype(np.uint64) << np.uint64(32) | depth.astype(np.uint64)
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -37,10 +37,10 @@ def noise_tensors(
 
 
 def round_to_float16_(states: torch.Tensor, words: torch.Tensor) -> None:
-    """In place: each number of `states` [n, ...] (dense) becomes one that float16 has, infinities included.
+    """In place: each number of `states` [n, ...] (dense) becomes one that float16 has.
 
-    words: [n] int32 of `noise_words`, on the same device. From 65520 on a number is infinite, as when rounding to
-    nearest; what is below never becomes so. Below 2**-14 the probability has steps of 2**-23.
+    words: [n] int32 of `noise_words`, on the same device. From 65520 on a number is infinite, as when
+    rounding to nearest; what is below never becomes so. Below 2**-14 the probability has steps of 2**-23.
     """
     flat = states.view(len(states), -1)
     size = flat.shape[1]
@@ -69,7 +69,7 @@ def _rounded(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     """x: float32; random: int32, its 32 bits are used as they are."""
     size = x.abs()
     bits = size.view(torch.int32)
-    # Normal numbers: 13 bits of the mantissa go. What is added to them carries with the probability they stand for.
+    # Normal numbers: 13 bits of the mantissa go; a random addend carries with the probability they stand for.
     carried = (random >> 19).bitwise_and_(0x1FFF).add_(bits).bitwise_and_(-0x2000).clamp_(max=_LARGEST)
     # Below, the steps are 2**-24 wide.
     steps = size * 2.0**24

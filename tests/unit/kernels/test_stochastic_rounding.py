@@ -46,13 +46,14 @@ def by_definition(x: np.float32, word: int, element: int) -> float:
 
 
 SPECIAL = [
-    0.0, -0.0, math.inf, -math.inf, math.nan, 65504.0, 65510.0, 65519.99, 65520.0, -65535.0, 65536.0, 3e38, 1e-45,
-    -1e-40, 2.0**-126, 2.0**-25, 2.0**-24, 1.5 * 2.0**-24, 2.0**-14, 2.0**-14 - 2.0**-38, 2.0**-14 + 2.0**-37,
+    0.0, -0.0, math.inf, -math.inf, math.nan, 65504.0, 65510.0, 65519.99, 65520.0, -65535.0, 65536.0, 3e38,
+    1e-45, -1e-40, 2.0**-126, 2.0**-25, 2.0**-24, 1.5 * 2.0**-24, 2.0**-14,
+    2.0**-14 - 2.0**-38, 2.0**-14 + 2.0**-37,
 ]  # fmt: skip
 
 
 def every_kind(count: int) -> torch.Tensor:
-    """float32 of any bits, of the range of float16, of that of its subnormal numbers, and the special ones."""
+    """float32 of any bits, of the ranges of normal and subnormal float16, and the special ones."""
     g = np.random.default_rng(1)
     bits = g.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
     scaled = g.standard_normal(count) * 2.0 ** g.integers(-40, 17, count)
@@ -179,8 +180,8 @@ def test_going_on_from_a_checkpoint_gives_the_bits_of_the_uninterrupted_run() ->
     for done, end, source in ((0, 5, -1), (5, 12, 3)):
         rows = slice(done, end)
         some = ScanInputs(
-            inputs.x[rows], inputs.dt[rows], inputs.A, inputs.B[rows], inputs.C[rows], inputs.D, inputs.dt_bias,
-            LIMIT,
+            inputs.x[rows], inputs.dt[rows], inputs.A, inputs.B[rows], inputs.C[rows], inputs.D,
+            inputs.dt_bias, LIMIT,
         )  # fmt: skip
         target = 3 if done == 0 else 1
         piece = PiecePlan(done, end - done, source, target, {})
