@@ -40,6 +40,10 @@ class SlotPlan:
     state, rows in one piece each. None where they are on the device alone."""
     resident: torch.Tensor | None = None
     """[3, n] int32, the same where kernels run, if it is there already; a row is dense."""
+    host_noise: IntArray | None = None
+    """[n] int32, what float16 states are rounded by, of `noise_words`; None = zeros, or on the device alone."""
+    resident_noise: torch.Tensor | None = None
+    """[n] int32, the same where kernels run, if it is there already."""
 
     @classmethod
     def build(
@@ -49,9 +53,12 @@ class SlotPlan:
         track: IntArray,
         device: torch.device,
         resident: torch.Tensor | None = None,
+        noise: IntArray | None = None,
+        resident_noise: torch.Tensor | None = None,
     ) -> "SlotPlan":
-        """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none)."""
-        return cls(device, np.array([slot_in, slot_out, track], np.int64), resident)
+        """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none); the
+        others as the fields."""
+        return cls(device, np.array([slot_in, slot_out, track], np.int64), resident, noise, resident_noise)
 
     @cached_property
     def device_routes(self) -> torch.Tensor:
@@ -59,6 +66,19 @@ class SlotPlan:
         if self.resident is not None:
             return self.resident
         return to_device(torch.from_numpy(self._host.astype(np.int32)), self.device)
+
+    @cached_property
+    def noise(self) -> torch.Tensor:
+        """[n] int32 on the host: what float16 states are rounded by."""
+        rows = self._host.shape[1]
+        return torch.from_numpy(
+            np.zeros(rows, np.int32) if self.host_noise is None else np.ascontiguousarray(self.host_noise)
+        )
+
+    @cached_property
+    def device_noise(self) -> torch.Tensor:
+        """[n] int32, the same on the device."""
+        return to_device(self.noise, self.device) if self.resident_noise is None else self.resident_noise
 
     @cached_property
     def routes(self) -> torch.Tensor:
@@ -114,7 +134,11 @@ class SlotPlan:
         if n <= rows:
             return [(slice(0, n), self)]
         parts = [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
-        return [(some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]))) for some in parts]
+        noise = self.noise.numpy() if self.host_noise is None else self.host_noise
+        return [
+            (some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]), host_noise=noise[some]))
+            for some in parts
+        ]
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:
         """Copies [n, ...] of the source slots of `cache` [slabs, ...]; zeros where the state is fresh."""

@@ -31,12 +31,12 @@ class MambaDecoder:
 
         projected: [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; window: [slabs, K-1, C]
         in the type of the rows; state: [slabs, H, P, N] float32 or float16; both dense but for the slabs, and
-        written as the plan says; out: [n, H*P], dense, written.
+        written as the plan says (float16 by stochastic rounding); out: [n, H*P], dense, written.
         """
         call = self._call
         read_and_write(call, projected, window, state)
         routes = plan.routes.data_ptr()
         stride = 8 * plan.routes.stride(0)
         call.source, call.target, call.track = routes, routes + stride, routes + 2 * stride
-        call.out, call.rows = out.data_ptr(), len(projected)
+        call.noise, call.out, call.rows = plan.noise.data_ptr(), out.data_ptr(), len(projected)
         self._run(self._address)

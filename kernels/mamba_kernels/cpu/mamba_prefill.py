@@ -37,6 +37,7 @@ class MambaPrefiller:
         read_and_write(call, projected, window, state)
         call.source, call.target = routes.data_ptr(), routes.data_ptr() + 8 * routes.stride(0)
         call.piece_chunk, call.chunk_start = plan.piece_chunk.data_ptr(), plan.chunk_start.data_ptr()
-        call.chunk_track, call.out = plan.chunk_track.data_ptr(), out.data_ptr()
+        call.chunk_track, call.chunk_noise = plan.chunk_track.data_ptr(), plan.chunk_noise.data_ptr()
+        call.out = out.data_ptr()
         call.pieces = len(plan.piece_chunk) - 1
         self._run(self._address)

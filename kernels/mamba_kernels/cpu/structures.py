@@ -63,6 +63,7 @@ class MambaDecode(Structure):
     _fields_ = (
         *_OF_A_MIXER,
         ("track", c_void_p),
+        ("noise", c_void_p),
         ("out", c_void_p),
         ("rows", c_int32),
         ("kind", c_int32),
@@ -78,6 +79,7 @@ class MambaPrefill(Structure):
         ("piece_chunk", c_void_p),
         ("chunk_start", c_void_p),
         ("chunk_track", c_void_p),
+        ("chunk_noise", c_void_p),
         ("out", c_void_p),
         ("pieces", c_int32),
         ("kind", c_int32),

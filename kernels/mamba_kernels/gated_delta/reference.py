@@ -13,6 +13,7 @@ from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
 from mamba_kernels.precision import accumulator
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
+from mamba_kernels.stochastic_rounding import round_to_float16_
 
 CHUNK = 64
 """Tokens that are solved for together at most."""
@@ -70,6 +71,9 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
     wrong = v - (s @ k[..., None])[..., 0]
     s = s + (wrong * rows.beta.t()[..., None])[..., None] * k[..., None, :]
     out.copy_((s @ q[..., None])[..., 0])
+    if state.dtype == torch.float16:
+        s = s.contiguous()
+        round_to_float16_(s, plan.device_noise)
     plan.write(state, s)
 
 
@@ -91,9 +95,17 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
             y, s = _chunk(s, rows.part(some))
             out[some] = y.transpose(0, 1).to(out.dtype)
             if cut in checkpoints:
-                state[checkpoints[cut]] = s.to(state.dtype)
+                state[checkpoints[cut]] = _stored(s, state, plan.row_noise[start + cut - 1])
             before = cut
-        state[plan.slots.target_slots[piece]] = s.to(state.dtype)
+        state[plan.slots.target_slots[piece]] = _stored(s, state, plan.row_noise[end - 1])
+
+
+def _stored(s: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """s: [H, V, K] in the type of the states; noise: its word."""
+    if state.dtype == torch.float16:
+        s = s.clone(memory_format=torch.contiguous_format)
+        round_to_float16_(s[None], noise[None])
+    return s.to(state.dtype)
 
 
 def _chunk(s: torch.Tensor, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:

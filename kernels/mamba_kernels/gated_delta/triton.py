@@ -23,6 +23,7 @@ from mamba_kernels.triton_support import (
     extent_at,
     launch_for,
     softplus,
+    stochastic,
 )
 
 LEAST = 16
@@ -37,7 +38,7 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
 
     Raises UnsupportedArgument.
     """
-    update_call(state, inputs, plan.device_routes, out).run()
+    update_call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
 
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
@@ -101,11 +102,12 @@ def _arguments(
 
 
 def update_call(
-    state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
+    state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
-    """The launch; routes: [3, n] int32 as of `SlotPlan`."""
+    """The launch; routes: [3, n] int32 and noise: [n] int32 as of `SlotPlan`."""
     n, H, G, V, K = _check(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
+    check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     width = block_of(K)
     launch = launch_for(
         "gated_delta_update",
@@ -117,7 +119,7 @@ def update_call(
     return KernelCall(
         _update,
         (ceil_div(V, rows) * H, n),
-        _arguments(state, inputs, routes, out),
+        {**_arguments(state, inputs, routes, out), "noise": noise},
         {"V": V, "K": K, "HEADS_PER_KEY": H // G, "BLOCK_V": rows, "BLOCK_K": width},
         launch,
     )
@@ -143,6 +145,7 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
             "piece_chunk": chunks.piece_chunk,
             "chunk_start": chunks.chunk_start,
             "chunk_track": chunks.chunk_track,
+            "chunk_noise": chunks.chunk_noise,
         },
         {
             "V": V,
@@ -158,10 +161,19 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
     )
 
 
-@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+@triton.jit
+def _as_stored(s, state, head, i, j, noise, V: tl.constexpr, K: tl.constexpr):
+    """In the type of the states; float16 by stochastic rounding with the word that `noise` points to."""
+    if state.dtype.element_ty == tl.float16:
+        element = (head * V + i)[:, None] * K + j[None, :]
+        s = stochastic(s, element.to(tl.uint32), tl.load(noise).to(tl.uint32, bitcast=True))
+    return s.to(state.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])
 def _update(
     state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale,
+    a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale, noise,
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -199,7 +211,7 @@ def _update(
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
-    stored = s.to(state.dtype.element_ty)
+    stored = _as_stored(s, state, head, i, j, noise + row, V, K)
     tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
     tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")
@@ -220,12 +232,12 @@ def _inverse(system, BLOCK: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["route"],
-    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track"],
+    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track", "chunk_noise"],
 )
 def _prefill(
     state, state_slab, state_head, state_row, q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
     a, a_row, b, b_row, A, dt_bias, routes, route, out, out_row, out_head, least, scale,
-    piece_chunk, chunk_start, chunk_track,
+    piece_chunk, chunk_start, chunk_track, chunk_noise,
     V: tl.constexpr, K: tl.constexpr, HEADS_PER_KEY: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -289,11 +301,8 @@ def _prefill(
             s = s * tl.exp2(total) + tl.dot(tl.trans(left), narrow, input_precision=PRECISION)
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            tl.store(
-                state + track * state_slab + at,
-                s.to(state.dtype.element_ty),
-                mask=rows[:, None] & columns[None, :],
-            )
-    tl.store(
-        state + target * state_slab + at, s.to(state.dtype.element_ty), mask=rows[:, None] & columns[None, :]
-    )
+            kept = _as_stored(s, state, head, i, j, chunk_noise + chunk, V, K)
+            tl.store(state + track * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
+    last = tl.load(piece_chunk + piece + 1) - 1
+    kept = _as_stored(s, state, head, i, j, chunk_noise + last, V, K)
+    tl.store(state + target * state_slab + at, kept, mask=rows[:, None] & columns[None, :])

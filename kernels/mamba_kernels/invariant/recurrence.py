@@ -15,6 +15,7 @@ from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_plan import SlotPlan, index_tensor
 from mamba_kernels.ssd_prefill import ChunkPlan
 from mamba_kernels.step_size import step_size
+from mamba_kernels.stochastic_rounding import round_to_float16_
 
 
 def recurrence_by_token(
@@ -35,9 +36,18 @@ def recurrence_by_token(
         cut = len(decode.target_slots)
         h = decode.read(state).to(rows.kind)
         out[:cut] = rows.advance(h, slice(0, cut))
+        _as_stored(h, decode.device_noise, state.dtype)
         decode.write(state, h)
     if prefill is not None:
         _prefill(state, rows, prefill, cut, out)
+
+
+def _as_stored(h: torch.Tensor, noise: torch.Tensor, dtype: torch.dtype) -> None:
+    """h [n, H, P, N] becomes what a cache of that type gives back, in place."""
+    if dtype == torch.float16:
+        round_to_float16_(h, noise)
+    elif dtype != h.dtype:
+        h.copy_(h.to(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ def _prefill(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, cut: int, out: t
     running = [int((lengths > t).sum()) for t in range(int(lengths.max()))]
     by_time = np.concatenate([starts[order[:count]] + t for t, count in enumerate(running)]) + cut
     where = index_tensor(by_time, state.device)
-    rows = rows.take(where)
+    rows, noise = rows.take(where), plan.row_noise[where - cut]
     h = plan.slots.read(state).to(rows.kind)[index_tensor(order, state.device)]
     marks: dict[int, list[tuple[int, int]]] = {}
     for index, piece in enumerate(order.tolist()):
@@ -108,8 +118,7 @@ def _prefill(state: torch.Tensor, rows: _Rows, plan: ChunkPlan, cut: int, out: t
         live = h[:count]
         parts.append(rows.advance(live, slice(at, at + count)))
         at += count
-        if state.dtype != rows.kind:
-            live.copy_(live.to(state.dtype))
+        _as_stored(live, noise[at - count : at], state.dtype)
         for index, slot in marks.get(t + 1, ()):
             state[slot] = h[index].to(state.dtype)
     out[where] = torch.cat(parts)

@@ -11,6 +11,7 @@ import torch
 
 from mamba_kernels.slot_plan import IntArray, SlotPlan, index_tensor
 from mamba_kernels.ssd_prefill.segments import Segments
+from mamba_kernels.stochastic_rounding import noise_tensors
 
 NARROW = 16
 """Chunks of at most so many rows are not padded to the chunk size: a checkpoint near the end of a prompt
@@ -59,10 +60,12 @@ class DeviceChunks:
     """[n] slot of the checkpoint at the chunk's end, or -1"""
     chunk_piece: torch.Tensor
     """[n] the piece it belongs to"""
+    chunk_noise: torch.Tensor
+    """[n] the word that the state at the chunk's end is rounded by, if it is stored as float16"""
 
     @classmethod
     def of(cls, *host: IntArray, device: torch.device) -> "DeviceChunks":
-        """From the four, in their order."""
+        """From the five, in their order."""
         packed = torch.from_numpy(np.concatenate(host).astype(np.int32))
         if device.type != "cpu":
             packed = packed.to(device, non_blocking=True)
@@ -101,6 +104,10 @@ class ChunkPlan:
     """[n + 1] int32 on the host: first row of each chunk."""
     chunk_track: torch.Tensor
     """[n] int32 on the host: slot of the checkpoint at the chunk's end, or -1."""
+    chunk_noise: torch.Tensor
+    """[n] int32 on the host: of `noise_words`, for the state at the chunk's end."""
+    row_noise: torch.Tensor
+    """[T] int32 on the device: the same for the state after each row."""
     tracked_piece: IntArray
     """[k] piece of each tracked chunk, on the host."""
     tracked_end: IntArray
@@ -141,10 +148,13 @@ class ChunkPlan:
         piece_start: IntArray,
         chunk_size: int,
         device: torch.device,
+        noise: IntArray | None = None,
+        device_noise: torch.Tensor | None = None,
     ) -> "ChunkPlan":
         """Plan for m pieces: slot_in, slot_out [m]; piece_start [m+1] row offsets, beginning with 0.
 
         chunk_* are [n], with `chunk_sequence` counted from the first piece and `chunk_start` from row 0.
+        noise: [T] as of `SlotPlan.build`, for the state after each row.
         """
         tokens = int(piece_start[-1])
         width = np.where(chunk_len <= NARROW, min(NARROW, chunk_size), chunk_size)
@@ -155,6 +165,8 @@ class ChunkPlan:
         tracked = np.flatnonzero(chunk_track >= 0)
         piece_chunk = np.concatenate([[0], last + 1]).astype(np.int32)
         boundaries = np.append(chunk_start, tokens).astype(np.int32)
+        host_noise, row_noise = noise_tensors(noise, device_noise, tokens, device)
+        chunk_noise = host_noise.numpy()[chunk_start + chunk_len - 1]
         return cls(
             tokens=tokens,
             chunks=len(chunk_start),
@@ -166,7 +178,9 @@ class ChunkPlan:
             rank_chunks=[_slice_or_index(chunks, device) for chunks in order],
             rank_before=[_slice_or_index((chunks - 1).astype(np.int32), device) for chunks in order],
             last=index_tensor(last, device),
-            slots=SlotPlan.build(slot_in, slot_out, np.full_like(slot_in, -1), device),
+            slots=SlotPlan.build(
+                slot_in, slot_out, np.full_like(slot_in, -1), device, noise=chunk_noise[last]
+            ),
             tracked=index_tensor(tracked, device) if len(tracked) else None,
             tracked_slots=index_tensor(chunk_track[tracked], device) if len(tracked) else None,
             tracked_slot_list=chunk_track[tracked].tolist(),
@@ -174,9 +188,13 @@ class ChunkPlan:
             piece_chunk=torch.from_numpy(piece_chunk),
             chunk_start=torch.from_numpy(boundaries),
             chunk_track=torch.from_numpy(chunk_track.astype(np.int32)),
+            chunk_noise=torch.from_numpy(chunk_noise),
+            row_noise=row_noise,
             tracked_piece=chunk_sequence[tracked],
             tracked_end=(chunk_start + chunk_len)[tracked],
-            on_device=DeviceChunks.of(piece_chunk, boundaries, chunk_track, chunk_sequence, device=device),
+            on_device=DeviceChunks.of(
+                piece_chunk, boundaries, chunk_track, chunk_sequence, chunk_noise, device=device
+            ),
         )
 
 

@@ -12,6 +12,7 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.ssd_prefill.plan import ChunkGroup, ChunkPlan
 from mamba_kernels.step_size import step_size
+from mamba_kernels.stochastic_rounding import round_to_float16_
 
 BLOCK_ELEMENTS = 1 << 23
 """Bound on the elements of the [chunks, H, C, C] intermediate that is alive at once."""
@@ -145,6 +146,12 @@ def _between_chunks(
                 carried = torch.matmul(C, flat.transpose(2, 3)).view(-1, G, Q, H // G, P).transpose(1, 2)
                 y[some.at] += carried * decays[some.group][some.at]
             states[chunks] += start * whole[chunks]
-    plan.slots.write(state, states[plan.last].view(-1, H, P, N))
+    last = states[plan.last].view(-1, H, P, N)
+    if state.dtype == torch.float16:
+        round_to_float16_(last, plan.slots.device_noise)
+    plan.slots.write(state, last)
     if plan.tracked is not None and plan.tracked_slots is not None:
-        state[plan.tracked_slots] = states[plan.tracked].view(-1, H, P, N).to(state.dtype)
+        kept = states[plan.tracked].view(-1, H, P, N)
+        if state.dtype == torch.float16:
+            round_to_float16_(kept, plan.on_device.chunk_noise[plan.tracked])
+        state[plan.tracked_slots] = kept.to(state.dtype)

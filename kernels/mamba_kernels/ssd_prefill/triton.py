@@ -20,6 +20,7 @@ from mamba_kernels.triton_support import (
     launch_for,
     scan_arguments,
     softplus,
+    stochastic,
 )
 
 LEAST = 16
@@ -62,6 +63,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         "piece_chunk": chunks.piece_chunk,
         "chunk_start": chunks.chunk_start,
         "chunk_track": chunks.chunk_track,
+        "chunk_noise": chunks.chunk_noise,
     }
     constants = {
         "P": P,
@@ -131,14 +133,23 @@ def _strides(name: str, states: torch.Tensor) -> dict[str, int]:
     return {f"{name}_{part}": states.stride(at) for at, part in enumerate(("slab", "head", "row"))}
 
 
+@triton.jit
+def _as_stored(s, state, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
+    """In the type of the states; float16 by stochastic rounding with the word that `noise` points to."""
+    if state.dtype.element_ty == tl.float16:
+        element = (head * P + p)[:, None] * N + n[None, :]
+        s = stochastic(s, element.to(tl.uint32), tl.load(noise).to(tl.uint32, bitcast=True))
+    return s.to(state.dtype.element_ty)
+
+
 @triton.jit(
     do_not_specialize=["route"],
-    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track"],
+    do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track", "chunk_noise"],
 )
 def _ssd_prefill(
     state, state_slab, state_head, state_row, x, x_row, x_head, dt, dt_row, A, B, B_row, B_group,
     C, C_row, C_group, D, dt_bias, dt_min, dt_max, routes, route, piece_chunk, chunk_start, chunk_track,
-    begin, begin_slab, begin_head, begin_row, out, out_row, out_head,
+    chunk_noise, begin, begin_slab, begin_head, begin_row, out, out_row, out_head,
     P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, KIND: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -195,13 +206,12 @@ def _ssd_prefill(
             s = s * tl.exp2(total) + tl.dot(tl.trans(left), b, input_precision=PRECISION)
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            tl.store(
-                state + track * state_slab + at,
-                s.to(state.dtype.element_ty),
-                mask=rows[:, None] & columns[None, :],
-            )
+            kept = _as_stored(s, state, head, p, n, chunk_noise + chunk, P, N)
+            tl.store(state + track * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
     ended = rows[:, None] & (n < extent_at(target, N))[None, :]
-    tl.store(state + target * state_slab + at, s.to(state.dtype.element_ty), mask=ended)
+    last = tl.load(piece_chunk + piece + 1) - 1
+    kept = _as_stored(s, state, head, p, n, chunk_noise + last, P, N)
+    tl.store(state + target * state_slab + at, kept, mask=ended)
 
 
 @triton.jit(

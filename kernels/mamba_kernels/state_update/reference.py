@@ -11,6 +11,7 @@ from mamba_kernels.precision import accumulator
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.step_size import step_size
+from mamba_kernels.stochastic_rounding import round_to_float16_
 
 IN_PLACE_ELEMENTS = 1 << 17
 """States of this many elements or more are updated in place: copying them costs more than separate calls."""
@@ -58,6 +59,8 @@ def _gathered(
     rows = h.view(n, G, -1, N)
     rows.addcmul_(inflow, B[:, :, None])
     y = torch.bmm(rows.view(n * G, -1, N), C.reshape(n * G, N, 1))
+    if state.dtype == torch.float16:
+        round_to_float16_(h, plan.device_noise)
     plan.write(state, h)
     return y.view(h.shape[:3])
 

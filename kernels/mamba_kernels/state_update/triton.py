@@ -19,6 +19,7 @@ from mamba_kernels.triton_support import (
     launch_for,
     scan_arguments,
     softplus,
+    stochastic,
 )
 
 ELEMENTS = 512
@@ -31,13 +32,17 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
     state: [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; out: [n, H, P], P
     dense, written. Raises UnsupportedArgument.
     """
-    call(state, inputs, plan.device_routes, out).run()
+    call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
 
-def call(state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: torch.Tensor) -> KernelCall:
-    """The launch; routes: [3, n] int32, source, target and tracking slot of each row (-1 = zero, none)."""
+def call(
+    state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
+) -> KernelCall:
+    """The launch; routes: [3, n] int32, source, target and tracking slot of each row (-1 = zero, none);
+    noise: [n] int32, the word that a float16 state is rounded by."""
     n, H, P, G, N = check_scan(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
+    check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     width = block_of(N)
     launch = launch_for(
         "state_update",
@@ -49,16 +54,16 @@ def call(state: torch.Tensor, inputs: ScanInputs, routes: torch.Tensor, out: tor
     return KernelCall(
         _state_update,
         (ceil_div(P, rows) * H, n),
-        scan_arguments(state, inputs, routes, out),
+        {**scan_arguments(state, inputs, routes, out), "noise": noise},
         {"P": P, "N": N, "HEADS_PER_GROUP": H // G, "BLOCK_P": rows, "BLOCK_N": width},
         launch,
     )
 
 
-@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])
 def _state_update(
     state, state_slab, state_head, state_row, x, x_row, x_head, dt, dt_row, A, B, B_row, B_group,
-    C, C_row, C_group, D, dt_bias, dt_min, dt_max, routes, route, out, out_row, out_head,
+    C, C_row, C_group, D, dt_bias, dt_min, dt_max, routes, route, out, out_row, out_head, noise,
     P: tl.constexpr, N: tl.constexpr, HEADS_PER_GROUP: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -92,6 +97,9 @@ def _state_update(
     y = tl.sum(h * c[None, :], 1) + inputs * tl.load(D + head).to(tl.float32)
     tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
 
+    if state.dtype.element_ty == tl.float16:
+        element = (head * P + p)[:, None] * N + n[None, :]
+        h = stochastic(h, element.to(tl.uint32), tl.load(noise + row).to(tl.uint32, bitcast=True))
     stored = h.to(state.dtype.element_ty)
     tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.

@@ -8,6 +8,7 @@ from mamba_kernels.triton_support.arithmetic import (
     ceil_div,
     extent_at,
     softplus,
+    stochastic,
 )
 from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
 from mamba_kernels.triton_support.kernel_call import KernelCall
@@ -32,5 +33,6 @@ __all__ = [
     "launch_for",
     "scan_arguments",
     "softplus",
+    "stochastic",
     "stride_unit",
 ]

@@ -29,6 +29,30 @@ def extent_at(slot, extent):
 
 
 @triton.jit
+def stochastic(x, element, noise):
+    """float32 numbers as ones that float16 has: see `stochastic_rounding`, operation by operation.
+
+    element: uint32, the place of each in its state; noise: uint32, the word of the state.
+    """
+    random = (element * 0x9E3779B9) ^ noise
+    random ^= random >> 16
+    random *= 0x85EBCA6B
+    random ^= random >> 13
+    random *= 0xC2B2AE35
+    random ^= random >> 16
+    size = tl.abs(x)
+    bits = size.to(tl.uint32, bitcast=True)
+    carried = tl.minimum((bits + (random >> 19)) & 0xFFFFE000, 0x477FE000).to(tl.float32, bitcast=True)
+    steps = size * 16777216.0
+    whole = tl.floor(steps)
+    threshold = ((random >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608)
+    tiny = (whole + tl.where(steps - whole > threshold, 1.0, 0.0)) * (1.0 / 16777216)
+    out = tl.where(bits < 0x38800000, tiny, carried)
+    out = tl.where(bits >= 0x477FF000, size, out).to(tl.uint32, bitcast=True)
+    return (out | (x.to(tl.uint32, bitcast=True) & 0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)) of float32 without overflow: max(x, 0) + log(1 + exp(-|x|)).
 

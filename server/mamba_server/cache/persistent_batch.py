@@ -36,6 +36,9 @@ class PersistentBatch:
         """How many of its first pages the device's table has, too."""
         self.last_depth: Ints = np.zeros(self.rows, np.int32)
         """Depth at which the last token that may be sampled is sampled: no launch goes beyond it."""
+        self.state_seed: Ints = np.zeros(self.rows, np.int32)
+        """What float16 states are rounded by, with their depth: the first token. It is the same for all that
+        can have a checkpoint in common, so that a hit changes no bit."""
         self._free = list(range(self.rows - 1, -1, -1))
 
     @property

@@ -160,6 +160,7 @@ class StateCache:
             placement = Placement(self._deep_enough(placed.required), self._deep_enough(placed.optional))
         live, *spare = grant.slots
         row = self.batch.take(live, match.resumable)
+        self.batch.state_seed[row] = token_ids[0]
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
         allocation = SequenceAllocation(self.batch, row, salt, spare, placement)

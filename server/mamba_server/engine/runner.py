@@ -13,6 +13,7 @@ import torch
 
 from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample.reference import is_finite
+from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
 from mamba_server.cache.node import NO_TOKENS
@@ -34,7 +35,7 @@ from mamba_server.model.page_table import PageTable
 from mamba_server.model.trial_batch import trial_batch
 from mamba_server.wire import SamplingParams
 
-_FIELDS = tuple(field.name for field in fields(HostBatch))
+_FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "state_noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,20 @@ class ModelRunner:
             for piece, (first, stop, follow) in arrays.prompt_spans.items()
         ]
         pages = self._persistent.unsent_pages(arrays.table_row)
-        return lambda: self._run(arrays, pages, len(schedule.decodes), newcomers, spans)
+        noise = self._state_noise(arrays)
+        return lambda: self._run(arrays, noise, pages, len(schedule.decodes), newcomers, spans)
+
+    def _state_noise(self, arrays: StepArrays) -> Ints:
+        """As of `HostBatch`."""
+        if not (self._cache.ssm and self._cache.ssm[0].dtype == torch.float16):
+            return NO_TOKENS
+        rows = arrays.table_row[arrays.token_sequence]
+        return noise_words(self._persistent.state_seed[rows], arrays.positions + 1)
 
     def _run(
         self,
         arrays: StepArrays,
+        noise: Ints,
         pages: tuple[Ints, Ints],
         decodes: int,
         newcomers: list[_Newcomer],
@@ -140,7 +150,7 @@ class ModelRunner:
             self._page_table.write(*pages)
             self._admit(newcomers)
             sampling_rows = arrays.table_row[arrays.sampling]
-            host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS})
+            host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host)) is not None:
                 return self._decode(step, host)
             batch = self._batch_of(host, arrays.token_ids)

@@ -16,7 +16,6 @@ from mamba_server.model.step_plans import StepPlans
 BUFFERS = 2
 """On the host: a step writes one while the copy of the step before may still be under way. No third step is
 in flight by then (O6)."""
-_FIELDS = 7
 
 
 class DecodeInputs:
@@ -31,7 +30,7 @@ class DecodeInputs:
         device = page_table.device
         width = aligned(rows)
         self.rows = rows
-        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0], np.int32)[:, None]
+        self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0, 0], np.int32)[:, None]
         pinned = device.type == "cuda"
         self._host = [torch.from_numpy(np.repeat(self._padding, width, 1)) for _ in range(BUFFERS)]
         if pinned:
@@ -53,6 +52,7 @@ class DecodeInputs:
         fields[0, :n], fields[1, :n], fields[2, :n] = batch.slot_in, batch.slot_out, batch.decode_track
         fields[3, :n], fields[4, :n] = batch.table_row, batch.context_len
         fields[5, :n], fields[6, :n] = batch.kv_row // page_size, batch.kv_row % page_size
+        fields[7, :n] = batch.state_noise if len(batch.state_noise) else 0
         fields[:, n:] = self._padding
         self._device.copy_(buffer, non_blocking=True)
 
@@ -62,7 +62,9 @@ class DecodeInputs:
         return StepPlans(
             tokens=rows,
             decodes=rows,
-            decode=SlotPlan(fields.device, None, fields[:3, :rows]) if recurrent else None,
+            decode=SlotPlan(fields.device, None, fields[:3, :rows], resident_noise=fields[7, :rows])
+            if recurrent
+            else None,
             prefill=[],
             attention=AttentionPlan(
                 groups=[],

@@ -4,7 +4,7 @@ Built by the engine from host integers; the model and its kernels never read a d
 the rows: first `decodes` sequences of one token each, then the prefill pieces, one after another.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ class HostBatch:
     """[Cn] slot that receives the state at the chunk's end as a checkpoint, or -1"""
     logits_rows: IntArray
     """[L] rows whose logits are wanted"""
+    state_noise: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    """[T] of `noise_words`: what the state after each token is rounded by; empty where none is float16"""
 
     def check(self, chunk_size: int, page_size: int, page_table: IntArray) -> None:
         """Raise ValueError if the arrays contradict each other, or `page_table` [R, W].
@@ -119,6 +121,7 @@ class ForwardBatch:
     chunk_rank: torch.Tensor
     chunk_track: torch.Tensor
     logits_rows: torch.Tensor
+    state_noise: torch.Tensor
     page_table: torch.Tensor
     """[R, W] pages of all sequences: stays on the device from step to step."""
     decode_routes: torch.Tensor

@@ -8,7 +8,7 @@ import torch
 from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.slot_plan import SlotPlan, index_tensor
 from mamba_kernels.ssd_prefill import ChunkPlan
-from mamba_server.model.forward_batch import ForwardBatch
+from mamba_server.model.forward_batch import ForwardBatch, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,12 @@ class StepPlans:
             tokens=batch.tokens,
             decodes=D,
             decode=SlotPlan.build(
-                host.slot_in[:D], host.slot_out[:D], host.decode_track, device, batch.decode_routes
+                host.slot_in[:D],
+                host.slot_out[:D],
+                host.decode_track,
+                device,
+                batch.decode_routes,
+                *_noise(batch, slice(0, D)),
             )
             if recurrent and D
             else None,
@@ -86,6 +91,7 @@ def _prefill(batch: ForwardBatch, first: int, end: int) -> tuple[slice, ChunkPla
     host = batch.host
     rows = slice(int(host.query_start[first]), int(host.query_start[end]))
     some = slice(*np.searchsorted(host.chunk_sequence, (first, end)).tolist())
+    noise, on_device = _noise(batch, rows)
     return rows, ChunkPlan.build(
         chunk_start=host.chunk_start[some] - rows.start,
         chunk_len=host.chunk_len[some],
@@ -97,4 +103,12 @@ def _prefill(batch: ForwardBatch, first: int, end: int) -> tuple[slice, ChunkPla
         piece_start=host.query_start[first : end + 1] - rows.start,
         chunk_size=batch.chunk_size,
         device=batch.positions.device,
+        noise=noise,
+        device_noise=on_device,
     )
+
+
+def _noise(batch: ForwardBatch, rows: slice) -> tuple[IntArray | None, torch.Tensor | None]:
+    """On the host and on the device; None where no state is rounded."""
+    noise = batch.host.state_noise
+    return (noise[rows], batch.state_noise[rows]) if len(noise) else (None, None)

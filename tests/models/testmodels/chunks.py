@@ -28,7 +28,8 @@ def ints(values: Any) -> IntArray:
     return np.array(values, dtype=np.int32)
 
 
-def chunk_plan(pieces: list[PiecePlan], chunk_size: int) -> ChunkPlan:
+def chunk_plan(pieces: list[PiecePlan], chunk_size: int, noise: IntArray | None = None) -> ChunkPlan:
+    """noise: [T] as of `ChunkPlan.build`."""
     start, length, sequence, rank, track, base = [], [], [], [], [], 0
     for index, piece in enumerate(pieces):
         end = piece.done + piece.length
@@ -53,6 +54,7 @@ def chunk_plan(pieces: list[PiecePlan], chunk_size: int) -> ChunkPlan:
         piece_start=ints(np.cumsum([0, *(piece.length for piece in pieces)])),
         chunk_size=chunk_size,
         device=CPU,
+        noise=noise,
     )
 
 

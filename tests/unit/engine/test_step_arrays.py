@@ -13,7 +13,7 @@ from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 
-FIELDS = tuple(HostBatch.__dataclass_fields__)
+FIELDS = tuple(name for name in HostBatch.__dataclass_fields__ if name != "state_noise")
 
 
 def slow(schedule: Schedule, trial: EngineTrial) -> dict[str, list[int]]:

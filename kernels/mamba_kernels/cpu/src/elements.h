@@ -52,4 +52,12 @@ inline void store_some(T* at, int count, Lanes x) {
   std::memcpy(at, some, static_cast<size_t>(count) * sizeof(T));
 }
 
+// What is stored of lanes of a state whose first one is `element` of it: float16 by stochastic rounding, as
+// stochastic_rounding.py has it. No instruction where states are float32.
+template <typename State>
+inline Lanes as_stored(Lanes x, uint32_t element, uint32_t noise) {
+  if constexpr (sizeof(State) == sizeof(Half)) return Lanes::rounded_stochastically(x, element, noise);
+  return x;
+}
+
 }  // namespace

@@ -50,6 +50,7 @@ struct MambaDecode {
   const int64_t* source;  // [rows] slot read from; -1 = the zero state
   const int64_t* target;  // [rows] slot written to
   const int64_t* track;   // [rows] second slot written to, or -1
+  const uint32_t* noise;  // [rows] what a float16 state is rounded by
   void* out;              // [rows, inner] of `kind`
   int32_t rows;
   int32_t kind;
@@ -70,6 +71,7 @@ struct MambaPrefill {
   const int32_t* piece_chunk;  // [pieces + 1] first chunk of each piece, and their number
   const int32_t* chunk_start;  // [chunks + 1] first row of each chunk, and the number of rows
   const int32_t* chunk_track;  // [chunks] slot that gets the state at the chunk's end too, or -1
+  const uint32_t* chunk_noise; // [chunks] what a float16 state at the chunk's end is rounded by
   void* out;                   // [rows, inner] of `kind`
   int32_t pieces;
   int32_t kind;

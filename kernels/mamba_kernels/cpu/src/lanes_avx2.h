@@ -59,6 +59,10 @@ struct Lanes {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.lo, nearest), _mm256_round_ps(x.hi, nearest)};
   }
+  // A number that float16 has: see stochastic_rounding.py, operation by operation.
+  static Lanes rounded_stochastically(Lanes x, uint32_t element, uint32_t noise) {
+    return {rounded_stochastically(x.lo, element, noise), rounded_stochastically(x.hi, element + 8, noise)};
+  }
   // 2^x for whole x within the exponents of float32
   static Lanes power_of_two(Lanes x) { return {power_of_two(x.lo), power_of_two(x.hi)}; }
 
@@ -100,6 +104,29 @@ struct Lanes {
   static constexpr int kReadAhead = 0;
 
  private:
+  static __m256 rounded_stochastically(__m256 x, uint32_t element, uint32_t noise) {
+    const auto all32 = [](uint32_t each) { return _mm256_set1_epi32(static_cast<int>(each)); };
+    const __m256i places = _mm256_add_epi32(all32(element), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i random = _mm256_xor_si256(_mm256_mullo_epi32(places, all32(0x9e3779b9u)), all32(noise));
+    random = _mm256_xor_si256(random, _mm256_srli_epi32(random, 16));
+    random = _mm256_mullo_epi32(random, all32(0x85ebca6bu));
+    random = _mm256_xor_si256(random, _mm256_srli_epi32(random, 13));
+    random = _mm256_mullo_epi32(random, all32(0xc2b2ae35u));
+    random = _mm256_xor_si256(random, _mm256_srli_epi32(random, 16));
+    const __m256 sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f)), size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    const __m256i bits = _mm256_castps_si256(size);
+    __m256i carried = _mm256_add_epi32(bits, _mm256_srli_epi32(random, 19));
+    carried = _mm256_min_epi32(_mm256_and_si256(carried, all32(~0x1fffu)), all32(0x477fe000u));
+    const __m256 steps = _mm256_mul_ps(size, _mm256_set1_ps(0x1p24f)), whole = _mm256_floor_ps(steps);
+    const __m256 threshold = _mm256_mul_ps(
+        _mm256_add_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(random, 9)), _mm256_set1_ps(0.5f)), _mm256_set1_ps(0x1p-23f));
+    const __m256 up = _mm256_cmp_ps(_mm256_sub_ps(steps, whole), threshold, _CMP_GT_OQ);
+    const __m256 tiny = _mm256_mul_ps(_mm256_add_ps(whole, _mm256_and_ps(up, _mm256_set1_ps(1.0f))), _mm256_set1_ps(0x1p-24f));
+    const __m256 below = _mm256_castsi256_ps(_mm256_cmpgt_epi32(all32(0x38800000u), bits));
+    const __m256 infinite = _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, all32(0x477fefffu)));
+    const __m256 out = _mm256_blendv_ps(_mm256_castsi256_ps(carried), tiny, below);
+    return _mm256_or_ps(_mm256_blendv_ps(out, size, infinite), sign);
+  }
   static __m256 widen(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
   }

@@ -97,12 +97,13 @@ class MambaDecodeCall {
     State* after = state(call_.target[row], head);
     State* copy = track < 0 ? nullptr : state(track, head);
     float* y = y_ + row * inner_ + int64_t{head} * P;
+    const uint32_t noise = call_.noise[row], first = static_cast<uint32_t>(int64_t{head} * P * N);
     for (int p = 0; p < P;) {
       if (P - p >= kRowsOfState) {
-        update_rows<kRowsOfState>(before, after, copy, p, N, decay, step, x, B, C, y);
+        update_rows<kRowsOfState>(before, after, copy, p, N, decay, step, x, B, C, y, first, noise);
         p += kRowsOfState;
       } else {
-        update_rows<1>(before, after, copy, p, N, decay, step, x, B, C, y);
+        update_rows<1>(before, after, copy, p, N, decay, step, x, B, C, y, first, noise);
         ++p;
       }
     }
@@ -111,7 +112,7 @@ class MambaDecodeCall {
 
   template <int kRows>
   static void update_rows(const State* before, State* after, State* copy, int p, int N, Lanes decay, float step,
-                          const float* x, const float* B, const float* C, float* y) {
+                          const float* x, const float* B, const float* C, float* y, uint32_t first, uint32_t noise) {
     Lanes inflow[kRows], sums[kRows];
     for (int r = 0; r < kRows; ++r) {
       inflow[r] = Lanes::all(step * x[p + r]);
@@ -126,8 +127,9 @@ class MambaDecodeCall {
         const Lanes h = before == nullptr ? inflow[r] * b
                                           : Lanes::fused(load_some(before + at, count), decay, inflow[r] * b);
         sums[r] = Lanes::fused(h, c, sums[r]);
-        store_some(after + at, count, h);
-        if (copy != nullptr) store_some(copy + at, count, h);
+        const Lanes stored = as_stored<State>(h, first + static_cast<uint32_t>(at), noise);
+        store_some(after + at, count, stored);
+        if (copy != nullptr) store_some(copy + at, count, stored);
       }
     }
     for (int r = 0; r < kRows; ++r) y[p + r] = sums[r].sum();

@@ -205,8 +205,9 @@ class MambaPrefillCall {
         store_tile<kRows.value>(tile, h + p * state_tiled_ + n, state_tiled_);
       }
     });
-    if (call_.chunk_track[chunk] >= 0) keep_state(h, call_.chunk_track[chunk], head);
-    if (chunk + 1 == call_.piece_chunk[piece + 1]) keep_state(h, call_.target[piece], head);
+    const uint32_t noise = call_.chunk_noise[chunk];
+    if (call_.chunk_track[chunk] >= 0) keep_state(h, call_.chunk_track[chunk], head, noise);
+    if (chunk + 1 == call_.piece_chunk[piece + 1]) keep_state(h, call_.target[piece], head, noise);
   }
 
   float step_size(int64_t row, int head) const {
@@ -242,11 +243,14 @@ class MambaPrefillCall {
     }
   }
 
-  void keep_state(const float* h, int64_t slot, int head) const {
+  void keep_state(const float* h, int64_t slot, int head, uint32_t noise) const {
     const int64_t N = mixer_.state_size;
+    const int64_t first = head * mixer_.head_dim * N;
     for (int64_t p = 0; p < mixer_.head_dim; ++p) {
       for (int64_t n = 0; n < N; n += kLanes) {
-        store_some(state(slot, head) + p * N + n, static_cast<int>(N - n), Lanes::load(h + p * state_tiled_ + n));
+        const Lanes part = Lanes::load(h + p * state_tiled_ + n);
+        store_some(state(slot, head) + p * N + n, static_cast<int>(N - n),
+                   as_stored<State>(part, static_cast<uint32_t>(first + p * N + n), noise));
       }
     }
   }

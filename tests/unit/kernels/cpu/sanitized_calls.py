@@ -96,7 +96,7 @@ def decode(library: Library) -> None:
         row = routes.strides[0]
         call = MambaDecode(
             mixer=mixer(*sizes, kind), source=routes.ctypes.data, target=routes.ctypes.data + row,
-            track=routes.ctypes.data + 2 * row, rows=3, **caches(3, *sizes, kind, state),
+            track=routes.ctypes.data + 2 * row, noise=array(3), rows=3, **caches(3, *sizes, kind, state),
         )  # fmt: skip
         library.mamba_decode(ctypes.addressof(call))
 
@@ -112,7 +112,7 @@ def prefill(library: Library) -> None:
         call = MambaPrefill(
             mixer=mixer(*sizes, kind), source=slots.ctypes.data, target=slots.ctypes.data + slots.strides[0],
             piece_chunk=pieces.ctypes.data, chunk_start=start.ctypes.data, chunk_track=track.ctypes.data,
-            pieces=3, **caches(int(start[-1]), *sizes, kind, state),
+            chunk_noise=array(8), pieces=3, **caches(int(start[-1]), *sizes, kind, state),
         )  # fmt: skip
         library.mamba_prefill(ctypes.addressof(call))
 

@@ -9,13 +9,17 @@ from mamba_kernels.conv1d_update import conv1d_update
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_decode import MambaDecoder
 from mamba_kernels.gated_norm import gated_norm
-from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.slot_plan import IntArray, SlotPlan
 from mamba_kernels.state_update import state_update
+from mamba_kernels.stochastic_rounding import noise_words, round_to_float16_
 from testmodels.chunks import CPU, ints
-from testmodels.mixers import EPS, SIZES, TYPES, MixerRows, Sizes
+from testmodels.mixers import EPS, LIMIT, SIZES, TYPES, MixerRows, Sizes
 
 ROUTES = [(1, 1, -1), (2, 7, 8), (-1, 9, 10), (4, 4, 11), (3, 12, -1)]
 """(slot_in, slot_out, track): in place, moved and tracked, from zero, in place and tracked, moved."""
+
+
+NOISE = noise_words(ints([5, 6, 7, 8, 9]), ints([100, 101, 1, 3, 70000]))
 
 
 def decode(mixer: MixerRows, library: Library, rows: slice = slice(None)) -> torch.Tensor:
@@ -23,7 +27,7 @@ def decode(mixer: MixerRows, library: Library, rows: slice = slice(None)) -> tor
     routes = ROUTES[rows]
     out = torch.full((len(routes), H * P), torch.nan, dtype=mixer.projected.dtype)
     call = MambaDecoder(library, mixer.prepared())
-    call(mixer.projected[rows], mixer.window, mixer.state, plan(routes), out)
+    call(mixer.projected[rows], mixer.window, mixer.state, plan(routes, NOISE[rows]), out)
     return out
 
 
@@ -39,9 +43,9 @@ def expected(mixer: MixerRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return gated_norm(y.flatten(1), gate, mixer.norm_weight(), EPS, G), window, state
 
 
-def plan(routes: list[tuple[int, int, int]]) -> SlotPlan:
+def plan(routes: list[tuple[int, int, int]], noise: IntArray | None = None) -> SlotPlan:
     sources, targets, tracks = zip(*routes, strict=True)
-    return SlotPlan.build(ints(sources), ints(targets), ints(tracks), CPU)
+    return SlotPlan.build(ints(sources), ints(targets), ints(tracks), CPU, noise)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -71,11 +75,12 @@ def test_a_step_equals_convolution_recurrence_and_norm(
     assert mixer.state[[0, 5, 6, 13]].isnan().all(), "slots nobody named are left alone"
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
 def test_a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads(
-    library: Library, threads: int
+    library: Library, threads: int, stored: torch.dtype
 ) -> None:
     def made() -> MixerRows:
-        return MixerRows(len(ROUTES), (48, 32, 128, 1, 4), torch.bfloat16, torch.float32, norm=True)
+        return MixerRows(len(ROUTES), (48, 32, 128, 1, 4), torch.bfloat16, stored, norm=True)
 
     together, alone = made(), made()
     library.set_threads(threads)
@@ -103,3 +108,45 @@ def test_every_instruction_set_gives_the_same_bits(
         return decode(mixer, library), mixer.window, mixer.state
 
     assert_same_bits(run)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_float16_states_are_the_registers_rounded_by_the_word_of_their_row(
+    library: Library, sizes: Sizes
+) -> None:
+    half = MixerRows(len(ROUTES), sizes, torch.float32, torch.float16, norm=True)
+    exact = MixerRows(len(ROUTES), sizes, torch.float32, torch.float32, norm=True)
+    exact.state.copy_(half.state)
+    assert torch.equal(decode(half, library), decode(exact, library))
+    targets = [target for _, target, _ in ROUTES]
+    registers = exact.state[targets]
+    round_to_float16_(registers, torch.from_numpy(NOISE))
+    assert torch.equal(half.state[targets].float(), registers)
+    assert torch.equal(half.window.nan_to_num(7), exact.window.nan_to_num(7)), "a window is not rounded"
+
+
+def test_every_number_is_rounded_as_the_reference_rounds_it(library: Library) -> None:
+    """All of float16 times a factor for each head: beyond its range, below its least, infinite, no number."""
+    sizes = (6, 64, 1024, 1, 2)
+    half, exact = (
+        MixerRows(5, sizes, torch.float32, kind, norm=True) for kind in (torch.float16, torch.float32)
+    )
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    factors = torch.tensor([0.9, 1.7, 1e-3, 3e-5, 2e-9, 40.0])
+    for mixer in (half, exact):
+        mixer.state[1:5] = every.view(64, 1024)
+        H, P = mixer.sizes[:2]
+        mixer.projected[:, H * P : 2 * H * P] = 0  # x, so that a state is its factor times itself
+        mixer.window[1:5, :, : H * P] = 0
+        assert mixer.weights.conv_bias is not None
+        mixer.weights.conv_bias[: H * P] = 0
+        mixer.projected[:, -H:] = 30.0  # the step is its limit
+        mixer.weights.A.copy_(factors.log() / LIMIT[1])
+        decode(mixer, library)
+    rows = [0, 1, 3, 4]
+    targets = [ROUTES[row][1] for row in rows]
+    registers = exact.state[targets]
+    kinds = [registers.isinf(), registers.isnan(), registers.abs() > 65504, registers.abs() < 2.0**-24]
+    assert all(int(kind.sum()) >= 40 for kind in kinds)
+    round_to_float16_(registers, torch.from_numpy(NOISE[rows]))
+    torch.testing.assert_close(half.state[targets].float(), registers, rtol=0, atol=0, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +10,10 @@ from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.mamba_prefill import MambaPrefiller
 from mamba_kernels.gated_norm import gated_norm
+from mamba_kernels.slot_plan import IntArray
 from mamba_kernels.ssd_prefill import ssd_prefill
-from testmodels.chunks import PiecePlan, chunk_plan, poisoned
+from mamba_kernels.stochastic_rounding import noise_words, round_to_float16_
+from testmodels.chunks import PiecePlan, chunk_plan, ints, poisoned
 from testmodels.mixers import EPS, SIZES, TYPES, MixerRows, Sizes
 
 RAGGED = [
@@ -25,6 +28,13 @@ CHUNK = 16
 TOTAL = sum(piece.length for piece in RAGGED)
 
 
+def noise(pieces: list[PiecePlan]) -> IntArray:
+    """A seed for each sequence, named by the slot that it goes to."""
+    depths = [np.arange(each.done + 1, each.done + each.length + 1) for each in pieces]
+    seeds = [np.full(each.length, each.slot_out) for each in pieces]
+    return noise_words(ints(np.concatenate(seeds)), ints(np.concatenate(depths)))
+
+
 def prefill(
     mixer: MixerRows, library: Library, pieces: list[PiecePlan], rows: slice = slice(None), chunk: int = CHUNK
 ) -> torch.Tensor:
@@ -32,7 +42,8 @@ def prefill(
     projected = mixer.projected[rows]
     out = poisoned(len(projected), H * P, dtype=projected.dtype)
     call = MambaPrefiller(library, mixer.prepared())
-    call(projected, mixer.window, mixer.state, chunk_plan(pieces, chunk), out)
+    plan = chunk_plan(pieces, chunk, noise(pieces))
+    call(projected, mixer.window, mixer.state, plan, out)
     return out
 
 
@@ -47,8 +58,8 @@ def expected(mixer: MixerRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return gated_norm(y.flatten(1), gate, mixer.norm_weight(), EPS, G), window, state
 
 
-def wide() -> MixerRows:
-    return MixerRows(TOTAL, (48, 32, 128, 1, 4), torch.bfloat16, torch.float32, norm=True)
+def wide(stored: torch.dtype = torch.float32) -> MixerRows:
+    return MixerRows(TOTAL, (48, 32, 128, 1, 4), torch.bfloat16, stored, norm=True)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -73,11 +84,13 @@ def test_pieces_equal_convolution_scan_and_norm(
     assert mixer.state[[0]].isnan().all(), "slots nobody named are left alone"
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 100])
+@pytest.mark.parametrize(
+    ("chunk", "stored"), [(16, torch.float32), (64, torch.float32), (100, torch.float32), (64, torch.float16)]
+)
 def test_a_piece_has_the_same_bits_alone_among_others_and_on_any_number_of_threads(
-    library: Library, threads: int, chunk: int
+    library: Library, threads: int, chunk: int, stored: torch.dtype
 ) -> None:
-    together, alone, first = wide(), wide(), 0
+    together, alone, first = wide(stored), wide(stored), 0
     library.set_threads(threads)
     out = prefill(together, library, RAGGED, chunk=chunk)
     library.set_threads(1)
@@ -132,3 +145,21 @@ def test_every_instruction_set_gives_the_same_bits(
         return prefill(mixer, library, RAGGED), mixer.window, mixer.state
 
     assert_same_bits(run)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_float16_states_and_checkpoints_are_the_registers_rounded_by_their_depths(
+    library: Library, sizes: Sizes
+) -> None:
+    half = MixerRows(TOTAL, sizes, torch.float32, torch.float16, norm=True)
+    exact = MixerRows(TOTAL, sizes, torch.float32, torch.float32, norm=True)
+    exact.state.copy_(half.state)
+    assert torch.equal(prefill(half, library, RAGGED), prefill(exact, library, RAGGED))
+    words, first = torch.from_numpy(noise(RAGGED)), 0
+    for piece in RAGGED:
+        for depth, slot in [*piece.checkpoints.items(), (piece.done + piece.length, piece.slot_out)]:
+            row = first + depth - piece.done - 1
+            registers = exact.state[slot][None].clone()
+            round_to_float16_(registers, words[row : row + 1])
+            assert torch.equal(half.state[slot].float(), registers[0]), (depth, slot)
+        first += piece.length

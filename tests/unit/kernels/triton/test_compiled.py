@@ -24,6 +24,7 @@ from mamba_kernels.triton_support import KernelCall
 from testmodels.chunks import PiecePlan, chunk_plan
 
 WIDE = torch.float32
+HALF = torch.float16
 ROWS = 16
 
 
@@ -57,6 +58,10 @@ def routes() -> torch.Tensor:
     return meta(3, ROWS, dtype=torch.int32)
 
 
+def noise() -> torch.Tensor:
+    return meta(ROWS, dtype=torch.int32)
+
+
 def plan() -> ChunkPlan:
     return chunk_plan([PiecePlan(0, ROWS, -1, 1, {2: 2})], 128)
 
@@ -79,8 +84,8 @@ def decode_steps() -> list[KernelCall]:
     window = meta(4, 3, 10240)
     weight, bias = meta(4, 10240, dtype=WIDE), meta(10240, dtype=WIDE)
     return [
-        state_update(state(128, 64, 128), scan(128, 64, 8, 128), routes(), out[..., :64]),
-        state_update(state(128, 80, 128, torch.float16), scan(128, 80, 8, 128), routes(), out),
+        state_update(state(128, 64, 128), scan(128, 64, 8, 128), routes(), noise(), out[..., :64]),
+        state_update(state(128, 80, 128, HALF), scan(128, 80, 8, 128), routes(), noise(), out),
         conv1d_update(meta(ROWS, 18560)[:, 8192:18432], weight, bias, window, routes(), meta(ROWS, 10240)),
     ]
 
@@ -92,7 +97,8 @@ def scans() -> list[KernelCall]:
     whole = [
         call
         for H, P, G, N in shapes
-        for call in ssd_prefill(state(H, P, N), scan(H, P, G, N), plan(), out[:, :H, :P])
+        for stored in (WIDE, HALF)
+        for call in ssd_prefill(state(H, P, N, stored), scan(H, P, G, N), plan(), out[:, :H, :P])
     ]
     return [*whole, *segmented()]
 
@@ -129,7 +135,8 @@ def delta() -> tuple[torch.Tensor, DeltaInputs, torch.Tensor]:
 def delta_steps() -> list[KernelCall]:
     states, rows, out = delta()
     return [
-        gated_delta_update(each, rows, routes(), out) for each in (states, state(32, 128, 128, torch.half))
+        gated_delta_update(each, rows, routes(), noise(), out)
+        for each in (states, state(32, 128, 128, torch.half))
     ]
 
 

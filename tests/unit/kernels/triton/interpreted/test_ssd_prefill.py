@@ -1,13 +1,15 @@
 """The scan equals the reference in float64 for ragged pieces of one batch, checkpoints included."""
 
+import numpy as np
 import pytest
 import torch
 
 from mamba_kernels.ssd_prefill import reference
 from mamba_kernels.ssd_prefill import triton as kernels
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
+from mamba_kernels.stochastic_rounding import noise_words, round_to_float16_
 from mamba_kernels.triton_support import UnsupportedArgument
-from testmodels.chunks import Mixer, PiecePlan, chunk_plan, poisoned, strided_cache
+from testmodels.chunks import Mixer, PiecePlan, chunk_plan, ints, poisoned, strided_cache
 from triton_close import close, wide
 
 LIMIT = (0.05, 2.0)
@@ -52,6 +54,22 @@ def test_ragged_pieces_equal_the_reference(
     close(state[named], truth[named], sums=16)
     assert torch.equal(state[6], before[6]), "a checkpoint that is resumed from must not change"
     assert state[[0, 1, 2]].isnan().all(), "slots nobody named are left alone"
+
+
+def test_float16_states_and_checkpoints_are_the_registers_rounded_by_their_depths() -> None:
+    pieces = [RAGGED[1], RAGGED[4]]
+    depths = np.concatenate([np.arange(each.done, each.done + each.length) + 1 for each in pieces])
+    words = noise_words(ints(np.repeat([3, 4], [each.length for each in pieces])), ints(depths))
+    plan = chunk_plan(pieces, 64, words)
+    mixer = Mixer(H=2, P=5, N=7, G=1, T=plan.tokens, dtype=torch.float32)
+    half = filled(mixer, torch.float16)
+    exact, out = half.float(), poisoned(mixer.T, 2, 5, dtype=torch.float32)
+    for state in (half, exact):
+        ssd_prefill(state, mixer.inputs(LIMIT), plan, out)
+    rows = {9: 15, 10: 49, 11: 62, 4: 62, 15: 63, 8: 64}
+    registers = exact[list(rows)]
+    round_to_float16_(registers, torch.from_numpy(words[list(rows.values())]))
+    assert torch.equal(half[list(rows)].float(), registers)
 
 
 def test_a_sequence_has_the_same_bits_alone_and_among_others_and_however_it_was_cut() -> None:

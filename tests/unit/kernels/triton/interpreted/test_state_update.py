@@ -6,6 +6,7 @@ import torch
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.state_update import reference
 from mamba_kernels.state_update.triton import state_update
+from mamba_kernels.stochastic_rounding import noise_words, round_to_float16_
 from mamba_kernels.triton_support import UnsupportedArgument
 from testmodels.chunks import CPU, Mixer, ints, poisoned, strided_cache
 from triton_close import close, wide
@@ -15,8 +16,12 @@ ROUTES = [(1, 1, -1), (2, 7, 8), (-1, 9, 10), (4, 4, 11), (2, 12, -1)]
 """(slot_in, slot_out, track): in place, moved and tracked, from zero, in place and tracked, moved."""
 
 
+NOISE = noise_words(ints([5, 6, 7, 8, 9]), ints([100, 101, 1, 3, 70000]))
+
+
 def plan(routes: list[tuple[int, int, int]] = ROUTES) -> SlotPlan:
-    return SlotPlan.build(*(ints(each) for each in zip(*routes, strict=True)), CPU)
+    source, target, track = (ints(each) for each in zip(*routes, strict=True))
+    return SlotPlan.build(source, target, track, CPU, NOISE[: len(routes)])
 
 
 def filled(mixer: Mixer, dtype: torch.dtype) -> torch.Tensor:
@@ -52,6 +57,37 @@ def test_rows_equal_the_reference(
         assert track < 0 or torch.equal(state[track], state[target]), "state and checkpoint cannot disagree"
     assert torch.equal(state[2], before[2]), "a moved state leaves its source alone"
     assert state[[0, 3, 5, 6, 13]].isnan().all(), "slots nobody named are left alone"
+
+
+def test_every_number_is_rounded_as_the_reference_rounds_it() -> None:
+    """All of float16 times a factor for each head: beyond its range, below its least, infinite, no number."""
+    mixer = Mixer(H=4, P=64, N=1024, G=1, T=1, dtype=torch.float32)
+    mixer.x[:], mixer.dt[:], mixer.dt_bias[:] = 0.0, 30.0, 0.0
+    mixer.A[:] = torch.tensor([0.9, 1.7, 3e-5, 2e-9]).log() / LIMIT[1]
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    half = torch.zeros(3, 4, 64, 1024, dtype=torch.float16)
+    half[1] = every.view(64, 1024)
+    exact, out = half.float(), poisoned(1, 4, 64, dtype=torch.float32)
+    for state in (half, exact):
+        state_update(state, mixer.inputs(LIMIT), plan([(1, 2, -1)]), out)
+    registers = exact[2:]
+    kinds = [registers.isinf(), registers.isnan(), registers.abs() > 65504, registers.abs() < 2.0**-24]
+    assert all(int(kind.sum()) >= 8 for kind in kinds)
+    round_to_float16_(registers, torch.from_numpy(NOISE[:1]))
+    torch.testing.assert_close(half[2:].float(), registers, rtol=0, atol=0, equal_nan=True)
+
+
+def test_float16_states_and_checkpoints_are_the_registers_rounded_by_the_word_of_their_row() -> None:
+    mixer = Mixer(H=3, P=5, N=63, G=1, T=len(ROUTES), dtype=torch.float32)
+    half = filled(mixer, torch.float16)
+    exact, out = half.float(), poisoned(mixer.T, 3, 5, dtype=torch.float32)
+    for state in (half, exact):
+        state_update(state, mixer.inputs(LIMIT), plan(), out)
+    targets = [target for _, target, _ in ROUTES]
+    registers = exact[targets]
+    round_to_float16_(registers, torch.from_numpy(NOISE))
+    assert torch.equal(half[targets].float(), registers)
+    assert torch.equal(half[[8, 10, 11, 12]], half[[7, 9, 4, 12]])
 
 
 def test_steps_of_any_size_are_finite() -> None:

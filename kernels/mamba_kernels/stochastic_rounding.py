@@ -1,0 +1,80 @@
+"""Stochastic rounding of states to float16 as a pure function of (seed, depth, element): no generator.
+
+A number between two of float16 becomes the upper one with the probability of its distance from the lower
+one, so that errors cancel over many steps, where rounding to nearest swallows every increment below half a
+step. The same sequence at the same depth stores the same bits in every batch and on every device. Every
+kernel that writes float16 states does the arithmetic of `round_to_float16_`, operation by operation.
+"""
+
+import numpy as np
+import torch
+
+from mamba_kernels.transfer import to_device
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+_GOLDEN = -1640531527  # 2**32 / golden ratio, odd, as int32
+BLOCK_ELEMENTS = 1 << 17
+"""Rounded at once: half a megabyte, so that the passes run in the cache."""
+_NORMAL, _LARGEST, _INFINITE = 0x38800000, 0x477FE000, 0x477FF000
+"""Bits of 2**-14 (the least normal float16), of 65504 (the largest), and of 65520, where infinity begins."""
+
+
+def noise_words(seed: IntArray, depth: IntArray) -> IntArray:
+    """A word for each state, from the seed of its sequence and its depth in tokens (splitmix64)."""
+    z = seed.astype(np.uint32).astype(np.uint64) << np.uint64(32) | depth.astype(np.uint64)
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z >> np.uint64(32)).astype(np.uint32).view(np.int32)
+
+
+def noise_tensors(
+    words: IntArray | None, on_device: torch.Tensor | None, rows: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows] int32 on the host and on the device (`on_device` where they lie there already); None: zeros."""
+    host = torch.from_numpy(np.zeros(rows, np.int32) if words is None else np.ascontiguousarray(words))
+    return host, to_device(host, device) if on_device is None else on_device
+
+
+def round_to_float16_(states: torch.Tensor, words: torch.Tensor) -> None:
+    """In place: each number of `states` [n, ...] (dense) becomes one that float16 has.
+
+    words: [n] int32 of `noise_words`, on the same device. From 65520 on a number is infinite, as when
+    rounding to nearest; what is below never becomes so. Below 2**-14 the probability has steps of 2**-23.
+    """
+    flat = states.view(len(states), -1)
+    size = flat.shape[1]
+    width = min(size, BLOCK_ELEMENTS)
+    together = max(1, BLOCK_ELEMENTS // max(1, size))
+    for at in range(0, size, max(1, width)):
+        columns = slice(at, at + width)
+        element = torch.arange(at, min(at + width, size), dtype=torch.int32, device=states.device)
+        element.mul_(_GOLDEN)
+        for first in range(0, len(flat), together):
+            rows = slice(first, first + together)
+            part = flat[rows, columns]
+            part.copy_(_rounded(part.float(), _mix(element ^ words[rows, None])))
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finalizer of MurmurHash3 (public domain, A. Appleby), in place on int32: a bijection."""
+    for shift, low_bits, factor in ((16, 0xFFFF, -2048144789), (13, 0x7FFFF, -1028477387), (16, 0xFFFF, 1)):
+        x ^= (x >> shift).bitwise_and_(low_bits)
+        if factor != 1:
+            x *= factor  # 0x85EBCA6B, 0xC2B2AE35
+    return x
+
+
+def _rounded(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
+    """x: float32; random: int32, its 32 bits are used as they are."""
+    size = x.abs()
+    bits = size.view(torch.int32)
+    # Normal numbers: 13 bits of the mantissa go; a random addend carries with the probability they stand for.
+    carried = (random >> 19).bitwise_and_(0x1FFF).add_(bits).bitwise_and_(-0x2000).clamp_(max=_LARGEST)
+    # Below, the steps are 2**-24 wide.
+    steps = size * 2.0**24
+    whole = steps.floor()
+    threshold = (random >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+    whole += (steps - whole) > threshold
+    out = torch.where(bits < _NORMAL, whole.mul_(2.0**-24), carried.view(torch.float32))
+    return torch.where(bits >= _INFINITE, size.half().float(), out).copysign_(x)
