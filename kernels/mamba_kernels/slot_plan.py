@@ -41,7 +41,7 @@ class SlotPlan:
     resident: torch.Tensor | None = None
     """[3, n] int32, the same where kernels run, if it is there already; a row is dense."""
     host_noise: IntArray | None = None
-    """[n] int32, what float16 states are rounded by, of `noise_words`; None = zeros, or on the device alone."""
+    """[n] int32 of `noise_words`, by which float16 states are rounded; None = zeros, or on the device alone."""
     resident_noise: torch.Tensor | None = None
     """[n] int32, the same where kernels run, if it is there already."""
 
@@ -52,9 +52,9 @@ class SlotPlan:
         slot_out: IntArray,
         track: IntArray,
         device: torch.device,
-        resident: torch.Tensor | None = None,
         noise: IntArray | None = None,
         resident_noise: torch.Tensor | None = None,
+        resident: torch.Tensor | None = None,
     ) -> "SlotPlan":
         """Plan for `n` states: `slot_in` [n] (-1 = zero state), `slot_out` [n], `track` [n] (-1 = none); the
         others as the fields."""
@@ -70,10 +70,7 @@ class SlotPlan:
     @cached_property
     def noise(self) -> torch.Tensor:
         """[n] int32 on the host: what float16 states are rounded by."""
-        rows = self._host.shape[1]
-        return torch.from_numpy(
-            np.zeros(rows, np.int32) if self.host_noise is None else np.ascontiguousarray(self.host_noise)
-        )
+        return torch.from_numpy(self._noise)
 
     @cached_property
     def device_noise(self) -> torch.Tensor:
@@ -134,9 +131,8 @@ class SlotPlan:
         if n <= rows:
             return [(slice(0, n), self)]
         parts = [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
-        noise = self.noise.numpy() if self.host_noise is None else self.host_noise
         return [
-            (some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]), host_noise=noise[some]))
+            (some, SlotPlan(self.device, np.ascontiguousarray(host[:, some]), host_noise=self._noise[some]))
             for some in parts
         ]
 
@@ -155,6 +151,12 @@ class SlotPlan:
         if self.tracked is not None:
             rows, slots = self.tracked
             cache[slots] = states[rows]
+
+    @property
+    def _noise(self) -> IntArray:
+        if self.host_noise is None:
+            return np.zeros(self._host.shape[1], np.int32)
+        return np.ascontiguousarray(self.host_noise)
 
     @property
     def _host(self) -> HostIntegers:

@@ -49,8 +49,8 @@ class StepPlans:
                 host.slot_out[:D],
                 host.decode_track,
                 device,
-                batch.decode_routes,
                 *_noise(batch, slice(0, D)),
+                resident=batch.decode_routes,
             )
             if recurrent and D
             else None,
