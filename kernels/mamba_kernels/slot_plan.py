@@ -41,7 +41,7 @@ class SlotPlan:
     resident: torch.Tensor | None = None
     """[3, n] int32, the same where kernels run, if it is there already; a row is dense."""
     host_noise: IntArray | None = None
-    """[n] int32 of `noise_words`, by which float16 states are rounded; None = zeros, or on the device alone."""
+    """[n] int32 of `noise_words`, to round float16 states by; None = zeros, or on the device alone."""
     resident_noise: torch.Tensor | None = None
     """[n] int32, the same where kernels run, if it is there already."""
 

@@ -9,8 +9,6 @@ kernel that writes float16 states does the arithmetic of `round_to_float16_`, op
 import numpy as np
 import torch
 
-from mamba_kernels.transfer import to_device
-
 IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 _GOLDEN = -1640531527  # 2**32 / golden ratio, odd, as int32
 BLOCK_ELEMENTS = 1 << 17
@@ -26,14 +24,6 @@ def noise_words(seed: IntArray, depth: IntArray) -> IntArray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (z >> np.uint64(32)).astype(np.uint32).view(np.int32)
-
-
-def noise_tensors(
-    words: IntArray | None, on_device: torch.Tensor | None, rows: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows] int32 on the host and on the device (`on_device` where they lie there already); None: zeros."""
-    host = torch.from_numpy(np.zeros(rows, np.int32) if words is None else np.ascontiguousarray(words))
-    return host, to_device(host, device) if on_device is None else on_device
 
 
 def round_to_float16_(states: torch.Tensor, words: torch.Tensor) -> None:

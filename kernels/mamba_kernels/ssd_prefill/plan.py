@@ -11,7 +11,7 @@ import torch
 
 from mamba_kernels.slot_plan import IntArray, SlotPlan, index_tensor
 from mamba_kernels.ssd_prefill.segments import Segments
-from mamba_kernels.stochastic_rounding import noise_tensors
+from mamba_kernels.transfer import to_device
 
 NARROW = 16
 """Chunks of at most so many rows are not padded to the chunk size: a checkpoint near the end of a prompt
@@ -165,8 +165,11 @@ class ChunkPlan:
         tracked = np.flatnonzero(chunk_track >= 0)
         piece_chunk = np.concatenate([[0], last + 1]).astype(np.int32)
         boundaries = np.append(chunk_start, tokens).astype(np.int32)
-        host_noise, row_noise = noise_tensors(noise, device_noise, tokens, device)
-        chunk_noise = host_noise.numpy()[chunk_start + chunk_len - 1]
+        words = np.zeros(tokens, np.int32) if noise is None else noise
+        if device_noise is None:
+            none = torch.zeros(tokens, dtype=torch.int32, device=device)
+            device_noise = none if noise is None else to_device(torch.from_numpy(words), device)
+        chunk_noise = words[chunk_start + chunk_len - 1]
         return cls(
             tokens=tokens,
             chunks=len(chunk_start),
@@ -189,7 +192,7 @@ class ChunkPlan:
             chunk_start=torch.from_numpy(boundaries),
             chunk_track=torch.from_numpy(chunk_track.astype(np.int32)),
             chunk_noise=torch.from_numpy(chunk_noise),
-            row_noise=row_noise,
+            row_noise=device_noise,
             tracked_piece=chunk_sequence[tracked],
             tracked_end=(chunk_start + chunk_len)[tracked],
             on_device=DeviceChunks.of(

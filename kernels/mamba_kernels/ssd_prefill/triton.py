@@ -46,13 +46,17 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
     check_rows("x", inputs.x, plan.tokens)
     width = block_of(N, least=LEAST)
     # The largest tiles that leave the state and the products in registers on every GPU that is compiled for.
-    rows = block_of(P, least=LEAST, most=max(LEAST, min(64, 8192 // width)))
+    # Rounding takes registers beside them, so float16 states get tiles of half the size.
+    half = state.dtype == torch.float16
+    tile = 4096 if half else 8192
+    rows = block_of(P, least=LEAST, most=max(LEAST, min(64, tile // width)))
     launch = launch_for(
         "ssd_prefill",
         state.device,
-        f"P{P} N{N} {inputs.x.dtype}",
+        f"P{P} N{N} {inputs.x.dtype}{' float16 states' if half else ''}",
         Launch(
-            num_warps=8 if rows * width > 4096 else 4, blocks={"P": rows, "T": 32 if width <= 128 else LEAST}
+            num_warps=8 if 2 * rows * width > tile else 4,
+            blocks={"P": rows, "T": 32 if width <= 128 else LEAST},
         ),
     )
     programs = ceil_div(P, launch.blocks["P"]) * H
@@ -137,8 +141,7 @@ def _strides(name: str, states: torch.Tensor) -> dict[str, int]:
 def _as_stored(s, state, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
     """In the type of the states; float16 by stochastic rounding with the word that `noise` points to."""
     if state.dtype.element_ty == tl.float16:
-        element = (head * P + p)[:, None] * N + n[None, :]
-        s = stochastic(s, element.to(tl.uint32), tl.load(noise).to(tl.uint32, bitcast=True))
+        s = stochastic(s, head, p, n, tl.load(noise), P, N)
     return s.to(state.dtype.element_ty)
 
 

@@ -98,8 +98,7 @@ def _state_update(
     tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
 
     if state.dtype.element_ty == tl.float16:
-        element = (head * P + p)[:, None] * N + n[None, :]
-        h = stochastic(h, element.to(tl.uint32), tl.load(noise + row).to(tl.uint32, bitcast=True))
+        h = stochastic(h, head, p, n, tl.load(noise + row), P, N)
     stored = h.to(state.dtype.element_ty)
     tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.

@@ -29,12 +29,15 @@ def extent_at(slot, extent):
 
 
 @triton.jit
-def stochastic(x, element, noise):
+def stochastic(x, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
     """float32 numbers as ones that float16 has: see `stochastic_rounding`, operation by operation.
 
-    element: uint32, the place of each in its state; noise: uint32, the word of the state.
+    x: rows `p` and columns `n` of a head's state; noise: the word of the state.
     """
-    random = (element * 0x9E3779B9) ^ noise
+    # Rows and columns apart: their products stay in few registers where a loop is around this.
+    row = ((head * P + p) * N).to(tl.uint32) * 0x9E3779B9
+    column = n.to(tl.uint32) * 0x9E3779B9
+    random = (row[:, None] + column[None, :]) ^ noise.to(tl.uint32, bitcast=True)
     random ^= random >> 16
     random *= 0x85EBCA6B
     random ^= random >> 13

@@ -40,7 +40,7 @@ def assert_least(traffic: Traffic, least: int, *, asked: float) -> None:
     assert traffic.asked <= asked * least
 
 
-@pytest.mark.parametrize(("stored", "asked"), [(torch.float32, 1.11), (torch.float16, 1.22)])
+@pytest.mark.parametrize(("stored", "asked"), [(torch.float32, 1.11), (torch.float16, 1.23)])
 def test_a_state_is_read_once_and_written_where_it_belongs(stored: torch.dtype, asked: float) -> None:
     mixer = Mixer(H=16, P=64, N=128, G=1, T=2, dtype=torch.bfloat16)
     state, out = torch.zeros(8, 16, 64, 128, dtype=stored), poisoned(2, 16, 64, dtype=torch.bfloat16)
