@@ -165,8 +165,7 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
 def _as_stored(s, state, head, i, j, noise, V: tl.constexpr, K: tl.constexpr):
     """In the type of the states; float16 by stochastic rounding with the word that `noise` points to."""
     if state.dtype.element_ty == tl.float16:
-        element = (head * V + i)[:, None] * K + j[None, :]
-        s = stochastic(s, element.to(tl.uint32), tl.load(noise).to(tl.uint32, bitcast=True))
+        s = stochastic(s, head, i, j, tl.load(noise), V, K)
     return s.to(state.dtype.element_ty)
 
 

@@ -123,10 +123,10 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
         "heads": H,
         "piece_segment": segments.piece_segment,
     }
-    tile = {name: constants[name] for name in ("P", "N", "BLOCK_P", "BLOCK_N")}
+    sizes = {name: constants[name] for name in ("P", "N", "BLOCK_P", "BLOCK_N")}
     return [
         KernelCall(_contribution, (programs, segments.count), contribute, constants, launch),
-        KernelCall(_join, (programs, len(plan.slots.target_slots)), join, tile, Launch(launch.num_warps)),
+        KernelCall(_join, (programs, len(plan.slots.target_slots)), join, sizes, Launch(launch.num_warps)),
         KernelCall(
             _ssd_prefill, (programs, segments.count), {**scan, **begin, **of_segments}, constants, launch
         ),

@@ -191,3 +191,21 @@ def test_more_penalties_than_there_is_room_for_are_counted_right(
         # By the step that was captured before the counts moved.
         assert run(engine, [each])[each.request_id, 0].tokens == expected
     assert graphs.repeated > repeated, "the layers are repeated as before"
+
+
+def test_float16_states_have_the_same_bits_in_repeated_steps_as_in_steps_issued_anew(
+    tiny_recall: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def states(engine: Any) -> torch.Tensor:
+        run(engine, [AddRequest("a", list(range(7, 40)), GREEDY)])
+        layers: torch.Tensor = torch.stack(list(engine.core._runner._cache.ssm))
+        return layers.nan_to_num()
+
+    settings: dict[str, Any] = {"max_running_requests": 2, "state_dtype": "float16"}
+    repeated = states(make_engine(tiny_recall, trial=Trial(graphs=RecordedGraphs()), **settings))
+    monkeypatch.setattr("mamba_server.model.layers.hybrid.HybridModel.decodes_resident", False)
+    anew = states(make_engine(tiny_recall, **settings))
+    assert repeated.dtype == torch.float16
+    assert repeated.any()
+    # Slot 0 is where padding may write.
+    assert torch.equal(repeated[:, 1:], anew[:, 1:])
