@@ -66,9 +66,7 @@ class DeviceChunks:
     @classmethod
     def of(cls, *host: IntArray, device: torch.device) -> "DeviceChunks":
         """From the five, in their order."""
-        packed = torch.from_numpy(np.concatenate(host).astype(np.int32))
-        if device.type != "cpu":
-            packed = packed.to(device, non_blocking=True)
+        packed = to_device(torch.from_numpy(np.concatenate(host).astype(np.int32)), device)
         return cls(*packed.split([len(each) for each in host]))
 
 

@@ -1,11 +1,13 @@
 """Chunks are padded to one of two widths, which follows from their own length alone."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamba_kernels.ssd_prefill import plan
 from mamba_kernels.ssd_prefill.plan import NARROW
-from testmodels.chunks import PiecePlan, chunk_plan
+from testmodels.chunks import PiecePlan, chunk_plan, ints
 
 PIECES = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 150), st.sets(st.integers(1, 40))), min_size=1)
 
@@ -57,3 +59,18 @@ def test_the_parts_of_a_rank_are_its_chunks(drawn: list[tuple[int, int, set[int]
             for at, place in zip(indices(part.at), indices(part.of_rank), strict=True):
                 found[place] = members[at]
         assert [found[place] for place in range(len(found))] == indices(chunks)
+
+
+def test_what_a_kernel_reads_goes_to_the_device_by_the_way_that_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[torch.Tensor] = []
+
+    def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sent.append(tensor)
+        return tensor.to(device)
+
+    monkeypatch.setattr(plan, "to_device", send)
+    chunks = plan.DeviceChunks.of(*(ints([0, 1]) for _ in range(5)), device=torch.device("meta"))
+    assert chunks.chunk_start.device.type == "meta"
+    assert [len(each) for each in sent] == [10]
