@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_kernels.ssd_prefill import plan
+from mamba_kernels.ssd_prefill import plan as plans
 from mamba_kernels.ssd_prefill.plan import NARROW
 from testmodels.chunks import PiecePlan, chunk_plan, ints
 
@@ -70,7 +70,7 @@ def test_what_a_kernel_reads_goes_to_the_device_by_the_way_that_does_not_wait(
         sent.append(tensor)
         return tensor.to(device)
 
-    monkeypatch.setattr(plan, "to_device", send)
-    chunks = plan.DeviceChunks.of(*(ints([0, 1]) for _ in range(5)), device=torch.device("meta"))
+    monkeypatch.setattr(plans, "to_device", send)
+    chunks = plans.DeviceChunks.of(*(ints([0, 1]) for _ in range(5)), device=torch.device("meta"))
     assert chunks.chunk_start.device.type == "meta"
     assert [len(each) for each in sent] == [10]
