@@ -36,7 +36,8 @@ class CacheIndex(PrefixIndex):
     def depths(self, token_ids: Tokens, salt: str) -> Depths:
         if self.state == "off":
             return NOTHING
-        found = {name: engine.cache.match(token_ids, salt, EVERY_STEP) for name, engine in self._engines.items()}
+        engines = self._engines.items()
+        found = {name: engine.cache.match(token_ids, salt, EVERY_STEP) for name, engine in engines}
         if self._attention:
             attention = {name: match.kv_depth for name, match in found.items()}
             return Depths(attention, attention)

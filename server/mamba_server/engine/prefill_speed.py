@@ -1,9 +1,9 @@
 """How fast this engine computes prompts, how sure that is, and how long a step of its answers takes. Pure:
 times are told.
 
-Read by those who choose between engines. Work over time of the last steps with prompts in them, so that a large
-step weighs more than a small one; old steps fade. What a step takes that only decodes is what any step takes
-whatever is in it: it is not the prompts' and not counted, or an engine of short prompts would pass for a slow one.
+Read by those who choose between engines. Work over time of the last steps with prompts in them, so that a
+large step weighs more than a small one; old steps fade. What a step takes that only decodes is what any step
+takes whatever is in it: it is not the prompts', or an engine of short prompts would pass for a slow one.
 """
 
 import math
@@ -19,7 +19,7 @@ LEAST_SHARE = 0.2
 """Of a step's time that its prompt tokens take at least: what decoding took before may be out of date."""
 UNSURE = 1.0
 """The error of a speed of which nothing is known, and the largest that is told."""
-DOUBT_DOUBLES = 60.0
+DOUBT_DOUBLES = 15.0
 """Seconds without a prompt in which the error doubles: what slowed the engine may be gone."""
 
 
@@ -49,7 +49,7 @@ class PrefillSpeed:
         apart = self._work_work - 2 * speed * self._work_seconds + speed**2 * self._seconds_seconds
         spread = math.sqrt(max(0.0, apart) * steps / (steps - 1)) / self._work
         doublings = min(max(0.0, now - self._last) / DOUBT_DOUBLES, 64.0)
-        return min(UNSURE, spread * 2.0**doublings)
+        return min(UNSURE, spread * math.exp2(doublings))
 
     def observe(self, schedule: Schedule, seconds: float, now: float) -> None:
         """`schedule` took `seconds` on the device and ended at second `now`."""

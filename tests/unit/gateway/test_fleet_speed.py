@@ -51,6 +51,8 @@ def test_a_surely_slower_engine_is_slower() -> None:
 def test_an_engine_that_says_nothing_of_its_error_is_believed() -> None:
     own = EngineSpeed(9_000.0)
     assert judged(own, [own, measured(50_000, 0.1)]) is own
+    other = measured(50_000, 0.1)
+    assert judged(other, [own, other]).tokens_per_second == pytest.approx(50_000)
 
 
 def test_an_engine_alone_has_its_own_speed() -> None:
