@@ -37,7 +37,7 @@ ENGINE_GAUGES = frozenset(
     {
         "requests_running", "requests_waiting", "checkpoints", "slabs", "slots", "pages", "arena_usage",
         "state_usage", "kv_usage", "prompt_tokens_waiting", "prompt_room_tokens", "prefill_tokens_per_second",
-        "prefill_attention_ratio", "decode_step_seconds", "max_running_requests",
+        "prefill_speed_error", "prefill_attention_ratio", "decode_step_seconds", "max_running_requests",
     }
 )  # fmt: skip
 """Of the engine process's own series, those that fall, too."""

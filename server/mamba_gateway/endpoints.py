@@ -16,6 +16,7 @@ import msgspec
 from mamba_gateway.admission import Clock
 from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.fleet_speed import judged
 from mamba_gateway.prompt_queue import PromptQueue
 from mamba_gateway.standing import Standing
 
@@ -76,6 +77,8 @@ class _Record:
     service_seconds: float = 1.0
     names: frozenset[str] | None = None
     """Of the models it serves; None = unknown."""
+    speed: EngineSpeed | None = None
+    """What it measured, as far as that is surely its own; None = nothing yet, or it does not say."""
     frozen: Endpoint | None = None
     """As it is now; None = it has changed since it was last asked for."""
 
@@ -124,6 +127,7 @@ class Pool:
         if report.models is None:  # what it serves does not change while it is busy or restarting
             report = replace(report, models=record.report.models)
         record.report, record.suspect, record.names = report, "", _names(report)
+        record.speed = self._judged(record)
         self._names = None
         # Its numbers are of some moment since the last report. What ended since then would else pass for the
         # requests of others, and where many end together, for a full engine.
@@ -225,6 +229,13 @@ class Pool:
         """Return after the next change of targets or reports."""
         await self._changed.wait()
 
+    def _judged(self, record: _Record) -> EngineSpeed | None:
+        # The others stay as they were judged: each has its turn with its own next report.
+        if record.report.speed is None:
+            return None
+        alike = (one.report.speed for one in self._records.values() if one.names == record.names)
+        return judged(record.report.speed, [speed for speed in alike if speed is not None])
+
     def _count_doubts(self) -> None:
         self._doubts = any(one.standing.doubted for one in self._records.values())
 
@@ -280,7 +291,7 @@ def _made(record: _Record, now: float) -> Endpoint:
         kv_usage=report.kv_usage,
         in_flight=record.in_flight,
         in_flight_at_report=record.in_flight_at_report,
-        speed=report.speed,
+        speed=record.speed,
         queued_tokens=None if report.prompt_tokens_waiting is None else record.queue.tokens,
         room=report.room,
         max_running=report.max_running,

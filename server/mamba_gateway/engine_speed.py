@@ -13,6 +13,8 @@ class EngineSpeed:
     attention_ratio: float = 0.0
     decode_seconds: float = 0.0
     """Of a step that only decodes; 0 = not measured yet."""
+    error: float = 0.0
+    """Standard error of `tokens_per_second`, by that; 0 = it does not say, and is believed."""
 
     def work(self, start: int, stop: int) -> float:
         """Of the prompt tokens [start, stop), in tokens as the first one costs."""

@@ -25,6 +25,7 @@ KV_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 PROMPT_TOKENS_WAITING, PROMPT_ROOM = "mambaserve_prompt_tokens_waiting", "mambaserve_prompt_room_tokens"
 MAX_RUNNING = "mambaserve_max_running_requests"
 TOKENS_PER_SECOND = "mambaserve_prefill_tokens_per_second"
+SPEED_ERROR = "mambaserve_prefill_speed_error"
 ATTENTION_RATIO, DECODE_SECONDS = "mambaserve_prefill_attention_ratio", "mambaserve_decode_step_seconds"
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding foreign bytes can raise."""
@@ -73,6 +74,7 @@ def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
         tokens_per_second,
         max(0.0, gauges.get(ATTENTION_RATIO, 0.0)),
         max(0.0, gauges.get(DECODE_SECONDS, 0.0)),
+        max(0.0, gauges.get(SPEED_ERROR, 0.0)),
     )
 
 

@@ -13,6 +13,10 @@ Knowledge = Literal["load", "attention", "own", "resumable"]
 engine can resume."""
 
 
+EVERY_STEP = 2**62
+"""Later than any step: what is in a tree has been committed, and is published."""
+
+
 class HasCache(Protocol):
     """A simulated engine, as far as an index of caches asks."""
 
@@ -32,7 +36,8 @@ class CacheIndex(PrefixIndex):
     def depths(self, token_ids: Tokens, salt: str) -> Depths:
         if self.state == "off":
             return NOTHING
-        found = {name: engine.cache.match(token_ids, salt, 1) for name, engine in self._engines.items()}
+        engines = self._engines.items()
+        found = {name: engine.cache.match(token_ids, salt, EVERY_STEP) for name, engine in engines}
         if self._attention:
             attention = {name: match.kv_depth for name, match in found.items()}
             return Depths(attention, attention)

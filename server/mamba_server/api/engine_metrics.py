@@ -38,6 +38,7 @@ HELP = {
     "prompt_tokens_waiting": "Prompt tokens that are to be computed, about.",
     "prompt_room_tokens": "Prompt tokens for which memory could be had now.",
     "prefill_tokens_per_second": "Speed of prompts, at their beginning; 0 before any was computed.",
+    "prefill_speed_error": "Standard error of that speed, by the speed; 1 where next to nothing is known.",
     "prefill_attention_ratio": "Work of attention for one token before, relative to all else of a token.",
     "decode_step_seconds": "Time of a step that only decodes; 0 before there was one.",
     "checkpoints_made": "Checkpoints written.",

@@ -121,7 +121,7 @@ class EngineCore:
         self._eos = eos_token_ids
         self._seed = seed
         self._max_waiting = max_waiting
-        self._clock = clock
+        self.clock = clock
         self._pace = pace
         self._ran = 0.0
         """When the step that is being committed was over."""
@@ -223,7 +223,7 @@ class EngineCore:
 
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; the deltas in order."""
-        began = self._clock()
+        began = self.clock()
         self._deltas = []
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
@@ -232,7 +232,7 @@ class EngineCore:
         if not schedule.empty:
             self.step_number += 1
             work = self._runner.prepare(schedule)
-            planned = self._clock()
+            planned = self.clock()
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
             self._launched.append(_Launched(schedule, ticket, planned - began, planned, allocations))
@@ -250,11 +250,11 @@ class EngineCore:
         except Exception as error:
             self._fail(schedule, error)
             return
-        ran = self._clock()
+        ran = self.clock()
         self._failures = 0
         # Under overlap it was launched while the step before it ran.
         seconds = ran - max(launched.started, self._ran)
-        self.speed.observe(schedule, seconds)
+        self.speed.observe(schedule, seconds, ran)
         if self._pace is not None:
             self._pace.observe(len(schedule.decodes), schedule.tokens - len(schedule.decodes), seconds)
         self._ran = ran
@@ -280,7 +280,7 @@ class EngineCore:
             else:
                 self._commit_cache(sequence, schedule.step)
         self.cache.settle()
-        self.times.seconds.append((launched.schedule_seconds, ran - launched.started, self._clock() - ran))
+        self.times.seconds.append((launched.schedule_seconds, ran - launched.started, self.clock() - ran))
         self.times.batch_sizes.append(len(schedule.decodes) + len(schedule.pieces))
 
     @staticmethod

@@ -60,6 +60,7 @@ def collect(core: EngineCore, of_device: Mapping[str, float] = _NOTHING) -> Engi
         "prompt_tokens_waiting": _prompt_tokens_waiting(core),
         "prompt_room_tokens": scheduler.admission.prompt_room(),
         "prefill_tokens_per_second": core.speed.tokens_per_second,
+        "prefill_speed_error": core.speed.error(core.clock()),
         "prefill_attention_ratio": core.speed.ratio,
         "decode_step_seconds": core.speed.decode_seconds,
     }

@@ -285,7 +285,7 @@ def test_stats_count_tokens_and_slots_by_owner() -> None:
 def test_each_delta_says_when_its_step_was_over_and_the_first_when_its_prompt_began() -> None:
     engine = trial(overlap=True)
     ticks = iter(range(1, 10_000))
-    engine.core._clock = lambda: float(next(ticks))
+    engine.core.clock = lambda: float(next(ticks))
     engine.core.add(AddRequest("r", [1, 2, 3], SamplingParams(max_tokens=4)))
     deltas = []
     while not engine.core.idle:

@@ -74,5 +74,7 @@ def test_an_engine_that_has_measured_nothing_or_says_nothing_has_no_speed() -> N
         'mambaserve_decode_step_seconds{model="m"} 0.02\n'
     )
     assert speed_of(read_gauges(told)) == EngineSpeed(5000, 1e-5, 0.02)
+    error = 'mambaserve_prefill_speed_error{model="m"} 0.25\n'
+    assert speed_of(read_gauges(told + error)) == EngineSpeed(5000, 1e-5, 0.02, 0.25)
     assert speed_of(read_gauges(told.replace("5000", "0"))) is None
     assert speed_of(read_gauges("vllm:num_requests_running 3")) is None
