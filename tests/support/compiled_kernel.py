@@ -44,8 +44,8 @@ class CompiledKernel:
             int(count or 1) * int(bits)
             for count, bits in re.findall(r"ld\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)", self.ptx)
         ]
-        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (\d+)", self.ptx)
-        widths += [8 * int(size) for size in copies]
+        copies = re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (0x[0-9a-f]+|\d+)", self.ptx)
+        widths += [8 * int(size, 0) for size in copies]
         return max(widths, default=0)
 
     @property

@@ -65,7 +65,7 @@ def _parts(
             inner = F.relu(inner).square()
         made = F.linear(inner, down.index_select(0, expert)[0].to(wide))
         parts.index_copy_(0, at, made * counts.index_select(0, at).unsqueeze(1))
-    return parts[:pairs].unflatten(0, (n, k))
+    return parts[:pairs].view(n, k, -1) if pairs else parts.new_zeros(n, k, down.shape[1])
 
 
 def _blocks(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

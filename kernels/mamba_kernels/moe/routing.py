@@ -64,7 +64,8 @@ def _of_kept_groups(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
     best = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
     kept = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.kept_groups]
     dropped = torch.ones_like(best, dtype=torch.bool).scatter(1, kept, value=False)
-    return grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(1)
+    limited: torch.Tensor = grouped.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(1)
+    return limited
 
 
 def _sum_in_order(columns: torch.Tensor) -> torch.Tensor:

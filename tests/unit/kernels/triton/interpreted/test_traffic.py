@@ -13,6 +13,7 @@ from mamba_kernels.conv1d_prefill.triton import conv1d_prefill
 from mamba_kernels.conv1d_update.triton import conv1d_update
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.kv_write.triton import kv_write
+from mamba_kernels.moe.triton import moe
 from mamba_kernels.paged_attention.triton import paged_attention
 from mamba_kernels.rms_norm.triton import rms_norm
 from mamba_kernels.sample import Counts, SampleParameters
@@ -23,6 +24,7 @@ from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.state_update.triton import state_update
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned
+from testmodels.experts import ExpertBatch
 from testmodels.paged import PagedBatch
 
 LIMIT = (0.0, 1e9)
@@ -131,3 +133,17 @@ def test_logits_come_from_memory_once(top_p: float, asked: float) -> None:
     with counted() as traffic:
         sample(logits, chosen, none, torch.zeros(n, dtype=torch.int32))
     assert_least(traffic, logits.nbytes, asked=asked)
+
+
+@pytest.mark.parametrize(("n", "k", "asked"), [(4, 2, 1.05), (96, 3, 1.6)])
+def test_weights_of_experts_come_from_memory_once_if_they_are_hit(n: int, k: int, asked: float) -> None:
+    batch = ExpertBatch(n, E=9, k=k, d=256, f=128, dtype=torch.bfloat16, shared_f=256)
+    batch.experts[:, 0] = 7
+    hit, one = len(batch.experts.unique()), batch.gate_up[0].nbytes + batch.down[0].nbytes
+    assert batch.shared is not None
+    weights = hit * one + batch.shared.gate_up.nbytes + batch.shared.down.nbytes
+    inner, parts = n * (k * 128 + 256) * 2, n * (k + 1) * 256 * 4
+    with counted() as traffic:
+        batch.run(moe)
+    assert_least(traffic, weights + 2 * (batch.hidden.nbytes + inner + parts), asked=asked)
+    assert traffic.asked_of(batch.gate_up[8]) == 0, "nobody chose it"
