@@ -6,7 +6,7 @@ import torch
 from mamba_kernels.bench.case import Case, Inputs
 from mamba_kernels.dispatch.operators import Operators
 from mamba_kernels.gated_delta import DeltaInputs
-from mamba_kernels.moe import Experts, Routing, route
+from mamba_kernels.moe import Activation, Routing, route
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill import ChunkPlan
 
@@ -124,13 +124,18 @@ def _moe(name: str, sizes: tuple[int, int, int, int, bool], device: torch.device
 
         x = random(size, d) * d**0.5
         logits = torch.randn(size, count, generator=generator, device=device)
-        chosen, weights = route(logits, Routing(k, "softmax_topk"))
-        up = random(count, inner * (2 if gated else 1), d)
-        return {"x": x, "chosen": chosen, "weights": weights, "up": up, "down": random(count, d, inner)}
+        chosen, weights = route(logits, Routing(k, "softmax", renormalise=True))
+        weights_of = {
+            "gate_up": random(count, inner * (2 if gated else 1), d),
+            "down": random(count, d, inner),
+        }
+        return {"x": x, "chosen": chosen, "weights": weights, **weights_of, "out": torch.empty_like(x)}
 
     def run(operators: Operators, given: Inputs) -> tuple[torch.Tensor, ...]:
-        experts = Experts(given["up"], given["down"], "silu" if gated else "relu2", gated)
-        return (operators.moe(given["x"], given["chosen"], given["weights"].float(), experts),)
+        activation = Activation.GATED_SILU if gated else Activation.SQUARED_RELU
+        parts = (given[name] for name in ("x", "chosen", "weights", "gate_up", "down"))
+        operators.moe(*parts, activation, given["out"])
+        return (given["out"],)
 
     # All are hit where there are rows for it; of few rows each pair hits one of its own, at most.
     hit = min(count, rows * k)

@@ -151,3 +151,25 @@ class PagedExtend(Structure):
         ("page_size", c_int32),
         ("kind", c_int32),
     )
+
+
+class Experts(Structure):
+    """Rows and the experts that they go through."""
+
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("shared_gate_up", c_void_p),
+        ("shared_down", c_void_p),
+        ("hidden", c_void_p),
+        ("hidden_stride", c_int64),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("shared_weight", c_void_p),
+        ("out", c_void_p),
+        ("rows", c_int64),
+        ("top_k", c_int32),
+        ("experts", c_int32),
+        ("gated", c_int32),
+        ("kind", c_int32),
+    )

@@ -1,7 +1,8 @@
-"""A mixture of experts: which experts a row goes to, and what they make of it."""
+"""Mixture of experts: which experts a row goes to, and what they make of it."""
 
-from mamba_kernels.moe.experts import Experts
+from mamba_kernels.moe.activation import Activation
 from mamba_kernels.moe.reference import moe
 from mamba_kernels.moe.routing import Routing, route
+from mamba_kernels.moe.shared_expert import SharedExpert
 
-__all__ = ["Experts", "Routing", "moe", "route"]
+__all__ = ["Activation", "Routing", "SharedExpert", "moe", "route"]

@@ -1,67 +1,90 @@
-"""A mixture of experts in plain torch, any device, without a read by the host. The truth in float64."""
+"""A mixture of experts in plain torch, any device, float64-capable; no value is read by the host."""
 
 import torch
 import torch.nn.functional as F
 
-from mamba_kernels.moe.assignment import Assignment
-from mamba_kernels.moe.experts import Experts
+from mamba_kernels.moe.activation import Activation
+from mamba_kernels.moe.shared_expert import SharedExpert
+from mamba_kernels.precision import accumulator
 
-MOST_ROWS = 64
-GATHERED = 1 << 24
-"""Elements of weights that are copied together."""
-
-
-def activated(x: torch.Tensor, name: str) -> torch.Tensor:
-    """By its name in `Experts`. Raises ValueError."""
-    match name:
-        case "silu":
-            return F.silu(x)
-        case "relu":
-            return F.relu(x)
-        case "relu2":
-            return F.relu(x).square()
-    raise ValueError(f"activation {name!r} of experts is not supported; supported: silu, relu, relu2")
+BLOCK = 16
+"""Rows of one expert that are multiplied at once. Always as many, so that each product has the same shape and
+a row the same bits among any neighbours."""
 
 
-def rows_of_block(pairs: int, experts: int) -> int:
-    """About half of what an expert has on average, a power of two: few places are empty."""
-    return min(MOST_ROWS, 1 << max(0, (pairs // experts).bit_length() - 1))
+def moe(
+    hidden: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+    out: torch.Tensor,
+    shared: SharedExpert | None = None,
+) -> None:
+    """out_i = sum over j of weights_ij * expert_ij(hidden_i), the shared expert's result added last.
 
-
-def moe(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: Experts) -> torch.Tensor:
-    """Sum over a row's experts of their outputs, weighted: [n, d] in the type of x.
-
-    x: [n, d]; chosen: [n, k] int32; weights: [n, k], of `route`.
+    hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k]; gate_up: [E, f or 2 f, d]; down:
+    [E, d_out, f]; out: [n, d_out], written. Sums are at least float32, those over k in the order of k.
     """
-    n, k = chosen.shape
-    rows = rows_of_block(n * k, experts.count)
-    places = Assignment.of(chosen, experts.count, rows)
-    pair = places.pair.long().clamp(min=0)
-    inputs = x[pair.div(k, rounding_mode="floor")].unflatten(0, (-1, rows))
-    of_block = places.expert.long().clamp(min=0)
-    together = max(1, GATHERED // experts.up[0].numel())
-    outputs = torch.cat(
-        [
-            _through(part, which, experts)
-            for part, which in zip(inputs.split(together), of_block.split(together), strict=True)
-        ]
-    ).flatten(0, 1)
-    # Where a pair lies; places without one write to a row beyond the last, which is dropped.
-    to = torch.where(places.pair < 0, n * k, places.pair.long())
-    at = torch.zeros(n * k + 1, dtype=torch.int64, device=x.device)
-    at.scatter_(0, to, torch.arange(len(to), device=x.device))
-    of_row = outputs[at[: n * k]].unflatten(0, (n, k))
-    # 16-bit outputs times float32 weights are float32.
-    total: torch.Tensor = (of_row * weights[..., None]).sum(1)
-    return total.to(x.dtype)
+    parts = _parts(hidden, experts, weights, gate_up, down, activation)
+    total = parts[:, 0].clone()
+    for j in range(1, parts.shape[1]):
+        total += parts[:, j]
+    if shared is not None:
+        every = torch.zeros(len(hidden), 1, dtype=torch.int32, device=hidden.device)
+        counts = torch.ones_like(total[:, :1]) if shared.weight is None else shared.weight.unsqueeze(1)
+        total += _parts(hidden, every, counts, shared.gate_up[None], shared.down[None], activation)[:, 0]
+    out.copy_(total)
 
 
-def _through(x: torch.Tensor, which: torch.Tensor, experts: Experts) -> torch.Tensor:
-    """x: [b, r, d], each block through its expert."""
-    inner = x @ experts.up[which].transpose(1, 2)
-    if experts.gated:
-        gate, inner = inner.chunk(2, -1)
-        inner = activated(gate, experts.activation) * inner
-    else:
-        inner = activated(inner, experts.activation)
-    return inner @ experts.down[which].transpose(1, 2)
+def _parts(
+    hidden: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+) -> torch.Tensor:
+    """[n, k, d_out]: the weighted result of each pair of a row and one of its experts; zero where none is."""
+    wide = accumulator(hidden.dtype)
+    n, k = experts.shape
+    pairs = n * k
+    # The last row takes what the padding of the blocks makes.
+    parts = torch.zeros(pairs + 1, down.shape[1], dtype=wide, device=hidden.device)
+    counts = F.pad(weights.flatten().to(wide), (0, 1))
+    block_expert, block_pairs = _blocks(experts, len(gate_up))
+    for block in range(len(block_expert)):
+        expert, at = block_expert[block : block + 1], block_pairs[block]
+        x = hidden.index_select(0, (at // k).clamp(max=n - 1)).to(wide)
+        inner = F.linear(x, gate_up.index_select(0, expert)[0].to(wide))
+        if activation is Activation.GATED_SILU:
+            gate, up = inner.chunk(2, -1)
+            inner = F.silu(gate) * up
+        else:
+            inner = F.relu(inner).square()
+        made = F.linear(inner, down.index_select(0, expert)[0].to(wide))
+        parts.index_copy_(0, at, made * counts.index_select(0, at).unsqueeze(1))
+    return parts[:pairs].view(n, k, -1) if pairs else parts.new_zeros(n, k, down.shape[1])
+
+
+def _blocks(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs sorted by expert in blocks of one expert each: [blocks], its expert, and [blocks, BLOCK], its
+    pairs; padding and blocks beyond the work name the pair behind the last one.
+
+    The number of blocks follows from shapes alone: each expert that is hit wastes less than a block.
+    """
+    pairs, device = experts.numel(), experts.device
+    number = experts.flatten().long()
+    order = torch.where(number < 0, count, number).argsort(stable=True)
+    counts = (number.unsqueeze(0) == torch.arange(count, device=device).unsqueeze(1)).sum(1)
+    blocks = (counts + BLOCK - 1) // BLOCK
+    most = (pairs + min(pairs, count) * (BLOCK - 1)) // BLOCK
+    block = torch.arange(most, device=device)
+    expert = torch.searchsorted(blocks.cumsum(0), block, right=True)
+    busy, expert = expert < count, expert.clamp(max=count - 1)
+    first_block, first = blocks.cumsum(0) - blocks, counts.cumsum(0) - counts
+    rank = ((block - first_block[expert]) * BLOCK).unsqueeze(1) + torch.arange(BLOCK, device=device)
+    there = busy.unsqueeze(1) & (rank < counts[expert].unsqueeze(1))
+    at = (first[expert].unsqueeze(1) + rank).clamp(max=pairs - 1)
+    return expert, torch.where(there, order[at], pairs)

@@ -1,12 +1,19 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""A mixture of experts on a GPU: two grouped products and a sum: see README.md."""
+"""A mixture of experts on a GPU: grouped products, an expert at a time, without a host sync: see README.md.
+
+A pair is a row and one of its experts, number row * k + j. Pairs are sorted by expert into blocks that belong
+to one expert each; how many there can be follows from shapes alone, and a program without a block ends.
+"""
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.moe.assignment import Assignment
-from mamba_kernels.moe.experts import Experts
+from mamba_kernels.moe.activation import Activation
+from mamba_kernels.moe.expert_blocks import LEAST_ROWS, ExpertBlocks, rows_of_a_block, sort_calls
+from mamba_kernels.moe.shared_expert import SharedExpert
 from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
@@ -19,192 +26,251 @@ from mamba_kernels.triton_support import (
     stride_unit,
 )
 
-ACTIVATIONS = {"silu": 0, "relu": 1, "relu2": 2}
-LEAST, MOST = 16, 64
-"""Rows of a block: the narrowest tile of a product, and as many as keep its sums in registers."""
+MOST_EXPERTS = 4096
+MOST_PAIRS = 1 << 30
 
 
-def moe(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: Experts) -> torch.Tensor:
-    """As the reference: [n, d] in the type of x.
+@triton.jit
+def _pairs_of(block, block_pairs, pairs, ROUTED: tl.constexpr, ROWS: tl.constexpr):
+    """The pairs of a block, and which there are; of an expert that all rows go to, the rows themselves."""
+    at = block * ROWS + tl.arange(0, ROWS)
+    if ROUTED:
+        pair = tl.load(block_pairs + at)
+        there = pair >= 0
+    else:
+        pair = at
+        there = at < pairs
+    return pair, there
 
-    x: [n, d], d dense; chosen: [n, k] int32; weights: [n, k] float32. Raises UnsupportedArgument.
+
+@triton.jit
+def _product(
+    x, row, there, weight, feature, weight_row,
+    WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Rows of x, which begin at `row`, times some of the FEATURES rows of a matrix: [ROWS, BLOCK_N]; and, if
+    GATED, times the same of the FEATURES rows behind those."""
+    total = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    second = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    k = tl.arange(0, BLOCK_K)
+    known = feature < FEATURES
+    at = feature.to(tl.int64) * weight_row
+    behind = (feature + FEATURES).to(tl.int64) * weight_row
+    for start in range(0, WIDTH, BLOCK_K):
+        n = start + k
+        inside = n < WIDTH
+        rows = tl.load(x + row[:, None] + n[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
+        mask = known[:, None] & inside[None, :]
+        columns = tl.load(weight + at[:, None] + n[None, :], mask=mask, other=0)
+        total = tl.dot(rows, tl.trans(columns.to(DOT)), total, input_precision="ieee")
+        if GATED:
+            columns = tl.load(weight + behind[:, None] + n[None, :], mask=mask, other=0)
+            second = tl.dot(rows, tl.trans(columns.to(DOT)), second, input_precision="ieee")
+    return total, second
+
+
+@triton.jit(do_not_specialize=["pairs", "x_row", "weight_expert", "weight_row"])
+def expand_kernel(
+    x, weight, block_expert, block_pairs, inner, pairs,
+    x_row: tl.int64, weight_expert: tl.int64, weight_row: tl.int64,
+    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr, GATED: tl.constexpr,
+    ROUTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    X_UNIT: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks, tiles of inner features): activation(x W^T) of each pair, [pairs, FEATURES]."""
+    block = tl.program_id(0)
+    expert = 0
+    if ROUTED:
+        expert = tl.load(block_expert + block)
+    if expert >= 0:
+        pair, there = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
+        matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+        feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        made, up = _product(
+            x, (pair // TOP_K).to(tl.int64) * x_row * X_UNIT, there,
+            matrix, feature, weight_row * WEIGHT_UNIT,
+            WIDTH, FEATURES, GATED, ROWS, BLOCK_N, BLOCK_K, DOT,
+        )  # fmt: skip
+        if GATED:
+            made = made / (1.0 + tl.exp(-made)) * up
+        else:
+            made = tl.maximum(made, 0.0)
+            made = made * made
+        at = pair.to(tl.int64)[:, None] * FEATURES + feature[None, :]
+        mask = there[:, None] & (feature < FEATURES)[None, :]
+        tl.store(inner + at, made.to(inner.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["pairs", "weight_expert", "weight_row"])
+def project_kernel(
+    inner, weight, block_expert, block_pairs, counts_for, parts, pairs,
+    weight_expert: tl.int64, weight_row: tl.int64,
+    WIDTH: tl.constexpr, FEATURES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WEIGHT_UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks, tiles of outputs): what each pair adds to its row, float32 [pairs, FEATURES]."""
+    block = tl.program_id(0)
+    expert = 0
+    if ROUTED:
+        expert = tl.load(block_expert + block)
+    if expert >= 0:
+        pair, there = _pairs_of(block, block_pairs, pairs, ROUTED, ROWS)
+        matrix = weight + tl.cast(expert, tl.int64) * weight_expert * WEIGHT_UNIT
+        feature = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        wide = pair.to(tl.int64)
+        made, _ = _product(
+            inner, wide * WIDTH, there, matrix, feature, weight_row * WEIGHT_UNIT,
+            WIDTH, FEATURES, False, ROWS, BLOCK_N, BLOCK_K, DOT,
+        )  # fmt: skip
+        if counts_for is not None:
+            made *= tl.load(counts_for + pair, mask=there, other=0.0)[:, None]
+        mask = there[:, None] & (feature < FEATURES)[None, :]
+        tl.store(parts + wide[:, None] * FEATURES + feature[None, :], made, mask=mask)
+
+
+@triton.jit(do_not_specialize=["out_row"])
+def combine_kernel(
+    parts, experts, shared, out, out_row: tl.int64,
+    TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OUT_UNIT: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, tiles of outputs): the parts of a row in the order of its experts, the shared one last."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in range(TOP_K):
+        pair = row * TOP_K + j
+        # A bound in place of a condition: of no expert nothing was written.
+        bound = tl.where(tl.load(experts + pair) >= 0, WIDTH, 0)
+        total += tl.load(parts + pair * WIDTH + d, mask=d < bound, other=0.0)
+    if shared is not None:
+        total += tl.load(shared + row * WIDTH + d, mask=d < WIDTH, other=0.0)
+    tl.store(out + row * out_row * OUT_UNIT + d, total.to(out.dtype.element_ty), mask=d < WIDTH)
+
+
+def moe(
+    hidden: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+    out: torch.Tensor,
+    shared: SharedExpert | None = None,
+) -> None:
+    """out_i = sum over j of weights_ij * expert_ij(hidden_i), the shared expert's result added last.
+
+    hidden: [n, d]; experts: [n, k] int32, -1 = none; weights: [n, k] float32; gate_up: [E, f or 2 f, d] and
+    down: [E, d_out, f] in the type of hidden; out: [n, d_out], written. Raises UnsupportedArgument.
     """
-    n, k = chosen.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = rows_of_block(n * k, experts.count)
-    _check(x, chosen, weights, experts)
-    for call in calls(x, weights, experts, Assignment.of(chosen, experts.count, rows), out):
+    for call in calls(hidden, experts, weights, gate_up, down, activation, out, shared):
         call.run()
-    return out
-
-
-def rows_of_block(pairs: int, experts: int) -> int:
-    return block_of(ceil_div(pairs, experts), least=LEAST, most=MOST)
-
-
-def _check(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: Experts) -> None:
-    check("x", x, (None, None))
-    n, d = x.shape
-    check("chosen", chosen, (n, None), dtypes=(torch.int32,), device=x.device)
-    check("weights", weights, chosen.shape, dtypes=(torch.float32,), device=x.device, dense_from=0)
-    check("experts.down", experts.down, (None, d, None), dtypes=(x.dtype,), device=x.device)
-    E, _, inner = experts.down.shape
-    rows = inner * (2 if experts.gated else 1)
-    check("experts.up", experts.up, (E, rows, d), dtypes=(x.dtype,), device=x.device)
-    if experts.activation not in ACTIVATIONS:
-        raise UnsupportedArgument(
-            f"experts.activation is {experts.activation!r}; it must be one of {', '.join(ACTIVATIONS)}"
-        )
 
 
 def calls(
-    x: torch.Tensor, weights: torch.Tensor, experts: Experts, places: Assignment, out: torch.Tensor
+    hidden: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+    out: torch.Tensor,
+    shared: SharedExpert | None = None,
 ) -> list[KernelCall]:
-    """The launches that write `out` [n, d], dense."""
-    n, d = x.shape
-    k, inner = weights.shape[1], experts.inner
-    blocks = len(places.expert)
-    rows = len(places.pair) // max(1, blocks)
-    kind = dot_dtype(x.dtype)
-    hidden = torch.empty(blocks * rows, inner, dtype=x.dtype, device=x.device)
-    parts = torch.empty(n * k, d, dtype=torch.float32, device=x.device)
-    default = Launch(4, 3, {"N": 64, "K": 64 if x.dtype.itemsize < 4 else 32})
-    up = launch_for("moe_up", x.device, f"d{d} I{inner} r{rows} {x.dtype}", default)
-    down = launch_for("moe_down", x.device, f"d{d} I{inner} r{rows} {x.dtype}", default)
-    shared = {"pair": places.pair, "expert": places.expert}
-    cut = {"ROWS": rows, "KIND": kind, "PRECISION": "tf32x3"}
-    x_unit = stride_unit([x.stride(0)])
-    up_unit = stride_unit([experts.up.stride(0), experts.up.stride(1)])
-    down_unit = stride_unit([experts.down.stride(0), experts.down.stride(1)])
-    block = block_of(d, least=128, most=1024)
-    return [
-        KernelCall(
-            up_kernel,
-            (ceil_div(inner, up.blocks["N"]), blocks),
-            {
-                **shared, "x": x, "x_row": x.stride(0) // x_unit, "up": experts.up,
-                "up_expert": experts.up.stride(0) // up_unit, "up_row": experts.up.stride(1) // up_unit,
-                "hidden": hidden,
-            },
-            {
-                **cut, "WIDTH": d, "INNER": inner, "EACH": k, "GATED": experts.gated,
-                "ACTIVATION": ACTIVATIONS[experts.activation], "BLOCK_N": up.blocks["N"],
-                "BLOCK_K": up.blocks["K"], "X_UNIT": x_unit, "UP_UNIT": up_unit,
-            },
-            up,
-        ),
-        KernelCall(
-            down_kernel,
-            (ceil_div(d, down.blocks["N"]), blocks),
-            {
-                **shared, "hidden": hidden, "down": experts.down,
-                "down_expert": experts.down.stride(0) // down_unit,
-                "down_row": experts.down.stride(1) // down_unit, "weights": weights, "parts": parts,
-            },
-            {
-                **cut, "WIDTH": d, "INNER": inner, "BLOCK_N": down.blocks["N"], "BLOCK_K": down.blocks["K"],
-                "DOWN_UNIT": down_unit,
-            },
-            down,
-        ),
-        KernelCall(
-            sum_kernel,
-            (ceil_div(d, block), n),
-            {"parts": parts, "out": out},
-            {"WIDTH": d, "EACH": k, "BLOCK": block},
-            Launch(4),
-        ),
-    ]  # fmt: skip
+    """The launches of `moe`, its arguments checked: two that sort, two products (two more for a shared
+    expert), one that adds up."""
+    check("hidden", hidden, (None, None))
+    device, n = hidden.device, len(hidden)
+    if experts.dim() != 2 or not experts.shape[1] or experts.numel() > MOST_PAIRS:
+        raise UnsupportedArgument(f"experts has shape {list(experts.shape)}; it must be [{n}, 1 or more]")
+    check("experts", experts, (n, None), dtypes=(torch.int32,), device=device, dense_from=0)
+    k = experts.shape[1]
+    check("weights", weights, (n, k), dtypes=(torch.float32,), device=device, dense_from=0)
+    _check_experts("", hidden, gate_up, down, activation)
+    count, d_out = down.shape[0], down.shape[1]
+    check("out", out, (n, d_out), device=device)
+    if not 0 < count <= MOST_EXPERTS:
+        raise UnsupportedArgument(f"gate_up has {count} experts; there must be 1 to {MOST_EXPERTS}")
+    if not n:
+        return []
+    blocks = ExpertBlocks.empty(experts, count)
+    made, parts = _products(hidden, gate_up, down, activation, k, weights, blocks)
+    shared_parts = None
+    if shared is not None:
+        one_up, one_down = shared.gate_up.unsqueeze(0), shared.down.unsqueeze(0)
+        _check_experts("shared.", hidden, one_up, one_down, activation)
+        check("shared.down", shared.down, (d_out, None))
+        if shared.weight is not None:
+            check("shared.weight", shared.weight, (n,), dtypes=(torch.float32,), device=device)
+        more, shared_parts = _products(hidden, one_up, one_down, activation, 1, shared.weight, None)
+        made += more
+    unit, block = stride_unit(out.stride()[:1]), block_of(d_out, least=128, most=1024)
+    combine = KernelCall(
+        combine_kernel,
+        (n, ceil_div(d_out, block)),
+        {
+            "parts": parts,
+            "experts": experts,
+            "shared": shared_parts,
+            "out": out,
+            "out_row": out.stride(0) // unit,
+        },
+        {"TOP_K": k, "WIDTH": d_out, "BLOCK": block, "OUT_UNIT": unit},
+        Launch(max(1, block // 256)),
+    )
+    return [*sort_calls(experts, count, blocks), *made, combine]
 
 
-@triton.jit
-def _activated(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == 0:
-        return x * tl.sigmoid(x)
-    y = tl.maximum(x, 0.0)
-    if ACTIVATION == 2:
-        y = y * y
-    return y
+def _check_experts(
+    owner: str, hidden: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
+) -> None:
+    kind: dict[str, Any] = {"dtypes": (hidden.dtype,), "device": hidden.device}
+    check(f"{owner}down", down, (None, None, None), **kind)
+    count, _, f = down.shape
+    check(f"{owner}gate_up", gate_up, (count, activation.projections * f, hidden.shape[1]), **kind)
 
 
-@triton.jit(do_not_specialize=["x_row", "up_expert", "up_row"])
-def up_kernel(
-    pair, expert, x, x_row: tl.int64, up, up_expert: tl.int64, up_row: tl.int64, hidden,
-    ROWS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr,
-    EACH: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, X_UNIT: tl.constexpr, UP_UNIT: tl.constexpr,
-):  # fmt: skip
-    """Grid (blocks of INNER, blocks of places): hidden [places, INNER]; a block without an expert ends."""
-    block = tl.program_id(1)
-    which = tl.load(expert + block).to(tl.int64)
-    if which >= 0:
-        i = tl.arange(0, ROWS)
-        c = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        j = tl.arange(0, BLOCK_K)
-        of_pair = tl.load(pair + block * ROWS + i)
-        there, columns = of_pair >= 0, c < INNER
-        token = tl.maximum(of_pair, 0) // EACH
-        from_x = x + token.to(tl.int64)[:, None] * (x_row * X_UNIT) + j[None, :]
-        from_up = (
-            up + which * (up_expert * UP_UNIT) + c.to(tl.int64)[None, :] * (up_row * UP_UNIT) + j[:, None]
-        )
-        total = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        for start in range(0, WIDTH, BLOCK_K):
-            inside = start + j < WIDTH
-            rows = tl.load(from_x + start, mask=there[:, None] & inside[None, :], other=0.0).to(KIND)
-            mask = inside[:, None] & columns[None, :]
-            w = tl.load(from_up + start, mask=mask, other=0.0).to(KIND)
-            if GATED:
-                gate += tl.dot(rows, w, input_precision=PRECISION)
-                w = tl.load(from_up + INNER * (up_row * UP_UNIT) + start, mask=mask, other=0.0).to(KIND)
-            total += tl.dot(rows, w, input_precision=PRECISION)
-        if GATED:
-            total = total * _activated(gate, ACTIVATION)
+def _products(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+    k: int,
+    weights: torch.Tensor | None,
+    blocks: ExpertBlocks | None,
+) -> tuple[list[KernelCall], torch.Tensor]:
+    """Both products and where they leave what each pair adds; without blocks every row goes to expert 0."""
+    pairs, d, (_, d_out, f) = len(x) * k, x.shape[1], down.shape
+    inner, parts = x.new_empty(pairs, f), x.new_empty(pairs, d_out, dtype=torch.float32)
+    rows = rows_of_a_block(pairs, 1) if blocks is None else blocks.rows
+    count = ceil_div(pairs, rows) if blocks is None else len(blocks.expert)
+    default = Launch(4, 3, {"N": 64, "K": 128 if rows == LEAST_ROWS else 64})
+    shape = f"m{rows} d{d} f{f} {x.dtype}"
+    made = []
+    for kernel, weight, width, features in (
+        (expand_kernel, gate_up, d, f),
+        (project_kernel, down, f, d_out),
+    ):
+        first = kernel is expand_kernel
+        launch = launch_for("moe_expand" if first else "moe_project", x.device, shape, default)
+        unit = stride_unit(weight.stride()[:2])
+        arguments: dict[str, Any] = {
+            "weight": weight, "inner": inner, "pairs": pairs,
+            "block_expert": None if blocks is None else blocks.expert,
+            "block_pairs": None if blocks is None else blocks.pairs,
+            "weight_expert": weight.stride(0) // unit, "weight_row": weight.stride(1) // unit,
+        }  # fmt: skip
+        constants = {
+            "WIDTH": width, "FEATURES": features, "ROUTED": blocks is not None, "ROWS": rows,
+            "BLOCK_N": launch.blocks["N"], "BLOCK_K": launch.blocks["K"], "WEIGHT_UNIT": unit,
+            "DOT": dot_dtype(x.dtype),
+        }  # fmt: skip
+        if first:
+            x_unit = stride_unit(x.stride()[:1])
+            arguments |= {"x": x, "x_row": x.stride(0) // x_unit}
+            constants |= {"TOP_K": k, "GATED": activation is Activation.GATED_SILU, "X_UNIT": x_unit}
         else:
-            total = _activated(total, ACTIVATION)
-        to = hidden + (block * ROWS + i).to(tl.int64)[:, None] * INNER + c[None, :]
-        tl.store(to, total.to(hidden.dtype.element_ty), mask=there[:, None] & columns[None, :])
-
-
-@triton.jit(do_not_specialize=["down_expert", "down_row"])
-def down_kernel(
-    pair, expert, hidden, down, down_expert: tl.int64, down_row: tl.int64, weights, parts,
-    ROWS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOWN_UNIT: tl.constexpr,
-):  # fmt: skip
-    """Grid (blocks of WIDTH, blocks of places): parts [pairs, WIDTH], each times its weight."""
-    block = tl.program_id(1)
-    which = tl.load(expert + block).to(tl.int64)
-    if which >= 0:
-        i = tl.arange(0, ROWS)
-        c = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        j = tl.arange(0, BLOCK_K)
-        of_pair = tl.load(pair + block * ROWS + i)
-        there, columns = of_pair >= 0, c < WIDTH
-        from_hidden = hidden + (block * ROWS + i).to(tl.int64)[:, None] * INNER + j[None, :]
-        from_down = (
-            down + which * (down_expert * DOWN_UNIT) + c.to(tl.int64)[None, :] * (down_row * DOWN_UNIT)
-        )
-        from_down += j[:, None]
-        total = tl.zeros([ROWS, BLOCK_N], tl.float32)
-        for start in range(0, INNER, BLOCK_K):
-            inside = start + j < INNER
-            rows = tl.load(from_hidden + start, mask=there[:, None] & inside[None, :], other=0.0).to(KIND)
-            w = tl.load(from_down + start, mask=inside[:, None] & columns[None, :], other=0.0).to(KIND)
-            total += tl.dot(rows, w, input_precision=PRECISION)
-        weight = tl.load(weights + tl.maximum(of_pair, 0), mask=there, other=0.0)
-        to = parts + tl.maximum(of_pair, 0).to(tl.int64)[:, None] * WIDTH + c[None, :]
-        tl.store(to, total * weight[:, None], mask=there[:, None] & columns[None, :])
-
-
-@triton.jit
-def sum_kernel(parts, out, WIDTH: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (blocks of WIDTH, rows): a row's parts in the order of its experts."""
-    row = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = c < WIDTH
-    total = tl.zeros([BLOCK], tl.float32)
-    for which in tl.static_range(EACH):
-        total += tl.load(parts + (row * EACH + which) * WIDTH + c, mask=inside, other=0.0)
-    tl.store(out + row * WIDTH + c, total.to(out.dtype.element_ty), mask=inside)
+            arguments |= {"counts_for": weights, "parts": parts}
+        grid = (count, ceil_div(features, launch.blocks["N"]))
+        made.append(KernelCall(kernel, grid, arguments, constants, launch))
+    return made, parts

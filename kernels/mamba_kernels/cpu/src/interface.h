@@ -135,6 +135,25 @@ struct PagedExtend {
   int32_t kind;
 };
 
+// Rows through the experts that each has chosen, and one that all go to.
+struct Experts {
+  const LinearLayer* gate_up;  // [experts], with outputs [2 f], the gate first, or [f] where not `gated`
+  const LinearLayer* down;     // [experts], with inputs [f]
+  const LinearLayer* shared_gate_up;  // or null
+  const LinearLayer* shared_down;
+  const void* hidden;  // [rows, inputs] of `kind`
+  int64_t hidden_stride;
+  const int32_t* chosen;       // [rows, top_k], -1 = none
+  const float* weights;        // [rows, top_k]
+  const float* shared_weight;  // [rows], or null: one
+  void* out;                   // [rows, outputs] of `kind`
+  int64_t rows;
+  int32_t top_k;
+  int32_t experts;
+  int32_t gated;  // silu(gate) * up; otherwise gate_up has its activation
+  int32_t kind;
+};
+
 // What one instruction set implements.
 struct KernelTable {
   const char* name;
@@ -144,4 +163,5 @@ struct KernelTable {
   void (*rms_norm)(const RmsNorm*);
   void (*paged_decode)(const PagedDecode*);
   void (*paged_extend)(const PagedExtend*);
+  void (*moe)(const Experts*);
 };

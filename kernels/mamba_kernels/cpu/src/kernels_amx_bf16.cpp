@@ -2,6 +2,7 @@
 #include "lanes_avx512.h"
 
 #include "linear_amx.h"
+#include "experts.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
 #include "norms.h"
@@ -9,4 +10,4 @@
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>};

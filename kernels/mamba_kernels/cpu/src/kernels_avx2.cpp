@@ -2,6 +2,7 @@
 #include "lanes_avx2.h"
 
 #include "linear.h"
+#include "experts.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
 #include "norms.h"
@@ -9,4 +10,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>};

@@ -104,6 +104,7 @@ void mamba_prefill(const MambaPrefill* call) { table->mamba_prefill(call); }
 void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
+void mamba_moe(const Experts* call) { table->moe(call); }
 
 #pragma GCC visibility pop
 }

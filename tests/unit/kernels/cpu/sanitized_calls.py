@@ -23,6 +23,7 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     FLOAT32,
     INT8,
     WHOLE,
+    Experts,
     LinearLayer,
     MambaDecode,
     MambaPrefill,
@@ -37,6 +38,7 @@ LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 kept: list[np.ndarray] = []
 mixers: list[Mixer] = []
+experts: list[ctypes.Array[LinearLayer]] = []
 
 
 def array(*shape: int, kind: int = FLOAT32) -> int:
@@ -170,6 +172,35 @@ def extend(library: Library) -> None:
         library.paged_extend(ctypes.addressof(call))
 
 
+def layers(count: int, outputs: int, inputs: int, kind: int) -> int:
+    """Address of so many of `Experts`' layers."""
+    pair = 2 if kind == BFLOAT16 else 1
+    each = (-(-outputs // 16), -(-inputs // pair), 16, pair)
+    made = (LinearLayer * count)(
+        *(LinearLayer(array(*each, kind=kind), None, inputs, outputs, kind, WHOLE, 0) for _ in range(count))
+    )
+    experts.append(made)
+    return ctypes.addressof(made)
+
+
+def mixture(library: Library) -> None:
+    for kind, (d, f), gated, top_k in product(
+        (FLOAT32, BFLOAT16), ((1, 3), (63, 17), (100, 40)), (0, 1), (1, 3)
+    ):
+        rows, count, wide = 20, 4, 1 + gated
+        chosen = ctypes.cast(array(rows, top_k), ctypes.POINTER(ctypes.c_int32))
+        for pair in range(rows * top_k):
+            chosen[pair] = (pair * 7) % 5 - 1  # -1 is nobody
+        call = Experts(
+            gate_up=layers(count, wide * f, d, kind), down=layers(count, d, f, kind),
+            shared_gate_up=layers(1, wide * (f + 2), d, kind), shared_down=layers(1, d, f + 2, kind),
+            hidden=array(rows, d, kind=kind), hidden_stride=d, chosen=ctypes.addressof(chosen.contents),
+            weights=array(rows, top_k), shared_weight=array(rows) if gated else None,
+            out=array(rows, d, kind=kind), rows=rows, top_k=top_k, experts=count, gated=gated, kind=kind,
+        )  # fmt: skip
+        library.moe(ctypes.addressof(call))
+
+
 def caught(library: Library) -> None:
     """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
     child = os.fork()
@@ -183,6 +214,6 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
-for check in (linear, decode, prefill, norm, attend, extend, caught):
+for check in (linear, decode, prefill, norm, attend, extend, mixture, caught):
     check(library)
     sys.stdout.write(check.__name__ + "\n")

@@ -10,10 +10,6 @@ from mamba_kernels.gated_delta import DeltaInputs
 from mamba_kernels.gated_delta.triton import prefill_call as gated_delta_prefill
 from mamba_kernels.gated_delta.triton import update_call as gated_delta_update
 from mamba_kernels.gated_norm.triton import call as gated_norm
-from mamba_kernels.moe import Experts
-from mamba_kernels.moe.assignment import Assignment
-from mamba_kernels.moe.triton import calls as moe
-from mamba_kernels.moe.triton import rows_of_block, sum_kernel
 from mamba_kernels.rms_norm.triton import call as rms_norm
 from mamba_kernels.scan_inputs import ScanInputs
 from mamba_kernels.slot_copy.triton import call as slot_copy
@@ -145,29 +141,6 @@ def delta_scans() -> list[KernelCall]:
     return [gated_delta_prefill(states, rows, plan(), out)]
 
 
-def mixtures(pairs: int) -> list[KernelCall]:
-    """Gated experts of Granite-4.0-H-Small, 10 of 72 a row; experts of Nemotron-3-Nano, 6 of 128."""
-    made = []
-    for d, inner, count, k, gated, activation in (
-        (4096, 768, 72, 10, True, "silu"), (2688, 1856, 128, 6, False, "relu2"),
-    ):  # fmt: skip
-        n, rows = pairs // k, rows_of_block(pairs, count)
-        places = Assignment(meta(64 * rows, dtype=torch.int32), meta(64, dtype=torch.int32))
-        up = meta(count, inner * (2 if gated else 1), d)
-        experts = Experts(up, meta(count, d, inner), activation, gated)
-        made += moe(meta(n, d), meta(n, k, dtype=WIDE), experts, places, meta(n, d))
-    return made
-
-
-def experts() -> list[KernelCall]:
-    """Of a decode step and of a long prompt."""
-    return [call for pairs in (60, 60_000) for call in mixtures(pairs) if call.kernel is not sum_kernel]
-
-
-def sums_of_experts() -> list[KernelCall]:
-    return [call for call in mixtures(60) if call.kernel is sum_kernel]
-
-
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(
     "calls",
@@ -178,8 +151,6 @@ def sums_of_experts() -> list[KernelCall]:
         convolutions,
         scans,
         joins,
-        experts,
-        sums_of_experts,
         delta_steps,
         delta_scans,
     ],
@@ -189,4 +160,4 @@ def test_nothing_spills_and_memory_is_read_in_whole_vectors(calls, capability: i
         kernel = compiled(call, capability)
         assert kernel.stack == 0, call.kernel
         assert kernel.widest_load == kernel.widest_store == 128, call.kernel
-        assert kernel.tensor_cores == (calls in (scans, experts, delta_scans))
+        assert kernel.tensor_cores == (calls in (scans, delta_scans))

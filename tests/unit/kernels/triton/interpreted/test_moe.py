@@ -1,55 +1,123 @@
-"""Grouped products on Triton equal each pair of row and expert alone, in float64."""
-
-from dataclasses import replace
+"""Triton's mixture of experts equals its definition in float64; experts that nobody chose cost nothing."""
 
 import pytest
 import torch
 
+from mamba_kernels.moe import Activation, SharedExpert
 from mamba_kernels.moe.triton import moe
 from mamba_kernels.triton_support import UnsupportedArgument
-from testmodels.experts import experts, inputs, pair_by_pair
+from testmodels.experts import ExpertBatch
 
 
+def close(batch: ExpertBatch) -> None:
+    step = max(torch.finfo(batch.dtype).eps, 1e-6)
+    torch.testing.assert_close(batch.run(moe).double(), batch.expected(), rtol=4 * step, atol=4 * step)
+
+
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(
-    ("n", "k", "count", "d", "inner", "gated", "activation", "dtype"),
+    ("n", "k", "d", "f", "dtype"),
     [
-        (1, 1, 1, 1, 1, False, "relu", torch.float32),
-        (1, 6, 64, 100, 63, True, "silu", torch.bfloat16),
-        (9, 2, 3, 63, 130, False, "relu2", torch.float32),
-        (90, 3, 2 + 2, 33, 20, True, "silu", torch.float16),
-        (2, 8, 9, 257, 5, True, "relu2", torch.bfloat16),
+        (1, 1, 16, 16, torch.float32),
+        (1, 8, 130, 65, torch.bfloat16),
+        (5, 2, 7, 3, torch.float32),
+        (100, 3, 40, 72, torch.float16),
     ],
 )
-def test_rows_are_the_sums_of_their_pairs(
-    n: int, k: int, count: int, d: int, inner: int, gated: bool, activation: str, dtype: torch.dtype
+def test_rows_equal_their_definition(
+    n: int, k: int, d: int, f: int, dtype: torch.dtype, activation: Activation
 ) -> None:
-    of = experts(count, d, inner, gated=gated, activation=activation, dtype=dtype)
-    x, chosen, weights = inputs(n, k, count, d, dtype)
-    expected = pair_by_pair(x, chosen, weights, of)
-    step = max(torch.finfo(dtype).eps, 1e-6)
-    strided = torch.full((n, d + 3), torch.nan, dtype=dtype)
-    strided[:, :d] = x
-    got = moe(strided[:, :d], chosen, weights, of)
-    torch.testing.assert_close(got.double(), expected, rtol=8 * step, atol=8 * step)
+    close(ExpertBatch(n, E=9, k=k, d=d, f=f, activation=activation, dtype=dtype, shared_f=f + 4))
 
 
-def test_the_same_experts_give_a_row_the_same_bits_every_time() -> None:
-    of = experts(5, 40, 24, gated=True, activation="silu", dtype=torch.float32)
-    x, chosen, weights = inputs(30, 3, 5, 40, torch.float32)
-    assert torch.equal(moe(x, chosen, weights, of), moe(x, chosen, weights, of))
+def test_all_rows_may_go_to_one_expert() -> None:
+    batch = ExpertBatch(150, E=3, k=1, dtype=torch.float32)
+    batch.experts[:] = 1
+    close(batch)
+
+
+def test_one_expert_is_enough() -> None:
+    close(ExpertBatch(17, E=1, k=1, dtype=torch.float32))
+
+
+def test_more_pairs_than_are_sorted_together() -> None:
+    close(ExpertBatch(300, E=7, k=4, d=8, f=8, dtype=torch.float32))
+
+
+def test_weights_of_experts_that_nobody_chose_are_not_touched() -> None:
+    batch = ExpertBatch(20, E=5, k=2, dtype=torch.float32)
+    expected = batch.run(moe)
+    batch.gate_up[4], batch.down[4] = float("nan"), float("nan")
+    assert torch.equal(batch.run(moe), expected)
+
+
+def test_a_row_without_experts_becomes_zero_whatever_it_holds() -> None:
+    batch = ExpertBatch(6, dtype=torch.float32)
+    before = batch.run(moe)
+    batch.experts[2], batch.hidden[2] = -1, float("nan")
+    after = batch.run(moe)
+    assert not after[2].any()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(after[others], before[others])
+
+
+def test_a_row_has_the_same_bits_whatever_its_neighbours_are() -> None:
+    batch = ExpertBatch(12, dtype=torch.float32, shared_f=8)
+    before = batch.run(moe)
+    batch.hidden[1:], batch.experts[1:] = batch.hidden[1:].flip(0), batch.experts[1:].flip(0)
+    batch.weights[1:] = batch.weights[1:].flip(0)
+    assert torch.equal(batch.run(moe)[0], before[0])
+
+
+def test_a_shared_expert_counts_one_where_nothing_else_is_said() -> None:
+    batch = ExpertBatch(4, dtype=torch.float32, shared_f=8)
+    assert batch.shared is not None
+    up, down = batch.shared.gate_up, batch.shared.down
+    batch.shared = SharedExpert(up, down, torch.ones(4))
+    expected = batch.run(moe)
+    batch.shared = SharedExpert(up, down)
+    assert torch.equal(batch.run(moe), expected)
+
+
+def test_an_expert_beyond_two_gigabytes_of_elements_is_found() -> None:
+    """Only the matrices that are chosen are touched: the rest of the reserved memory is never backed."""
+    batch = ExpertBatch(3, E=2, k=1, d=16, f=16, dtype=torch.float16)
+    batch.experts[:] = 1
+    expected, gap = batch.run(moe), 1 << 31
+    for name in ("gate_up", "down"):
+        matrices = getattr(batch, name)
+        last = matrices[1]
+        far = torch.empty(gap + last.numel(), dtype=torch.float16)
+        far[gap:] = last.flatten()
+        setattr(batch, name, far.as_strided(matrices.shape, (gap, *matrices.stride()[1:])))
+    assert torch.equal(batch.run(moe), expected)
+
+
+def test_no_rows_are_no_launch() -> None:
+    assert ExpertBatch(0, dtype=torch.float32).run(moe).shape == (0, 24)
 
 
 def test_what_does_not_fit_together_is_named() -> None:
-    of = experts(3, 8, 4, gated=True, activation="silu", dtype=torch.float32)
-    x, chosen, weights = inputs(2, 2, 3, 8, torch.float32)
-    wrong = {
-        "x": (x.double(), chosen, weights, of),
-        "chosen": (x, chosen.long(), weights, of),
-        "weights": (x, chosen, weights[:1], of),
-        "experts.up": (x, chosen, weights, replace(of, gated=False)),
-        "experts.down": (x, chosen, weights, replace(of, down=of.down[:, :7])),
-        "experts.activation": (x, chosen, weights, replace(of, activation="tanh")),
-    }
-    for name, arguments in wrong.items():
-        with pytest.raises(UnsupportedArgument, match=f"^{name} "):
-            moe(*arguments)
+    def refused(match: str, **changed: object) -> None:
+        batch = ExpertBatch(3, dtype=torch.float32, shared_f=8)
+        for name, value in changed.items():
+            setattr(batch, name, value)
+        with pytest.raises(UnsupportedArgument, match=match):
+            batch.run(moe)
+
+    fits = ExpertBatch(3, dtype=torch.float32, shared_f=8)
+    assert fits.shared is not None
+    up, down = fits.shared.gate_up, fits.shared.down
+    refused("hidden is float64", hidden=fits.hidden.double())
+    refused("experts is int64", experts=fits.experts.long())
+    refused("experts has strides", experts=fits.experts.t().contiguous().t())
+    refused("experts has shape", experts=fits.experts[:, :0], weights=fits.weights[:, :0])
+    refused("weights has shape", weights=fits.weights[:2])
+    refused("gate_up has shape", gate_up=fits.gate_up[:, 1:])
+    refused("gate_up has shape", activation=Activation.SQUARED_RELU)
+    refused("down is bfloat16", down=fits.down.bfloat16())
+    refused("gate_up has 0 experts", gate_up=fits.gate_up[:0], down=fits.down[:0])
+    refused("out has shape", down=fits.down[:, 1:])
+    refused("shared.gate_up has shape", shared=SharedExpert(up[1:], down))
+    refused("shared.down has shape", shared=SharedExpert(up, down[1:]))
+    refused("shared.weight is float64", shared=SharedExpert(up, down, torch.ones(3).double()))

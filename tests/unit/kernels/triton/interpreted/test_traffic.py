@@ -26,7 +26,7 @@ from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.state_update.triton import state_update
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned
 from testmodels.delta import Delta
-from testmodels.experts import experts, inputs
+from testmodels.experts import ExpertBatch
 from testmodels.paged import PagedBatch
 
 LIMIT = (0.0, 1e9)
@@ -122,19 +122,6 @@ def test_a_delta_scan_keeps_the_state_and_reads_values_once() -> None:
     assert_least(traffic, least, asked=2.5)
 
 
-@pytest.mark.parametrize(("n", "asked"), [(4, 1.1), (8, 1.1)])
-def test_weights_of_experts_come_from_memory_once_if_anyone_chose_them(n: int, asked: float) -> None:
-    of = experts(12, 512, 256, gated=True, activation="silu", dtype=torch.bfloat16)
-    x, chosen, weights = inputs(n, 2, 12, 512, torch.bfloat16)
-    with counted() as traffic:
-        out = moe(x, chosen, weights, of)
-    hit = len(chosen.unique())
-    assert 3 <= hit < 12
-    each = of.up[0].nbytes + of.down[0].nbytes
-    assert traffic.asked_of(of.up) + traffic.asked_of(of.down) >= hit * each
-    assert_least(traffic, hit * each + x.nbytes + out.nbytes, asked=asked)
-
-
 def test_what_is_written_or_copied_moves_once() -> None:
     kv, rows = torch.zeros(9, 2, 16, 4, 128, dtype=torch.bfloat16), torch.randn(16, 4, 128).bfloat16()
     at = torch.arange(16)
@@ -169,3 +156,17 @@ def test_logits_come_from_memory_once(top_p: float, asked: float) -> None:
     with counted() as traffic:
         sample(logits, chosen, none, torch.zeros(n, dtype=torch.int32))
     assert_least(traffic, logits.nbytes, asked=asked)
+
+
+@pytest.mark.parametrize(("n", "k", "asked"), [(4, 2, 1.05), (96, 3, 1.6)])
+def test_weights_of_experts_come_from_memory_once_if_they_are_hit(n: int, k: int, asked: float) -> None:
+    batch = ExpertBatch(n, E=9, k=k, d=256, f=128, dtype=torch.bfloat16, shared_f=256)
+    batch.experts[:, 0] = 7
+    hit, one = len(batch.experts.unique()), batch.gate_up[0].nbytes + batch.down[0].nbytes
+    assert batch.shared is not None
+    weights = hit * one + batch.shared.gate_up.nbytes + batch.shared.down.nbytes
+    inner, parts = n * (k * 128 + 256) * 2, n * (k + 1) * 256 * 4
+    with counted() as traffic:
+        batch.run(moe)
+    assert_least(traffic, weights + 2 * (batch.hidden.nbytes + inner + parts), asked=asked)
+    assert traffic.asked_of(batch.gate_up[8]) == 0, "nobody chose it"

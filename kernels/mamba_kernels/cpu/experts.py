@@ -1,0 +1,83 @@
+"""A mixture of experts in one call, each expert's packed weights read once."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import KINDS, Packed
+from mamba_kernels.cpu.structures import IDENTITY, RELU_SQUARED, Experts, LinearLayer
+from mamba_kernels.moe.activation import Activation
+
+Matrices = tuple[Packed, Packed]
+"""Of one expert: [2 f or f, d], the gate first, and [d_out, f]."""
+
+
+class PackedExperts:
+    """The experts of one layer, all of the same sizes, and the one that every row goes to."""
+
+    def __init__(
+        self,
+        library: Library,
+        experts: Sequence[Matrices],
+        activation: Activation,
+        shared: Matrices | None = None,
+    ) -> None:
+        """experts: at least one; `shared` may have an inner size of its own."""
+        self._run = library.moe
+        self._kept = list(experts) if shared is None else [*experts, shared]
+        gated = activation is Activation.GATED_SILU
+        first = IDENTITY if gated else RELU_SQUARED
+        count = len(experts)
+        # The shared one's layers lie behind those of the others.
+        self._gate_up = (LinearLayer * len(self._kept))(*(_layer(up, first) for up, _ in self._kept))
+        self._down = (LinearLayer * len(self._kept))(*(_layer(down, IDENTITY) for _, down in self._kept))
+        self._call = Experts(
+            gate_up=ctypes.addressof(self._gate_up),
+            down=ctypes.addressof(self._down),
+            shared_gate_up=None if shared is None else ctypes.addressof(self._gate_up[count]),
+            shared_down=None if shared is None else ctypes.addressof(self._down[count]),
+            experts=count,
+            gated=gated,
+            kind=KINDS[experts[0][0].dtype],
+        )
+        self._address = ctypes.addressof(self._call)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        shared_weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """hidden: [n, d], rows may be strided, in the type of the weights; experts: [n, k] int32, -1 = none,
+        and weights: [n, k] float32, as `route` gives them; shared_weight: [n] float32, None = 1.
+        Returns [n, d_out].
+
+        A row has the same bits alone and among others, and with any number of threads.
+        """
+        down = self._kept[0][1]
+        if hidden.dtype is not down.dtype or hidden.stride(1) != 1:
+            hidden = hidden.to(down.dtype).contiguous()
+        experts, weights = experts.contiguous(), weights.contiguous()
+        shared_weight = None if shared_weight is None else shared_weight.contiguous()
+        out = hidden.new_empty(len(hidden), down.outputs)
+        call = self._call
+        call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)
+        call.chosen, call.weights = experts.data_ptr(), weights.data_ptr()
+        call.shared_weight = None if shared_weight is None else shared_weight.data_ptr()
+        call.out, call.rows, call.top_k = out.data_ptr(), len(hidden), experts.shape[1]
+        self._run(self._address)
+        return out
+
+
+def _layer(weight: Packed, activation: int) -> LinearLayer:
+    return LinearLayer(
+        packed=weight.panels.data_ptr(),
+        inputs=weight.inputs,
+        outputs=weight.outputs,
+        kind=KINDS[weight.dtype],
+        packing=weight.packing,
+        activation=activation,
+    )

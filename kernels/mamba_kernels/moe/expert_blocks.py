@@ -1,0 +1,100 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Pairs of a row and an expert sorted by expert on a GPU, in blocks of one expert each.
+
+A pair has the number row * k + j. How many blocks there can be follows from shapes alone. Ranks are counted,
+not drawn by atomics: the order inside an expert is that of the pairs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div
+
+TILE = 1024
+"""Pairs that are looked at together while they are sorted."""
+LEAST_ROWS, MOST_ROWS = 16, 64
+"""Pairs of a block: what tensor cores take at least, and what still hides the loads of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlocks:
+    """What the launches of `sort_calls` fill in."""
+
+    rows: int
+    """Pairs of a block."""
+    expert: torch.Tensor
+    """[blocks] int32: whose each is; -1 = nobody's."""
+    pairs: torch.Tensor
+    """[blocks * rows] int32: its pairs; -1 = padding. Undefined in blocks of nobody."""
+
+    @classmethod
+    def empty(cls, experts: torch.Tensor, count: int) -> "ExpertBlocks":
+        """For as many blocks as the pairs of `experts` [n, k] can take: each expert that is hit wastes less
+        than one."""
+        pairs = experts.numel()
+        rows = rows_of_a_block(pairs, count)
+        most = (pairs + min(pairs, count) * (rows - 1)) // rows
+        return cls(rows, experts.new_empty(most), experts.new_empty(most * rows))
+
+
+def rows_of_a_block(pairs: int, experts: int) -> int:
+    """As many as an expert gets on average: it follows from shapes, so the grid can be captured."""
+    return block_of(ceil_div(pairs, experts), least=LEAST_ROWS, most=MOST_ROWS)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def count_kernel(experts, counts, pairs, TILE: tl.constexpr):
+    """Grid (experts,): the pairs of each."""
+    expert = tl.program_id(0)
+    found = tl.zeros([TILE], tl.int32)
+    for start in range(0, pairs, TILE):
+        pair = start + tl.arange(0, TILE)
+        found += (tl.load(experts + pair, mask=pair < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["pairs", "most"])
+def place_kernel(
+    experts, counts, block_expert, block_pairs, pairs, most,
+    EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Grid (experts,): the blocks of each, its pairs in their order, -1 behind them. The last one says of the
+    blocks behind its own that they are nobody's: -1."""
+    expert = tl.program_id(0)
+    e = tl.arange(0, PADDED)
+    blocks = (tl.load(counts + e, mask=e < EXPERTS, other=0) + (ROWS - 1)) // ROWS
+    first = tl.sum(tl.where(e < expert, blocks, 0), 0)
+    end = first + tl.sum(tl.where(e == expert, blocks, 0), 0)
+    t = tl.arange(0, TILE)
+    for start in range(first, end, TILE):
+        block = start + t
+        tl.store(block_expert + block, expert, mask=block < end)
+    if expert == EXPERTS - 1:
+        for start in range(end, most, TILE):
+            block = start + t
+            tl.store(block_expert + block, -1, mask=block < most)
+    at = first * ROWS
+    for start in range(0, pairs, TILE):
+        pair = start + t
+        mine = tl.load(experts + pair, mask=pair < pairs, other=-1) == expert
+        rank = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(block_pairs + at + rank - 1, pair, mask=mine)
+        at += tl.sum(mine.to(tl.int32), 0)
+    padding = at + tl.arange(0, ROWS)
+    tl.store(block_pairs + padding, -1, mask=padding < end * ROWS)
+
+
+def sort_calls(experts: torch.Tensor, count: int, blocks: ExpertBlocks) -> list[KernelCall]:
+    """The launches that fill `blocks` from experts [n, k] int32, dense, of which there are `count`."""
+    pairs = experts.numel()
+    tile = block_of(pairs, least=128, most=TILE)
+    given = {"experts": experts, "counts": experts.new_empty(count), "pairs": pairs}
+    found = {"block_expert": blocks.expert, "block_pairs": blocks.pairs, "most": len(blocks.expert)}
+    sizes = {"EXPERTS": count, "PADDED": block_of(count), "ROWS": blocks.rows, "TILE": tile}
+    return [
+        KernelCall(count_kernel, (count,), given, {"TILE": tile}, Launch(4)),
+        KernelCall(place_kernel, (count,), given | found, sizes, Launch(4)),
+    ]
