@@ -75,7 +75,7 @@ def test_the_divergence_is_small_and_near_that_of_rounding_to_nearest(
 def test_a_step_is_given_the_word_of_every_depth(
     random_model: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
 ) -> None:
-    """Of the first token and the depth: alike for prefill, decode and a prompt that resumes at a checkpoint."""
+    """Of the first token and the depth: in prefill, in decode and from a checkpoint on."""
     engine = make_engine(random_model, state_dtype=state_dtype, track_interval=16)
     seen: list[HostBatch] = []
     real = ForwardBatch.from_host
