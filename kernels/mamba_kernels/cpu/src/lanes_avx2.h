@@ -106,8 +106,10 @@ struct Lanes {
  private:
   static __m256 rounded_stochastically(__m256 x, uint32_t element, uint32_t noise) {
     const auto all32 = [](uint32_t each) { return _mm256_set1_epi32(static_cast<int>(each)); };
-    const __m256i places = _mm256_add_epi32(all32(element), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    __m256i random = _mm256_xor_si256(_mm256_mullo_epi32(places, all32(0x9e3779b9u)), all32(noise));
+    constexpr uint32_t golden = 0x9e3779b9u;
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i places = _mm256_add_epi32(all32(element * golden), _mm256_mullo_epi32(lanes, all32(golden)));
+    __m256i random = _mm256_xor_si256(places, all32(noise));
     random = _mm256_xor_si256(random, _mm256_srli_epi32(random, 16));
     random = _mm256_mullo_epi32(random, all32(0x85ebca6bu));
     random = _mm256_xor_si256(random, _mm256_srli_epi32(random, 13));
@@ -117,14 +119,17 @@ struct Lanes {
     const __m256i bits = _mm256_castps_si256(size);
     __m256i carried = _mm256_add_epi32(bits, _mm256_srli_epi32(random, 19));
     carried = _mm256_min_epi32(_mm256_and_si256(carried, all32(~0x1fffu)), all32(0x477fe000u));
-    const __m256 steps = _mm256_mul_ps(size, _mm256_set1_ps(0x1p24f)), whole = _mm256_floor_ps(steps);
-    const __m256 threshold = _mm256_mul_ps(
-        _mm256_add_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(random, 9)), _mm256_set1_ps(0.5f)), _mm256_set1_ps(0x1p-23f));
-    const __m256 up = _mm256_cmp_ps(_mm256_sub_ps(steps, whole), threshold, _CMP_GT_OQ);
-    const __m256 tiny = _mm256_mul_ps(_mm256_add_ps(whole, _mm256_and_ps(up, _mm256_set1_ps(1.0f))), _mm256_set1_ps(0x1p-24f));
+    __m256 out = _mm256_castsi256_ps(carried);
     const __m256 below = _mm256_castsi256_ps(_mm256_cmpgt_epi32(all32(0x38800000u), bits));
+    if (_mm256_movemask_ps(below) != 0) {
+      const __m256 steps = _mm256_mul_ps(size, _mm256_set1_ps(0x1p24f)), whole = _mm256_floor_ps(steps);
+      const __m256 drawn = _mm256_add_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(random, 9)), _mm256_set1_ps(0.5f));
+      const __m256 threshold = _mm256_mul_ps(drawn, _mm256_set1_ps(0x1p-23f));
+      const __m256 up = _mm256_cmp_ps(_mm256_sub_ps(steps, whole), threshold, _CMP_GT_OQ);
+      const __m256 taken = _mm256_add_ps(whole, _mm256_and_ps(up, _mm256_set1_ps(1.0f)));
+      out = _mm256_blendv_ps(out, _mm256_mul_ps(taken, _mm256_set1_ps(0x1p-24f)), below);
+    }
     const __m256 infinite = _mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, all32(0x477fefffu)));
-    const __m256 out = _mm256_blendv_ps(_mm256_castsi256_ps(carried), tiny, below);
     return _mm256_or_ps(_mm256_blendv_ps(out, size, infinite), sign);
   }
   static __m256 widen(__m128i x) {

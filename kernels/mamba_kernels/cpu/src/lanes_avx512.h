@@ -50,9 +50,10 @@ struct Lanes {
   }
   static Lanes rounded_stochastically(Lanes value, uint32_t element, uint32_t noise) {
     const auto all32 = [](uint32_t each) { return _mm512_set1_epi32(static_cast<int>(each)); };
-    const __m512i places = _mm512_add_epi32(
-        all32(element), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    __m512i random = _mm512_xor_si512(_mm512_mullo_epi32(places, all32(0x9e3779b9u)), all32(noise));
+    constexpr uint32_t golden = 0x9e3779b9u;
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places = _mm512_add_epi32(all32(element * golden), _mm512_mullo_epi32(lanes, all32(golden)));
+    __m512i random = _mm512_xor_si512(places, all32(noise));
     random = _mm512_xor_si512(random, _mm512_srli_epi32(random, 16));
     random = _mm512_mullo_epi32(random, all32(0x85ebca6bu));
     random = _mm512_xor_si512(random, _mm512_srli_epi32(random, 13));
@@ -62,14 +63,17 @@ struct Lanes {
     const __m512i bits = _mm512_castps_si512(size);
     __m512i carried = _mm512_add_epi32(bits, _mm512_srli_epi32(random, 19));
     carried = _mm512_min_epi32(_mm512_and_si512(carried, all32(~0x1fffu)), all32(0x477fe000u));
-    const __m512 steps = _mm512_mul_ps(size, _mm512_set1_ps(0x1p24f));
-    const __m512 whole = _mm512_roundscale_ps(steps, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    const __m512 threshold = _mm512_mul_ps(
-        _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(random, 9)), _mm512_set1_ps(0.5f)), _mm512_set1_ps(0x1p-23f));
-    const __mmask16 up = _mm512_cmp_ps_mask(_mm512_sub_ps(steps, whole), threshold, _CMP_GT_OQ);
-    const __m512 tiny = _mm512_mul_ps(_mm512_mask_add_ps(whole, up, whole, _mm512_set1_ps(1.0f)), _mm512_set1_ps(0x1p-24f));
     __m512 out = _mm512_castsi512_ps(carried);
-    out = _mm512_mask_mov_ps(out, _mm512_cmplt_epi32_mask(bits, all32(0x38800000u)), tiny);
+    const __mmask16 below = _mm512_cmplt_epi32_mask(bits, all32(0x38800000u));
+    if (below != 0) {
+      const __m512 steps = _mm512_mul_ps(size, _mm512_set1_ps(0x1p24f));
+      const __m512 whole = _mm512_roundscale_ps(steps, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+      const __m512 drawn = _mm512_add_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(random, 9)), _mm512_set1_ps(0.5f));
+      const __m512 threshold = _mm512_mul_ps(drawn, _mm512_set1_ps(0x1p-23f));
+      const __mmask16 up = _mm512_cmp_ps_mask(_mm512_sub_ps(steps, whole), threshold, _CMP_GT_OQ);
+      const __m512 taken = _mm512_mask_add_ps(whole, up, whole, _mm512_set1_ps(1.0f));
+      out = _mm512_mask_mul_ps(out, below, taken, _mm512_set1_ps(0x1p-24f));
+    }
     out = _mm512_mask_mov_ps(out, _mm512_cmpge_epi32_mask(bits, all32(0x477ff000u)), size);
     return {_mm512_or_ps(out, sign)};
   }
