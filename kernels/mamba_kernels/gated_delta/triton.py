@@ -1,20 +1,19 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The gated delta rule on a GPU, the state on chip from a piece's start to its end: see README.md."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
+from mamba_kernels.gated_delta.arguments import check_delta, delta_arguments
+from mamba_kernels.gated_delta.inputs import DeltaInputs
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.triton_support import (
     LOG2_E_CONSTANT,
     KernelCall,
     Launch,
-    UnsupportedArgument,
+    as_stored,
     block_of,
     ceil_div,
     check,
@@ -23,14 +22,10 @@ from mamba_kernels.triton_support import (
     extent_at,
     launch_for,
     softplus,
-    stochastic,
 )
 
 LEAST = 16
 """The narrowest tile of a product."""
-STATE_TYPES = (torch.float32, torch.float16)
-MOST_KEY = 256
-"""Widest keys: a row of the state stays in registers."""
 
 
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
@@ -49,63 +44,11 @@ def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPla
     prefill_call(state, inputs, plan, out).run()
 
 
-def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
-    """Rows T, value heads H, key heads G, V, K."""
-    device = state.device
-    check("state", state, (None, None, None, None), dtypes=STATE_TYPES)
-    _, H, V, K = state.shape
-    if K > MOST_KEY:
-        raise UnsupportedArgument(f"state has keys of {K}; the kernels take {MOST_KEY} at most")
-    check("v", inputs.v, (None, H, V), device=device)
-    T = len(inputs.v)
-    check("k", inputs.k, (T, None, K), dtypes=(inputs.v.dtype,), device=device)
-    G = inputs.k.shape[1]
-    if not G or H % G:
-        raise UnsupportedArgument(f"k has {G} heads; their number must divide the {H} heads of state")
-    check("q", inputs.q, (T, G, K), dtypes=(inputs.v.dtype,), device=device)
-    for name in ("a", "b"):
-        check(name, getattr(inputs, name), (T, H), device=device)
-    for name in ("A", "dt_bias"):
-        check(name, getattr(inputs, name), (H,), device=device)
-    check("out", out, (T, H, V), device=device)
-    return T, H, G, V, K
-
-
-def _arguments(
-    state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
-) -> dict[str, Any]:
-    named: dict[str, Any] = {
-        "state": state,
-        "state_slab": state.stride(0),
-        "state_head": state.stride(1),
-        "state_row": state.stride(2),
-    }
-    for name in ("q", "k", "v"):
-        tensor: torch.Tensor = getattr(inputs, name)
-        named |= {name: tensor, f"{name}_row": tensor.stride(0), f"{name}_head": tensor.stride(1)}
-    return {
-        **named,
-        "a": inputs.a,
-        "a_row": inputs.a.stride(0),
-        "b": inputs.b,
-        "b_row": inputs.b.stride(0),
-        "A": inputs.A,
-        "dt_bias": inputs.dt_bias,
-        "routes": routes,
-        "route": routes.stride(0),
-        "out": out,
-        "out_row": out.stride(0),
-        "out_head": out.stride(1),
-        "least": LEAST_SQUARE,
-        "scale": inputs.q.shape[2] ** -0.5,
-    }
-
-
 def update_call(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
     """The launch; routes: [3, n] int32 and noise: [n] int32 as of `SlotPlan`."""
-    n, H, G, V, K = _check(state, inputs, out)
+    n, H, G, V, K = check_delta(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     width = block_of(K)
@@ -119,7 +62,7 @@ def update_call(
     return KernelCall(
         _update,
         (ceil_div(V, rows) * H, n),
-        {**_arguments(state, inputs, routes, out), "noise": noise},
+        {**delta_arguments(state, inputs, routes, out), "noise": noise},
         {"V": V, "K": K, "HEADS_PER_KEY": H // G, "BLOCK_V": rows, "BLOCK_K": width},
         launch,
     )
@@ -127,7 +70,7 @@ def update_call(
 
 def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
     """The launch: a program for each piece, value head and block of the head's V rows of state."""
-    _, H, G, V, K = _check(state, inputs, out)
+    _, H, G, V, K = check_delta(state, inputs, out)
     check_rows("v", inputs.v, plan.tokens)
     width = block_of(K, least=LEAST)
     launch = launch_for(
@@ -141,7 +84,7 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
         _prefill,
         (ceil_div(V, launch.blocks["V"]) * H, len(plan.slots.target_slots)),
         {
-            **_arguments(state, inputs, routes, out),
+            **delta_arguments(state, inputs, routes, out),
             "piece_chunk": chunks.piece_chunk,
             "chunk_start": chunks.chunk_start,
             "chunk_track": chunks.chunk_track,
@@ -159,14 +102,6 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
         },
         launch,
     )
-
-
-@triton.jit
-def _as_stored(s, state, head, i, j, noise, V: tl.constexpr, K: tl.constexpr):
-    """In the type of the states; float16 by stochastic rounding with the word that `noise` points to."""
-    if state.dtype.element_ty == tl.float16:
-        s = stochastic(s, head, i, j, tl.load(noise), V, K)
-    return s.to(state.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])
@@ -210,7 +145,7 @@ def _update(
     y = tl.sum(s * query[None, :], 1)
     tl.store(out + row * out_row + head * out_head + i, y.to(out.dtype.element_ty), mask=rows)
 
-    stored = _as_stored(s, state, head, i, j, noise + row, V, K)
+    stored = as_stored(s, state, head, i, j, noise + row, V, K)
     tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
     tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")
@@ -300,8 +235,8 @@ def _prefill(
             s = s * tl.exp2(total) + tl.dot(tl.trans(left), narrow, input_precision=PRECISION)
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            kept = _as_stored(s, state, head, i, j, chunk_noise + chunk, V, K)
+            kept = as_stored(s, state, head, i, j, chunk_noise + chunk, V, K)
             tl.store(state + track * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
     last = tl.load(piece_chunk + piece + 1) - 1
-    kept = _as_stored(s, state, head, i, j, chunk_noise + last, V, K)
+    kept = as_stored(s, state, head, i, j, chunk_noise + last, V, K)
     tl.store(state + target * state_slab + at, kept, mask=rows[:, None] & columns[None, :])

@@ -11,6 +11,7 @@ from mamba_kernels.triton_support import (
     LOG2_E_CONSTANT,
     KernelCall,
     Launch,
+    as_stored,
     block_of,
     ceil_div,
     check_rows,
@@ -20,7 +21,6 @@ from mamba_kernels.triton_support import (
     launch_for,
     scan_arguments,
     softplus,
-    stochastic,
 )
 
 LEAST = 16
@@ -137,14 +137,6 @@ def _strides(name: str, states: torch.Tensor) -> dict[str, int]:
     return {f"{name}_{part}": states.stride(at) for at, part in enumerate(("slab", "head", "row"))}
 
 
-@triton.jit
-def _as_stored(s, state, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
-    """In the type of the states; float16 by stochastic rounding with the word that `noise` points to."""
-    if state.dtype.element_ty == tl.float16:
-        s = stochastic(s, head, p, n, tl.load(noise), P, N)
-    return s.to(state.dtype.element_ty)
-
-
 @triton.jit(
     do_not_specialize=["route"],
     do_not_specialize_on_alignment=["routes", "piece_chunk", "chunk_start", "chunk_track", "chunk_noise"],
@@ -209,11 +201,11 @@ def _ssd_prefill(
             s = s * tl.exp2(total) + tl.dot(tl.trans(left), b, input_precision=PRECISION)
         track = tl.load(chunk_track + chunk).to(tl.int64)
         if track >= 0:
-            kept = _as_stored(s, state, head, p, n, chunk_noise + chunk, P, N)
+            kept = as_stored(s, state, head, p, n, chunk_noise + chunk, P, N)
             tl.store(state + track * state_slab + at, kept, mask=rows[:, None] & columns[None, :])
     ended = rows[:, None] & (n < extent_at(target, N))[None, :]
     last = tl.load(piece_chunk + piece + 1) - 1
-    kept = _as_stored(s, state, head, p, n, chunk_noise + last, P, N)
+    kept = as_stored(s, state, head, p, n, chunk_noise + last, P, N)
     tl.store(state + target * state_slab + at, kept, mask=ended)
 
 

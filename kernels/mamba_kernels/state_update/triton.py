@@ -11,6 +11,7 @@ from mamba_kernels.triton_support import (
     LOG2_E_CONSTANT,
     KernelCall,
     Launch,
+    as_stored,
     block_of,
     ceil_div,
     check,
@@ -19,7 +20,6 @@ from mamba_kernels.triton_support import (
     launch_for,
     scan_arguments,
     softplus,
-    stochastic,
 )
 
 ELEMENTS = 512
@@ -97,9 +97,7 @@ def _state_update(
     y = tl.sum(h * c[None, :], 1) + inputs * tl.load(D + head).to(tl.float32)
     tl.store(out + row * out_row + head * out_head + p, y.to(out.dtype.element_ty), mask=rows)
 
-    if state.dtype.element_ty == tl.float16:
-        h = stochastic(h, head, p, n, tl.load(noise + row), P, N)
-    stored = h.to(state.dtype.element_ty)
+    stored = as_stored(h, state, head, p, n, noise + row, P, N)
     tl.store(state + target * state_slab + at, stored, mask=written, eviction_policy="evict_first")
     # The same registers: state and checkpoint cannot disagree.
     tl.store(state + track * state_slab + at, stored, mask=tracked, eviction_policy="evict_first")

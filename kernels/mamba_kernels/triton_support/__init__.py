@@ -4,11 +4,11 @@ from mamba_kernels.triton_support.arguments import UnsupportedArgument, check, c
 from mamba_kernels.triton_support.arithmetic import (
     LOG2_E,
     LOG2_E_CONSTANT,
+    as_stored,
     block_of,
     ceil_div,
     extent_at,
     softplus,
-    stochastic,
 )
 from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
 from mamba_kernels.triton_support.kernel_call import KernelCall
@@ -22,6 +22,7 @@ __all__ = [
     "KernelCall",
     "Launch",
     "UnsupportedArgument",
+    "as_stored",
     "block_of",
     "ceil_div",
     "check",
@@ -33,6 +34,5 @@ __all__ = [
     "launch_for",
     "scan_arguments",
     "softplus",
-    "stochastic",
     "stride_unit",
 ]

@@ -56,6 +56,15 @@ def stochastic(x, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def as_stored(s, state, head, p, n, noise, P: tl.constexpr, N: tl.constexpr):
+    """float32 registers in the type of the states: rows `p` and columns `n` of a head; float16 by stochastic
+    rounding with the word that `noise` points to."""
+    if state.dtype.element_ty == tl.float16:
+        s = stochastic(s, head, p, n, tl.load(noise), P, N)
+    return s.to(state.dtype.element_ty)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)) of float32 without overflow: max(x, 0) + log(1 + exp(-|x|)).
 

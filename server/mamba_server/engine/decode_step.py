@@ -14,9 +14,10 @@ from mamba_server.engine.sampling_batch import SamplingRow, write_parameters
 from mamba_server.engine.step_graphs import StepGraphs
 from mamba_server.engine.token_scores import block_rows
 from mamba_server.model.cache_views import CacheViews
-from mamba_server.model.decode_inputs import BUFFERS, DecodeInputs
+from mamba_server.model.decode_inputs import DecodeInputs
 from mamba_server.model.forward_batch import HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
+from mamba_server.model.staged_buffer import StagedBuffer
 
 
 class DecodeStep:
@@ -37,13 +38,9 @@ class DecodeStep:
         self._last_token, self._page_size = last_token, page_size
         self._inputs = DecodeInputs(rows, len(last_token) - 1, page_table)
         self._plans = self._inputs.plans(recurrent=bool(cache.ssm), attention=bool(cache.kv))
-        device = page_table.device
-        size = packed_size(rows)
-        self._host = [torch.zeros(size, dtype=torch.int32) for _ in range(BUFFERS)]
-        if device.type == "cuda":
-            self._host = [buffer.pin_memory() for buffer in self._host]
-        self._turn = 0
-        self._parameters = torch.zeros(size, dtype=torch.int32, device=device)
+        zeros = torch.zeros(packed_size(rows), dtype=torch.int32)
+        self._staged = StagedBuffer(zeros, page_table.device)
+        self._parameters = SampleParameters.packed(self._staged.on_device, rows)
         self._chosen_for: list[int] = []
         """Serials of the sequences whose parameters are on the device."""
         self._forward: Callable[[], torch.Tensor] = self._issue_forward
@@ -87,14 +84,12 @@ class DecodeStep:
         return Choice(choice.ids[: len(sampling)], choice.finite[: len(sampling)])
 
     def _set_parameters(self, sampling: Sequence[SamplingRow]) -> None:
-        memory = self._host[self._turn]
-        self._turn = (self._turn + 1) % BUFFERS
-        memory.zero_()
+        memory = self._staged.next().zero_()
         host = SampleParameters.packed(memory, self.rows)
         # Rows of padding: the most likely token, counted nowhere.
         host.counts_row.fill_(-1)
         write_parameters(sampling, self._sampler.vocab_size, host)
-        self._parameters.copy_(memory, non_blocking=True)
+        self._staged.send()
         self._chosen_for = [row.serial for row in sampling]
 
     def _issue_forward(self) -> torch.Tensor:
@@ -104,13 +99,12 @@ class DecodeStep:
     def _issue_choice(self) -> Choice:
         """Block by block: the logits of all rows may be larger than is planned for."""
         assert self._hidden is not None
-        parameters = SampleParameters.packed(self._parameters, self.rows)
         size, positions = block_rows(self._sampler.vocab_size), self._inputs.context_len
         parts = []
         for first in range(0, self.rows, size):
             some = slice(first, min(first + size, self.rows))
             logits = self._model.logits(self._hidden[some])
-            parts.append(self._sampler.choose(logits, parameters.of_rows(some), positions[some]))
+            parts.append(self._sampler.choose(logits, self._parameters.of_rows(some), positions[some]))
         ids = parts[0].ids if len(parts) == 1 else torch.cat([part.ids for part in parts])
         finite = parts[0].finite if len(parts) == 1 else torch.cat([part.finite for part in parts])
         ids = ids.to(torch.int32)

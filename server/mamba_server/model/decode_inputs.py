@@ -11,11 +11,8 @@ from mamba_kernels.paged_attention import AttentionPlan
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.transfer import aligned
 from mamba_server.model.forward_batch import HostBatch
+from mamba_server.model.staged_buffer import StagedBuffer
 from mamba_server.model.step_plans import StepPlans
-
-BUFFERS = 2
-"""On the host: a step writes one while the copy of the step before may still be under way. No third step is
-in flight by then (O6)."""
 
 
 class DecodeInputs:
@@ -28,15 +25,10 @@ class DecodeInputs:
 
     def __init__(self, rows: int, spare_row: int, page_table: torch.Tensor) -> None:
         device = page_table.device
-        width = aligned(rows)
         self.rows = rows
         self._padding = np.array([-1, -1, -1, spare_row, 0, 0, 0, 0], np.int32)[:, None]
-        pinned = device.type == "cuda"
-        self._host = [torch.from_numpy(np.repeat(self._padding, width, 1)) for _ in range(BUFFERS)]
-        if pinned:
-            self._host = [buffer.pin_memory() for buffer in self._host]
-        self._turn = 0
-        self._device = self._host[0].to(device, copy=True)
+        self._staged = StagedBuffer(torch.from_numpy(np.repeat(self._padding, aligned(rows), 1)), device)
+        self._device = self._staged.on_device
         self._page_table = page_table
         self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.table_row, self.context_len = self._device[3, :rows], self._device[4, :rows]
@@ -46,15 +38,13 @@ class DecodeInputs:
     def write(self, batch: HostBatch, page_size: int) -> None:
         """Start the one copy of a step's integers. `batch`: decodes alone, at most `rows`."""
         n = len(batch.context_len)
-        buffer = self._host[self._turn]
-        self._turn = (self._turn + 1) % BUFFERS
-        fields = buffer.numpy()
+        fields = self._staged.next().numpy()
         fields[0, :n], fields[1, :n], fields[2, :n] = batch.slot_in, batch.slot_out, batch.decode_track
         fields[3, :n], fields[4, :n] = batch.table_row, batch.context_len
         fields[5, :n], fields[6, :n] = batch.kv_row // page_size, batch.kv_row % page_size
         fields[7, :n] = batch.state_noise if len(batch.state_noise) else 0
         fields[:, n:] = self._padding
-        self._device.copy_(buffer, non_blocking=True)
+        self._staged.send()
 
     def plans(self, *, recurrent: bool, attention: bool) -> StepPlans:
         """What every step of so many rows does; only Triton's kernels can follow it."""

@@ -1,0 +1,67 @@
+"""What the delta rule reads and writes, checked and named, the same for prefill and decode."""
+
+from typing import Any
+
+import torch
+
+from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
+from mamba_kernels.triton_support import UnsupportedArgument, check
+
+STATE_TYPES = (torch.float32, torch.float16)
+MOST_KEY = 256
+"""Widest keys: a row of the state stays in registers."""
+
+
+def check_delta(
+    state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor
+) -> tuple[int, int, int, int, int]:
+    """Raises UnsupportedArgument; returns rows T, value heads H, key heads G, V, K."""
+    device = state.device
+    check("state", state, (None, None, None, None), dtypes=STATE_TYPES)
+    _, H, V, K = state.shape
+    if K > MOST_KEY:
+        raise UnsupportedArgument(f"state has keys of {K}; the kernels take {MOST_KEY} at most")
+    check("v", inputs.v, (None, H, V), device=device)
+    T = len(inputs.v)
+    check("k", inputs.k, (T, None, K), dtypes=(inputs.v.dtype,), device=device)
+    G = inputs.k.shape[1]
+    if not G or H % G:
+        raise UnsupportedArgument(f"k has {G} heads; their number must divide the {H} heads of state")
+    check("q", inputs.q, (T, G, K), dtypes=(inputs.v.dtype,), device=device)
+    for name in ("a", "b"):
+        check(name, getattr(inputs, name), (T, H), device=device)
+    for name in ("A", "dt_bias"):
+        check(name, getattr(inputs, name), (H,), device=device)
+    check("out", out, (T, H, V), device=device)
+    return T, H, G, V, K
+
+
+def delta_arguments(
+    state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, out: torch.Tensor
+) -> dict[str, Any]:
+    """Tensors and strides by the names that both kernels give them; routes: [3, n] int32, of a `SlotPlan`."""
+    named: dict[str, Any] = {
+        "state": state,
+        "state_slab": state.stride(0),
+        "state_head": state.stride(1),
+        "state_row": state.stride(2),
+    }
+    for name in ("q", "k", "v"):
+        tensor: torch.Tensor = getattr(inputs, name)
+        named |= {name: tensor, f"{name}_row": tensor.stride(0), f"{name}_head": tensor.stride(1)}
+    return {
+        **named,
+        "a": inputs.a,
+        "a_row": inputs.a.stride(0),
+        "b": inputs.b,
+        "b_row": inputs.b.stride(0),
+        "A": inputs.A,
+        "dt_bias": inputs.dt_bias,
+        "routes": routes,
+        "route": routes.stride(0),
+        "out": out,
+        "out_row": out.stride(0),
+        "out_head": out.stride(1),
+        "least": LEAST_SQUARE,
+        "scale": inputs.q.shape[2] ** -0.5,
+    }
