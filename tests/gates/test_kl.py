@@ -118,6 +118,22 @@ def test_what_is_said_through_the_cache_is_as_likely_as_in_a_full_prefill(
     assert found <= MULTIPLE * floor + EPSILON, (found, floor)
 
 
+@pytest.mark.parametrize("model", ["tiny_recall", "random_model"])
+def test_float16_states_pass_the_gate(model: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(model)
+    settings = {"state_dtype": "float16", "max_running_requests": 4}
+    full = FullPrefills(make_engine(path, **settings))
+    uncached = make_engine(path, prefix_caching=False, **settings)
+    vocabulary = min(256, uncached.model.vocab_size)
+    floor = divergence(full, talk(uncached, vocabulary))
+    engine = Case("ExtraBuffer", True, 16, 64).boot(path, **settings)
+    said = talk(engine, vocabulary)
+    assert sum(answer.cached_tokens > 0 for _, answer in said[8:]) > 4
+    found = divergence(full, said)
+    assert 0 < found <= MULTIPLE * floor + EPSILON, (found, floor)
+    assert floor < 1e-5
+
+
 def test_a_state_in_the_wrong_slot_is_far_above_the_gate(random_model: Path) -> None:
     engine = Case("ExtraBuffer", True, 16, 64).boot(random_model)
     views = engine.core._runner._cache

@@ -19,9 +19,14 @@ class CudaStream:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
         self._events: dict[int, torch.cuda.Event] = {}
+        self._begun = False
 
     def launch(self, work: Callable[[], Result]) -> Ticket[Result]:
         ticket = Ticket(work)
+        if not self._begun:
+            # Weights were converted, and arena and tables zeroed, on the stream of those who made them.
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+            self._begun = True
         with torch.cuda.stream(self.stream):
             ticket.run()
             event = torch.cuda.Event()

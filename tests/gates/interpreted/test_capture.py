@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,10 @@ from mamba_kernels.paged_attention import triton as paged_attention
 from mamba_kernels.triton_support import UnsupportedArgument
 from mamba_server.engine import runner
 from mamba_server.engine.boot import Trial
+from mamba_server.engine.decode_buckets import decode_buckets
 from mamba_server.engine.decode_step import DecodeStep
+from mamba_server.model.decode_inputs import DecodeInputs
+from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 from recorded_work import Described, RecordedGraphs, RecordedWork
 
@@ -91,13 +95,43 @@ def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
         assert [*_differing(each, first)] == []
 
 
+def test_every_bucket_issues_the_same_whatever_its_rows_are(
+    tiny_recall: Path, issued: dict[int, list[RecordedWork]]
+) -> None:
+    """Rows and padding, tracked or not, of any depth; how they sample is in other tests."""
+    engine = make_engine(tiny_recall, max_running_requests=16)
+    device_side: Any = engine.core._runner
+    rng = np.random.default_rng(4)
+    for rows in decode_buckets(16):
+        step = device_side._decode_step(rows)
+        for sequences in (rows, max(1, rows - 1)):
+            step.forward(random_decodes(rng, sequences))
+        first, second = (each.described for each in issued[rows])
+        assert first
+        assert [*_differing(second, first)] == []
+
+
+def random_decodes(rng: np.random.Generator, n: int) -> HostBatch:
+    slots = rng.permutation(np.arange(1, 2 * n + 1)).astype(np.int32)
+    context = rng.integers(1, 60, n).astype(np.int32)
+    none = np.empty(0, np.int32)
+    return HostBatch(
+        positions=context - 1, token_sequence=np.arange(n, dtype=np.int32),
+        query_start=np.arange(n + 1, dtype=np.int32), context_len=context, slot_in=slots[:n],
+        slot_out=slots[:n], decode_track=np.where(rng.random(n) < 0.5, slots[n:], -1).astype(np.int32),
+        table_row=rng.permutation(32)[:n].astype(np.int32), kv_row=rng.integers(16, 64, n).astype(np.int32),
+        chunk_start=none, chunk_len=none, chunk_sequence=none, chunk_rank=none, chunk_track=none,
+        logits_rows=np.arange(n, dtype=np.int32),
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def anew(tiny_recall: Path) -> dict[tuple[str, int], Answer]:
     """Every step issued anew, by the layers' general entry."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attention, "PROGRAMS", 4)
         patch.setattr("mamba_server.model.layers.hybrid.HybridModel.decodes_resident", False)
-        return _serve(make_engine(tiny_recall, max_running_requests=4))
+        return _serve(make_engine(tiny_recall, max_running_requests=4, track_interval=16))
 
 
 def _serve(engine: Any) -> dict[tuple[str, int], Answer]:
@@ -111,11 +145,20 @@ def _serve(engine: Any) -> dict[tuple[str, int], Answer]:
 
 
 def test_repeated_steps_say_what_steps_issued_anew_say(
-    tiny_recall: Path, anew: dict[tuple[str, int], Answer]
+    tiny_recall: Path, anew: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tracked: list[int] = []
+    write = DecodeInputs.write
+
+    def watched(inputs: DecodeInputs, batch: HostBatch, page_size: int) -> None:
+        tracked.append(int((batch.decode_track > 0).sum()))
+        write(inputs, batch, page_size)
+
+    monkeypatch.setattr(DecodeInputs, "write", watched)
     graphs = RecordedGraphs()
-    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=4)
+    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=4, track_interval=16)
     answers = _serve(engine)
+    assert sum(tracked) > 0, "some state was tracked"
     assert graphs.repeated > 20
     assert answers.keys() == anew.keys()
     for key, answer in answers.items():

@@ -44,6 +44,9 @@ class Stream:
     def synchronize(self) -> None:
         self.device.calls.append("synchronize the stream")
 
+    def wait_stream(self, other: str) -> None:
+        self.device.calls.append(f"wait for {other}")
+
 
 class Event:
     def __init__(self, device: Device, number: int) -> None:
@@ -63,6 +66,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "Stream", made.stream)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "stream", made.use)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "what was made before")
     return made
 
 
@@ -70,7 +74,8 @@ def test_work_is_issued_on_the_stream_at_once_and_its_event_behind_it(device: De
     stream = CudaStream(torch.device("cuda"))
     for name in "ab":
         stream.launch(lambda name=name: device.work(name))
-    assert device.calls == ["stream on cuda", "issue a", "record 1", "issue b", "record 2"]
+    before = ["stream on cuda", "wait for what was made before"]
+    assert device.calls == [*before, "issue a", "record 1", "issue b", "record 2"]
 
 
 def test_a_result_is_read_only_behind_its_own_event(device: Device) -> None:
