@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mamba_kernels.sample.parameters import packed_size
 from mamba_server.cache.persistent_batch import PersistentBatch
+from mamba_server.model.decode_inputs import DecodeInputs
 from mamba_server.model.page_table import LONG, PageTable
 
 CPU = torch.device("cpu")
@@ -46,3 +48,18 @@ def test_a_long_context_whose_pages_are_replaced_sends_its_entries_alone() -> No
     assert table.write(*batch.unsent_pages(rows)) == 4 * width + 8 * 255
     assert table.entries[rows[0], [0, -1]].tolist() == [9, 8 + width]
     assert table.write(*batch.unsent_pages(rows)) == 0
+
+
+def test_a_decode_step_of_256_rows_sends_less_than_64_kib_even_when_a_long_context_is_replaced() -> None:
+    width = 131_072 // 16
+    batch, table = PersistentBatch(128, width), PageTable(256, width, CPU)
+    rows = np.array([batch.take(1, 0) for _ in range(256)], np.int32)
+    batch.append_pages(int(rows[0]), np.arange(1, width + 1, dtype=np.int32))
+    table.write(*batch.unsent_pages(rows))
+    batch.replace_pages(int(rows[0]), np.arange(2, width + 2, dtype=np.int32))
+    for row in rows[1:]:
+        batch.append_pages(int(row), np.array([7], np.int32))
+    inputs = DecodeInputs(256, 256, table.entries)
+    parameters = 4 * packed_size(256)
+    sent = table.write(*batch.unsent_pages(rows)) + inputs._staged.on_device.nbytes + parameters
+    assert sent < 64 * 1024
