@@ -13,6 +13,7 @@ from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, Co
 from mamba_operator.objects.pod_trouble import ADVICE, is_draining, is_loading, trouble
 from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan import Change, ReconcilePlan
+from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
 
@@ -192,9 +193,10 @@ def _in_place(view: View) -> str:
 def _rolled_back(plan: ReconcilePlan) -> str:
     failed = plan.failed
     assert failed is not None
+    what = "was taken back" if failed.reason == ERROR_RATE_ROSE else "did not become ready"
     return (
         f"engines run {plan.ready_revision}, the last revision that was ready: correct the spec, or undo the "
-        f"change; {failed.revision} did not become ready: {failed.reason}: {failed.message}"
+        f"change; {failed.revision} {what}: {failed.reason}: {failed.message}"
     )
 
 

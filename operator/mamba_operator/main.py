@@ -37,6 +37,7 @@ from mamba_operator.process.watching import make_registry, make_settings
 from mamba_operator.process.workqueue import WorkQueue
 from mamba_operator.reconcile import Reconciler
 from mamba_operator.render.default_images import DefaultImages
+from mamba_operator.rollout.watch import RolloutWatch
 
 log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0
@@ -122,6 +123,7 @@ class Operator:
     async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
         settings, shown = self._settings, ScalingMetrics(self._metrics.registry)
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
+        rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -135,6 +137,7 @@ class Operator:
             scrapers=settings.scrapers,
             key=key,
             decided=autoscaler.decided,
+            attempts=rollouts.attempts,
             read=pods.read,
         )
         started = asyncio.Event()
@@ -151,8 +154,9 @@ class Operator:
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
+        comparing = asyncio.create_task(rollouts.run())
         # The workers first: whatever still arrives is for the next operator.
-        tasks = [scaling, working, resyncing, watching]
+        tasks = [scaling, comparing, working, resyncing, watching]
         if settings.external_metrics_port is not None:
             tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:

@@ -17,7 +17,6 @@ from mamba_api.v1alpha1.documents import explain
 from mamba_operator.autoscale.scale import scaling_status, wake_text
 from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
-from mamba_operator.in_place import replaced_in_place
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
 from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.objects.errors import InvalidPatch
@@ -34,7 +33,8 @@ from mamba_operator.render.engine import engine_revision, last_ready
 from mamba_operator.render.revision import revision_in
 from mamba_operator.render.scrapers import PROMETHEUS, Scraper
 from mamba_operator.render.tuning import AGAIN, Refusal, Tune, to_tell, tuning
-from mamba_operator.rollback import FailedRevision, choose_revision, is_ready
+from mamba_operator.rollout.in_place import replaced_in_place
+from mamba_operator.rollout.rollback import FailedRevision, choose_revision, is_ready
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
 from mamba_planner.byte_size import binary_size
@@ -162,8 +162,9 @@ def make_plan(
     try:
         revision = engine_revision(context)
         choice = choose_revision(
-            revision, revision_in(last), engine, snapshot.pods, paused=deployment.spec.rollout.pause, now=now
-        )
+            revision, revision_in(last), engine, snapshot.pods,
+            attempts=snapshot.attempts, paused=deployment.spec.rollout.pause, now=now,
+        )  # fmt: skip
         revision = choice.instead or revision
         in_place = replaced_in_place(engine, snapshot.pods, revision.label, deployment.spec.rollout, now)
         context = replace(

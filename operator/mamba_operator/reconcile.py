@@ -46,6 +46,7 @@ from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.status import summarize, unobserved
 
@@ -86,6 +87,7 @@ class Reconciler:
         key: AdminKey | None = None,
         put: Put = put_strategy,
         decided: Callable[[Key], Decided | None] = lambda _: None,
+        attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {},
         read: Read | None = None,
     ) -> None:
         self._client = client
@@ -100,7 +102,8 @@ class Reconciler:
         self._shipped = shipped
         self._images, self._scrapers = images, scrapers
         self._indices = indices or Indices()
-        self._key, self._put, self._decided, self._read = key, put, decided, read
+        self._key, self._put, self._read = key, put, read
+        self._decided, self._attempts = decided, attempts
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -192,6 +195,7 @@ class Reconciler:
             as_wanted=self._as_wanted.get(key, {}),
             told=self._told.get(key, {}),
             decided=self._decided(key),
+            attempts=self._attempts(key),
         )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Key, Manifest, Ref
+from mamba_operator.rollout.attempts import Attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class Snapshot:
 
     decided: Decided | None = None
     """What the autoscaler last decided about it."""
+
+    attempts: Mapping[str, Attempts] = field(default_factory=dict)
+    """By revision of engines: how requests fared lately, while engines of two revisions run."""
 
     @property
     def uid(self) -> str:

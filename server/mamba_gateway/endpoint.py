@@ -44,6 +44,10 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """It is left out, since requests failed there."""
     memory_seconds: float = 0.0
     """Of a prompt that it has no room for, until it has; follows from the others."""
+    answered: int = 0
+    """Attempts of this gateway that it answered whole, the mistakes of clients (4xx) aside."""
+    failed: int = 0
+    """Attempts of this gateway that failed there: 5xx, not reached, broken off, silent."""
     told: tuple[float, float, float, float] | None = None
     """Its speed (tokens a second, what attention adds), the tokens before a prompt, and the seconds that its
     answers cost one; None = it does not say all that. Follows from the others."""

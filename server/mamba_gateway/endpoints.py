@@ -75,6 +75,8 @@ class _Record:
     begun: dict[int, float] = field(default_factory=dict)
     """When each of our requests was sent to it."""
     service_seconds: float = 1.0
+    answered: int = 0
+    failed: int = 0
     names: frozenset[str] | None = None
     """Of the models it serves; None = unknown."""
     speed: EngineSpeed | None = None
@@ -175,11 +177,14 @@ class Pool:
                 self._count_doubts()
             self._touch(record)
 
-    def end(self, url: str, ticket: int) -> None:
-        """One of our requests is through with it."""
+    def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
+        """One of our requests is through with it. `failed`: by its fault; None = that says nothing about it,
+        as where the client went away or made the mistake."""
         # An address that was removed and came back in between starts again at zero.
         if (record := self._records.get(url)) and (begun := record.begun.pop(ticket, None)) is not None:
             record.in_flight -= 1
+            record.answered += failed is False
+            record.failed += failed is True
             if record.standing.trial == ticket:
                 record.standing.trial = None
             record.queue.answer(ticket)
@@ -296,4 +301,6 @@ def _made(record: _Record, now: float) -> Endpoint:
         room=report.room,
         max_running=report.max_running,
         service_seconds=record.service_seconds,
+        answered=record.answered,
+        failed=record.failed,
     )

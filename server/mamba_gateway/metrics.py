@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mamba_gateway.endpoint import Endpoint
@@ -54,13 +54,20 @@ class _EndpointCollector(Collector):
             "Requests the endpoint has, those of others as last reported.",
             labels=["endpoint"],
         )
+        attempts = CounterMetricFamily(
+            "mambaserve_gateway_endpoint_attempts",
+            "Attempts at the endpoint, by outcome; mistakes of clients and what was given up are in neither.",
+            labels=["endpoint", "outcome"],
+        )
         for endpoint in self._snapshot():
+            attempts.add_metric([endpoint.name, "answered"], endpoint.answered)
+            attempts.add_metric([endpoint.name, "failed"], endpoint.failed)
             ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
             draining.add_metric([endpoint.name], float(endpoint.draining))
             ejected.add_metric([endpoint.name], float(endpoint.ejected))
             in_flight.add_metric([endpoint.name], endpoint.in_flight)
             load.add_metric([endpoint.name], endpoint.load)
-        return [ready, draining, ejected, in_flight, load]
+        return [ready, draining, ejected, in_flight, load, attempts]
 
 
 class GatewayMetrics:

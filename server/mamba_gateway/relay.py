@@ -48,6 +48,9 @@ SILENT = "the engine sent nothing for too long"
 ERROR_EVENT = b'data: {"error":'
 """How the last event of a stream begins that failed; within an answer's text the quotes have backslashes."""
 
+CLIENTS_MISTAKE = b'"invalid_request_error"'
+"""In such an event: the request could not be answered by any engine."""
+
 
 class ResponseTruncated(Exception):
     """The answer broke off and its framing has no room for an error: the connection has to be closed."""
@@ -125,6 +128,7 @@ class Relay:
             if request.permit is not None:
                 request.permit.sent()
             begun = False
+            failed: bool | None = None
             reason: RetryReason
             span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
             if recording:
@@ -141,23 +145,25 @@ class Relay:
                             request.let_body_go()
                             begun = True
                             added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                            await self._forward(
+                            spoiled = await self._forward(
                                 response, first, send, request, endpoint, lifetime, watch, added, span
                             )
+                            if not 400 <= response.status < 500:
+                                failed = True if response.status >= 500 else spoiled
                             usage = request.meter.usage if request.meter is not None else None
                             self._router.answered(record, request.prompt, usage)
                             return
                     finally:
                         response.close()
-                reason, detail = "refused", f"it answered {response.status}"
+                reason, detail, failed = "refused", f"it answered {response.status}", True
                 span.fail(reason)
             except Unreachable as error:
-                reason, detail = "unreachable", str(error)
+                reason, detail, failed = "unreachable", str(error), True
                 span.fail(reason)
                 if last:
                     raise NoEndpoint("no engine could be reached", retry_after=2) from error
             except ConnectionLost as error:
-                reason, detail = "died", str(error)
+                reason, detail, failed = "died", str(error), True
                 span.fail(reason)
                 if last or died:
                     # A request that takes engines down with it must not go round the whole pool.
@@ -165,20 +171,26 @@ class Relay:
                     raise UpstreamLost("the engine closed the connection before it answered") from error
                 died = (endpoint.url,)
             except IdleTimeout as error:
+                failed = True
                 span.fail("idle_timeout")
                 self._pool.fail(endpoint.url, SILENT)
                 raise UpstreamIdleTimeout(SILENT) from error
             except TimeoutError as error:
                 if not watch.expired:
                     raise
+                failed = True
                 span.fail("silent")
                 reason, detail = "silent", "it was silent and did not say at /livez that it lives"
                 if last or died or begun:
                     self._pool.fail(endpoint.url, detail)
                     raise UpstreamIdleTimeout(SILENT) from error
                 died = (endpoint.url,)
+            except ResponseTruncated as error:
+                # Not where the gateway itself cut it: at its end, or after the longest life of a request.
+                failed = True if isinstance(error.__cause__, UpstreamLost | UpstreamIdleTimeout) else None
+                raise
             finally:
-                self._pool.end(endpoint.url, ticket)
+                self._pool.end(endpoint.url, ticket, failed=failed)
                 request.trace.end(span)
             self._pool.suspect(endpoint.url, detail)
             self._budget.retried()
@@ -204,7 +216,8 @@ class Relay:
         watch: SilenceWatch,
         added: tuple[tuple[bytes, bytes], ...],
         span: SpanNote,
-    ) -> None:
+    ) -> bool | None:
+        """Pass the answer on. Returns whether it failed on the way; None = by a mistake of the client."""
         headers = [*to_client(response.headers), *added]
         events = is_event_stream(response.headers)
         aligner = EventAligner() if events else None
@@ -212,12 +225,16 @@ class Relay:
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         meter = request.meter if response.status == 200 else None
 
+        spoiled: bool | None = False
+
         def passed(chunk: bytes) -> bytes:
+            nonlocal spoiled
             watch.heard()
             if meter is not None:
                 meter.feed(chunk)
             if ERROR_EVENT in chunk:
                 span.fail("error_event")
+                spoiled = None if CLIENTS_MISTAKE in chunk else True
             return aligner.feed(chunk) if aligner else chunk
 
         # Where the client's side can, what is here already goes out in one piece, and what comes at once.
@@ -233,7 +250,7 @@ class Relay:
             out += aligner.rest()
         if begin is not None and begin(response.status, headers, out, not whole):
             if whole:
-                return
+                return spoiled
             out = b""
         else:
             await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -248,6 +265,7 @@ class Relay:
             span.fail("broke_off")
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
             await _end_broken(aligner, _upstream_error(error), send)
+            return True
         except asyncio.CancelledError:
             if lifetime.fired:
                 await _end_broken(aligner, self._timed_out(), send)
@@ -263,6 +281,7 @@ class Relay:
         else:
             rest = aligner.rest() if aligner else b""
             await send({"type": "http.response.body", "body": rest, "more_body": False})
+            return spoiled
 
     def _timed_out(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request took longer than {self._lifetimes.seconds:g} s")

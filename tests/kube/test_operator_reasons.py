@@ -145,7 +145,7 @@ def test_a_revision_that_makes_no_progress_is_taken_back_and_a_new_spec_begins_a
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO}
         place.write(pod, {"phase": "Running", "conditions": [ready]})
 
-    rollout = {"progressDeadline": "2s"}
+    rollout = {"progressDeadline": "2s", "minReadyTime": "0s"}
     place.apply("back", rollout=rollout)
     pods = [place.pod("back", component) for component in ("engine", "gateway")]
     for pod in pods:

@@ -51,8 +51,8 @@ MUTANTS = (
     ),
     Mutant(
         "an endpoint keeps a request that failed there", GATEWAY + "relay.py",
-        "            finally:\n                self._pool.end(endpoint.url, ticket)",
-        "            else:\n                self._pool.end(endpoint.url, ticket)",
+        "            finally:\n                self._pool.end(endpoint.url, ticket, failed=failed)",
+        "            else:\n                self._pool.end(endpoint.url, ticket, failed=failed)",
         RELAY,
     ),
     Mutant(
@@ -188,7 +188,7 @@ MUTANTS = (
     ),
     Mutant(
         "a request that the proxy ends keeps its engine", GATEWAY + "endpoint_picker/picker.py",
-        "        self._pool.end(endpoint.url, exchange.ticket)\n", "",
+        "        self._pool.end(endpoint.url, exchange.ticket, failed=failed)\n", "",
         PICKER,
     ),
     Mutant(

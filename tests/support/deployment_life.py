@@ -9,6 +9,7 @@ from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_operator.rollout.attempts import Attempts
 from operator_objects import NOW, TOKEN, fitting_owner
 
 KEY = Key("models", "nano")
@@ -23,9 +24,10 @@ class Life:
         self.cluster = FakeCluster(of)
         self.now = NOW
         self.decided: Decided | None = None
+        self.attempts: dict[str, Attempts] = {}
         self._again = Reconciler(
             self.cluster, OperatorMetrics(), identity="test", now=lambda: self.now, token=lambda: TOKEN,
-            resync=lambda: 300.0, decided=lambda _: self.decided,
+            resync=lambda: 300.0, decided=lambda _: self.decided, attempts=lambda _: self.attempts,
         )  # fmt: skip
         self._told: dict[str, int] = {}
 

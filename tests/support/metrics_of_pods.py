@@ -5,13 +5,14 @@ For clusters without nodes: each pod gets an address of its own at which the por
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from mamba_api import names
+from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.metrics import GatewayMetrics
 from mamba_server.api.engine_metrics import EngineMetrics
 from mamba_server.api.request_metrics import RequestMetrics
@@ -35,9 +36,26 @@ def engine_text(*, running: int, waiting: int, checkpoints: int = 0) -> str:
     return generate_latest(registry).decode()
 
 
-def gateway_text(*, in_flight: int) -> str:
-    """Of a gateway at which nobody waits."""
-    metrics = GatewayMetrics(lambda: ())
+def gateway_text(*, in_flight: int, attempts: Mapping[str, tuple[int, int]] | None = None) -> str:
+    """Of a gateway at which nobody waits. `attempts`: by engine, how many it answered and how many failed."""
+    endpoints = tuple(
+        Endpoint(
+            url=f"http://{name}",
+            name=name,
+            ready=True,
+            draining=False,
+            models=None,
+            running=0,
+            waiting=0,
+            kv_usage=0.0,
+            in_flight=0,
+            in_flight_at_report=0,
+            answered=answered,
+            failed=failed,
+        )
+        for name, (answered, failed) in (attempts or {}).items()
+    )
+    metrics = GatewayMetrics(lambda: endpoints)
     metrics.in_flight.set(in_flight)
     return generate_latest(metrics.registry).decode()
 

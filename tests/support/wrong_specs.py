@@ -78,6 +78,9 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
     "maxSurge and maxUnavailable are both 0": [
         {"rollout": {"maxSurge": 0, "maxUnavailable": 0, "drainTimeout": f"{n}s"}} for n in range(10)
     ],
+    "progressDeadline is not longer": [
+        {"rollout": {"minReadyTime": f"{n + 1}m", "progressDeadline": f"{n + 1}m"}} for n in range(10)
+    ],
     "progressDeadline is beyond": [{"rollout": {"progressDeadline": f"{600_000 + n}h"}} for n in range(10)],
     "engine.quantization int8 is for engines without GPUs": [
         {"engine": {"quantization": "int8", **engine}, **resources}

@@ -110,9 +110,10 @@ REASONS: dict[Reason, str] = {
         "spec.rollout.pause keeps engines on an older revision; set it to false to replace them."
     ),
     Reason.ROLLED_BACK: (
-        "The revision that the spec asks for did not become ready, and engines went back to the last that "
-        "was; status.rollout names both, and the message what the new one failed of. All is served as before "
-        "the change. A corrected spec is rolled out, and so is the same one with a new annotation "
+        "The revision that the spec asks for did not become ready, or failed more requests than the one "
+        "before it, and engines went back to that; status.rollout names both, and the message what the new "
+        "one failed of. All is served as before the change. A corrected spec is rolled out, and so is the "
+        "same one with a new annotation "
         "serving.mambaserve.io/restarted-at."
     ),
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced, each drained first.",

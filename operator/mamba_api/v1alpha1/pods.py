@@ -152,6 +152,10 @@ class Rollout(ApiModel):
     """How long a pod that a roll-out adds waits for room on a node, GPUs for one, that engines of the older
     revision have. Then one of those is drained first, and requests wait at the gateway for the new one;
     maxUnavailable is 1 meanwhile. Longer than progressDeadline: never."""
+    min_ready_time: Duration = Duration("30s")
+    """How long a new engine serves beside those of the older revision before the next of them goes: the
+    `minReadySeconds` of the engine Deployment. If the new ones fail more requests meanwhile than the old
+    ones, engines go back to the older revision."""
     pause: bool = False
     """Leaves engines on the revision that they have: what would replace pods waits until this is false again.
     Scaling goes on, and a pod that is lost is made anew of the older revision. Gateways do not wait."""
@@ -159,7 +163,7 @@ class Rollout(ApiModel):
     """Longest wait for the requests of a draining engine or gateway before it ends anyway."""
     progress_deadline: Duration = Duration("30m")
     """Longest time the engines may take without progress, loading of weights included, before the roll-out is
-    called stuck."""
+    called stuck. Longer than minReadyTime."""
 
     rules = (
         Rule(
@@ -171,5 +175,11 @@ class Rollout(ApiModel):
             cel=f"duration(self.progressDeadline) <= duration('{LONGEST_DEADLINE}')",
             message=f"progressDeadline is beyond what a Deployment can count to: at most {LONGEST_DEADLINE}",
             holds=lambda self: self.progress_deadline.seconds <= Duration(LONGEST_DEADLINE).seconds,
+        ),
+        Rule(
+            cel="duration(self.progressDeadline) > duration(self.minReadyTime)",
+            message="progressDeadline is not longer than minReadyTime, so that every roll-out would be "
+            "called stuck: raise progressDeadline, or lower minReadyTime",
+            holds=lambda self: self.progress_deadline.seconds > self.min_ready_time.seconds,
         ),
     )

@@ -128,7 +128,8 @@ class RolloutStatus(StatusModel):
     failed_revision: Annotated[str, Field(max_length=63)] = ""
     """The revision of the present spec, where it failed and engines went back; empty otherwise."""
     reason: Annotated[str, Field(max_length=64)] = ""
-    """What it failed of, in a word of the condition Degraded."""
+    """What it failed of, in a word of the condition Degraded, or ErrorRateRose: it answered, and failed more
+    requests than the older one beside it."""
     message: LongText = ""
     """The same with what the pod or the cluster said."""
 

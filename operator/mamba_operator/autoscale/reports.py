@@ -40,7 +40,7 @@ class Holding:
 
 def holding(text: str) -> Holding:
     """Raises ReportInvalid."""
-    found = {name: sum(value for _, value in samples) for name, samples in _read(text, _HOLDING).items()}
+    found = {name: sum(value for _, value in samples) for name, samples in series(text, _HOLDING).items()}
     running = found.get(_E + "requests_running")
     if running is None:
         raise ReportInvalid("no mambaserve_requests_running in it")
@@ -49,7 +49,7 @@ def holding(text: str) -> Holding:
 
 def engine_report(text: str, config: Config) -> EngineReport:
     """Raises ReportInvalid."""
-    found = _read(text, _ENGINE)
+    found = series(text, _ENGINE)
     if _E + "requests_running" not in found:
         raise ReportInvalid("no mambaserve_requests_running in it")
 
@@ -82,7 +82,7 @@ def engine_report(text: str, config: Config) -> EngineReport:
 
 def gateway_report(text: str) -> GatewayReport:
     """Raises ReportInvalid."""
-    found = _read(text, _GATEWAY)
+    found = series(text, _GATEWAY)
     if _G + "in_flight" not in found:
         raise ReportInvalid("no mambaserve_gateway_in_flight in it")
     arrived = sum(value for labels, value in found.get(_G + "requests_total", ()) if _is_work(labels))
@@ -99,8 +99,8 @@ def _is_work(labels: Mapping[str, str]) -> bool:
     return not code.startswith("4") or code == "429"
 
 
-def _read(text: str, wanted: frozenset[str]) -> dict[str, list[Sample]]:
-    """(labels, value) of the wanted series by name."""
+def series(text: str, wanted: frozenset[str]) -> dict[str, list[Sample]]:
+    """(labels, value) of the wanted series by name. Raises ReportInvalid."""
     found: dict[str, list[Sample]] = {}
     try:
         for family in text_string_to_metric_families("\n".join(_lines(text, wanted)) + "\n"):

@@ -48,6 +48,7 @@ def engine_deployment(context: Context) -> Manifest:
     """Raises InvalidPatch when `spec.podTemplate` cannot be merged."""
     deployment = context.deployment
     rollout = deployment.spec.rollout
+    deadline = max(int(rollout.progress_deadline.seconds), 1)
     notes = {
         names.ANNOTATION_PLANNED_FOR: context.planned_for,
         names.ANNOTATION_FAILED_REVISION: context.failed,
@@ -65,7 +66,9 @@ def engine_deployment(context: Context) -> Manifest:
                     "maxUnavailable": max(rollout.max_unavailable, 1 if context.in_place else 0),
                 },
             },
-            "progressDeadlineSeconds": max(int(rollout.progress_deadline.seconds), 1),
+            # The API server refuses a deadline that is not longer; both are whole seconds here.
+            "minReadySeconds": min(int(rollout.min_ready_time.seconds), deadline - 1),
+            "progressDeadlineSeconds": deadline,
             "revisionHistoryLimit": 3,
             **({"paused": True} if rollout.pause else {}),
             "template": engine_revision(context).template,

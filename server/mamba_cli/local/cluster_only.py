@@ -23,8 +23,8 @@ OF_PODS = (
     "resources.memory", "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity",
     "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
     "gateway.podTemplate", "gateway.inferencePool", "rollout.maxSurge",
-    "rollout.maxUnavailable", "rollout.inPlaceAfter", "rollout.pause", "rollout.progressDeadline",
-    "podTemplate",
+    "rollout.maxUnavailable", "rollout.inPlaceAfter", "rollout.minReadyTime", "rollout.pause",
+    "rollout.progressDeadline", "podTemplate",
 )  # fmt: skip
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec

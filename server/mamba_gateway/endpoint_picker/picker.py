@@ -244,7 +244,7 @@ class EndpointPicker:
         if other is not None and other.endpoint.url != exchange.cost.endpoint.url:
             # The proxy went on to a fallback: the first one could not be reached.
             self._pool.suspect(exchange.cost.endpoint.url, "the proxy could not reach it")
-            self._pool.end(exchange.cost.endpoint.url, exchange.ticket)
+            self._pool.end(exchange.cost.endpoint.url, exchange.ticket, failed=True)
             exchange.cost = other
             exchange.ticket = self._router.sent(exchange.record, exchange.prompt, other)
         url = exchange.cost.endpoint.url
@@ -258,7 +258,10 @@ class EndpointPicker:
     def _end(self, exchange: Exchange) -> None:
         assert exchange.cost is not None
         endpoint, seconds = exchange.cost.endpoint, self._clock() - exchange.arrival
-        self._pool.end(endpoint.url, exchange.ticket)
+        # Without a status it was given up before the answer; 4xx are mistakes of clients.
+        status = exchange.status
+        failed = None if not status or 400 <= status < 500 else status >= 500
+        self._pool.end(endpoint.url, exchange.ticket, failed=failed)
         self._metrics.left(exchange.model)
         if exchange.status:
             size, usage = exchange.answer.size, exchange.answer.usage

@@ -309,6 +309,7 @@ async def test_the_engine_that_served_is_the_one_that_has_it(picker: PickerHarne
     await stream.answer_headers(metadata_context=served)
     by_address = {endpoint.address: endpoint for endpoint in picker.pool.snapshot()}
     assert [by_address[address].in_flight for address in chosen] == [0, 1, 0]
+    assert [by_address[address].failed for address in chosen] == [1, 0, 0]
     assert not by_address[chosen[0]].ready  # it could not be reached, and is not chosen before a look at it
     await stream.ends()
     again = picker.stream()
@@ -324,6 +325,22 @@ async def test_an_engine_that_says_503_is_not_picked_before_somebody_looked(pick
     other = picker.stream()
     assert chosen[0] not in await other.picked()
     await other.ends()
+
+
+async def test_what_engines_answer_counts_for_or_against_them_and_mistakes_of_clients_do_not(
+    picker: PickerHarness,
+) -> None:
+    for status in (200, 500, 400, 429):
+        stream = picker.stream()
+        await stream.picked()
+        await stream.answer_headers(status=status)
+        await stream.ends()
+    given_up = picker.stream()
+    await given_up.picked()
+    await given_up.ends()
+    await until(picker.is_empty)
+    found = picker.pool.snapshot()
+    assert (sum(one.answered for one in found), sum(one.failed for one in found)) == (1, 1)
 
 
 async def test_usage_of_answers_is_counted_streamed_or_not(picker: PickerHarness) -> None:

@@ -166,7 +166,10 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
         cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),
     ),
-    Rollout: some({}, maxSurge=COUNT, maxUnavailable=COUNT, progressDeadline=DEADLINES),
+    Rollout: some(
+        {}, maxSurge=COUNT, maxUnavailable=COUNT, progressDeadline=st.one_of(DEADLINES, TIMES),
+        minReadyTime=TIMES,
+    ),
     Redis: some({}, url=st.just("redis://r:6379"), secretRef=st.just({"name": "r"})),
     EnvVar: some(
         {"name": st.just("A")}, value=st.sampled_from(["", "x"]), valueFrom=st.just({"fieldRef": {}})

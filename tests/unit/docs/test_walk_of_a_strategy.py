@@ -18,7 +18,7 @@ SECTIONS = {
 }
 OF_OTHERS = {
     "operator/mamba_operator/gpu_memory.py",
-    "operator/mamba_operator/in_place.py",
+    "operator/mamba_operator/rollout/in_place.py",
     "operator/mamba_operator/render/engine.py",
     "operator/mamba_operator/render/gateway.py",
 }

@@ -46,6 +46,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("rollout.maxSurge", {"rollout": {"maxSurge": 2}}, "cluster alone"),
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 1}}, "cluster alone"),
     ("rollout.inPlaceAfter", {"rollout": {"inPlaceAfter": "1m"}}, "cluster alone"),
+    ("rollout.minReadyTime", {"rollout": {"minReadyTime": "1m"}}, "cluster alone"),
     ("rollout.pause", {"rollout": {"pause": True}}, "cluster alone"),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "cluster alone"),
     ("podTemplate", {"podTemplate": {"spec": {}}}, "cluster alone"),

@@ -101,6 +101,8 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Children], Any], Any]] = [
     ("rollout.maxSurge", {"rollout": {"maxSurge": 3}}, lambda made: ROLLING(made)["maxSurge"], 3),
     ("rollout.maxUnavailable", {"rollout": {"maxUnavailable": 2}},
      lambda made: ROLLING(made)["maxUnavailable"], 2),
+    ("rollout.minReadyTime", {"rollout": {"minReadyTime": "45s"}},
+     lambda made: engine(made)["minReadySeconds"], 45),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "90s"}},
      lambda made: engine(made)["progressDeadlineSeconds"], 90),
 ]  # fmt: skip

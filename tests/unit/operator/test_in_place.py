@@ -8,9 +8,9 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.in_place import InPlace
 from mamba_operator.objects.manifest import Manifest, ref
 from mamba_operator.plan import ReconcilePlan
+from mamba_operator.rollout.in_place import InPlace
 from operator_objects import NOW, applied, fitting_owner, planned, running
 
 GPU = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match node selector."

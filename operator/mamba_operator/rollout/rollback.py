@@ -5,7 +5,7 @@ write can part the two. The note is about one revision; any other begins afresh.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
@@ -16,6 +16,7 @@ from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine, trouble
 from mamba_operator.objects.workload_state import workload_state
 from mamba_operator.render.revision import EngineRevision, label_of, pod_revision
+from mamba_operator.rollout.attempts import Attempts, fails_more
 
 PATIENCE = 60.0
 """Seconds that a new pod may have such trouble: a registry or a Secret may come a moment late."""
@@ -29,18 +30,20 @@ FATAL = frozenset(
     }
 )
 """What the pod itself is the cause of. Other troubles wait for the progress deadline: room, volumes."""
+ERROR_RATE_ROSE = "ErrorRateRose"
+"""What a revision failed of that was ready and failed requests; no reason of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedRevision:
-    """A revision that did not become ready and was taken back."""
+    """A revision that did not become ready, or failed requests, and was taken back."""
 
     digest: str
     """`EngineRevision.digest`."""
     revision: str
     """Label of its pods."""
     reason: str
-    """Word of the condition Degraded for what was the matter with it."""
+    """Word of the condition Degraded for what was the matter with it, or `ERROR_RATE_ROSE`."""
     message: str
 
     def annotation(self) -> str:
@@ -66,6 +69,7 @@ def choose_revision(
     engine: Manifest | None,
     pods: Sequence[Manifest],
     *,
+    attempts: Mapping[str, Attempts],
     paused: bool,
     now: datetime,
 ) -> Choice:
@@ -76,6 +80,7 @@ def choose_revision(
         ready: what was last ready, all of it.
         engine: the engine Deployment.
         pods: of the deployment.
+        attempts: by revision, how requests fared while both served.
         paused: whether the roll-out is to stay where it is.
         now: the time, with a time zone.
     """
@@ -86,6 +91,11 @@ def choose_revision(
         return Choice(ready, noted)
     if paused or label_of(engine) != wanted.label:
         return Choice()
+    nobody = Attempts()
+    new, old = attempts.get(wanted.label, nobody), attempts.get(ready.label, nobody)
+    if fails_more(new, old):
+        said = f"it failed {new} requests, while {ready.label} beside it failed {old}"
+        return Choice(ready, FailedRevision(wanted.digest, wanted.label, ERROR_RATE_ROSE, said))
     those = [pod for pod in pods if is_engine(pod) and pod_revision(pod) == wanted.label]
     state = workload_state(engine)
     if state.current and state.stuck is not None:

@@ -1,0 +1,136 @@
+"""Which revision of the engines fails requests: what gateways count, and whether one fails more. Pure.
+
+Gateways count each attempt at an engine as answered or failed, and leave out what clients did wrong or gave
+up. Two revisions are compared while both serve, never one with its own past: what troubles a whole cluster,
+or what a client sends, troubles both.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+WINDOW = 600.0
+"""Seconds that count."""
+LEAST = 10
+"""Attempts of a revision below which nothing is said of it."""
+LOOKS = 3
+"""Looks that have to see failures: what passes within seconds is no property of a revision."""
+CHANCE = 1e-4
+"""Of so many failures on one side, were both alike, above which it may be chance."""
+RISE = 0.02
+"""Share of attempts that the new revision has to fail above what the old one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Of one revision, or of one engine at one gateway."""
+
+    answered: float = 0.0
+    failed: float = 0.0
+    failing_looks: int = 0
+    """Looks that saw failures."""
+
+    @property
+    def total(self) -> float:
+        """Answered or failed."""
+        return self.answered + self.failed
+
+    @property
+    def rate(self) -> float:
+        """Share that failed; 0 where there were none."""
+        return self.failed / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.failed:.0f} of {self.total:.0f} ({self.rate:.1%})"
+
+    def __add__(self, other: "Attempts") -> "Attempts":
+        return Attempts(
+            self.answered + other.answered,
+            self.failed + other.failed,
+            self.failing_looks + other.failing_looks,
+        )
+
+
+Told = Mapping[str, Attempts]
+"""What one gateway has counted since its start, by name of the engine's pod."""
+
+
+class AttemptWindow:
+    """Of one deployment, while engines of two revisions run."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Told] = {}
+        self._looks: deque[tuple[float, Mapping[str, Attempts]]] = deque()
+
+    def look(self, at: float, revisions: Mapping[str, str], gateways: Mapping[str, Told | None]) -> bool:
+        """One look more. Returns whether it saw failures.
+
+        Args:
+            at: seconds on a clock that nobody sets.
+            revisions: of each engine pod, by its name.
+            gateways: by pod, what it has counted; None = it did not answer, and the next look counts for two.
+        """
+        found: dict[str, Attempts] = {}
+        for gateway, told in gateways.items():
+            before = self._before.get(gateway)
+            if told is None:
+                continue
+            self._before[gateway] = told
+            if before is None:
+                # Nobody knows over which time it counted.
+                continue
+            for pod, now in told.items():
+                if (revision := revisions.get(pod)) is not None:
+                    more = _increase(before.get(pod, Attempts()), now)
+                    found[revision] = found.get(revision, Attempts()) + more
+        found = {name: replace(one, failing_looks=min(one.failing_looks, 1)) for name, one in found.items()}
+        self._looks.append((at, found))
+        while self._looks and self._looks[0][0] <= at - WINDOW:
+            self._looks.popleft()
+        return any(one.failed for one in found.values())
+
+    def sums(self) -> Mapping[str, Attempts]:
+        """By revision, over the last looks."""
+        found: dict[str, Attempts] = {}
+        for _, look in self._looks:
+            for revision, one in look.items():
+                found[revision] = found.get(revision, Attempts()) + one
+        return found
+
+
+def fails_more(new: Attempts, old: Attempts) -> bool:
+    """Whether the new revision surely fails a larger share of requests than the old one beside it."""
+    if min(new.total, old.total) < LEAST or new.failing_looks < LOOKS or new.rate < old.rate + RISE:
+        return False
+    return chance(new, old) < CHANCE
+
+
+def chance(new: Attempts, old: Attempts) -> float:
+    """Probability, 0 to 1, that at least as many of all failures fall upon `new`, were both alike: Fisher's
+    exact test, one-sided."""
+    mine, failures, total = round(new.total), round(new.failed + old.failed), round(new.total + old.total)
+    all_ways = _log_choose(total, failures)
+    found = 0.0
+    for count in range(round(new.failed), min(mine, failures) + 1):
+        if failures - count > total - mine:
+            continue
+        ways = _log_choose(mine, count) + _log_choose(total - mine, failures - count)
+        term = math.exp(ways - all_ways)
+        found += term
+        if term < found * 1e-12:
+            # Beyond the likeliest count each is less likely than the one before.
+            break
+    return min(found, 1.0)
+
+
+def _log_choose(of: int, some: int) -> float:
+    return math.lgamma(of + 1) - math.lgamma(some + 1) - math.lgamma(of - some + 1)
+
+
+def _increase(before: Attempts, now: Attempts) -> Attempts:
+    """A counter that fell was started anew, with its gateway or with another engine of that name."""
+    if now.answered < before.answered or now.failed < before.failed:
+        before = Attempts()
+    failed = now.failed - before.failed
+    return Attempts(now.answered - before.answered, failed, 1 if failed else 0)
