@@ -203,7 +203,6 @@ def installed(control_plane: ControlPlane, helm: Command, namespace: str) -> str
         str(CHART),
         "-n",
         namespace,
-        "--take-ownership",
         "--set",
         f"watchNamespaces={{{namespace}}}",
     )
@@ -305,11 +304,37 @@ def test_uninstalling_keeps_the_crd_and_the_objects_of_the_users(
     assert control_plane.get("deployment", "rel-mambaserve", namespace) is None
 
 
+def test_a_second_release_needs_no_word_about_the_crd_and_leaves_it_to_the_first(
+    plane: ControlPlane, helm: Command, namespace: str
+) -> None:
+    other, crd = plane.create_namespace("second"), f"crd/{names.CRD_NAME}"
+    # As if the first release had made it: other tests of this cluster need it before and after.
+    marks = ["meta.helm.sh/release-name=first", f"meta.helm.sh/release-namespace={namespace}"]
+    plane.kubectl("annotate", "--overwrite", crd, *marks)
+    plane.kubectl("label", "--overwrite", crd, "app.kubernetes.io/managed-by=Helm")
+
+    def brings_it(release: str, where: str) -> bool:
+        return "kind: CustomResourceDefinition" in helm("get", "manifest", release, "-n", where)
+
+    def install(release: str, where: str) -> str:
+        return helm("install", release, str(CHART), "-n", where, "--set", f"watchNamespaces={{{where}}}")
+
+    first, second = install("first", namespace), install("second", other)
+    helm("upgrade", "second", str(CHART), "-n", other, "--reuse-values")
+
+    assert (brings_it("first", namespace), brings_it("second", other)) == (True, False)
+    assert "NOTE: the CRD" not in first
+    assert f"of the release first in {namespace}" in second
+    assert plane.get("deployment", "second-mambaserve", other) is not None
+    helm("uninstall", "second", "-n", other)
+    assert plane.get("crd", names.CRD_NAME) is not None
+
+
 def test_the_notes_say_what_to_do_next_and_warn_first(
     helm: Command, namespace: str, control_plane: ControlPlane
 ) -> None:
     notes = helm(
-        "install", "rel", str(CHART), "-n", namespace, "--dry-run=client", "--take-ownership",
+        "install", "rel", str(CHART), "-n", namespace, "--dry-run=server",
         "--set", "crds.keep=false", "--set", f"watchNamespaces={{{namespace}}}",
     )  # fmt: skip
     notes = notes[notes.index("NOTES:") :]

@@ -70,7 +70,7 @@ def installed(
     helm = control_plane.helm
     options = ["--set", f"watchNamespaces={{{namespace}}}"] if request.param == "one namespace" else []
     control_plane.kubectl("apply", "--server-side", "-f", str(POOLS))
-    helm("install", "rel", str(CHART), "-n", namespace, "--take-ownership", *options)
+    helm("install", "rel", str(CHART), "-n", namespace, *options)
     release = control_plane.get("deployment", "rel-mambaserve", namespace)
     assert release is not None
     container = release["spec"]["template"]["spec"]["containers"][0]

@@ -122,7 +122,6 @@ def test_its_password_stays_and_its_address_reaches_other_namespaces(
     options = [
         "-n",
         namespace,
-        "--take-ownership",
         "--set",
         f"redis.enabled=true,watchNamespaces={{{namespace}}}",
     ]

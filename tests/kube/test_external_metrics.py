@@ -110,7 +110,7 @@ def world(
     options = ["--set", "externalMetrics.enabled=true"]
     if request.param == ONE:
         options += ["--set", f"watchNamespaces={{{namespace}}}"]
-    plane.helm("install", "rel", str(CHART), "-n", namespace, "--take-ownership", *options)
+    plane.helm("install", "rel", str(CHART), "-n", namespace, *options)
     log = tmp_path / "operator.log"
     with ExitStack() as stack:
         stack.callback(plane.helm, "uninstall", "rel", "-n", namespace)

@@ -34,6 +34,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* Who brought the CRD, where that was not this release; empty where this release may make it or has made it. */}}
+{{- define "mambaserve.crdOfOthers" -}}
+{{- $crd := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "mambadeployments.serving.mambaserve.io" -}}
+{{- if $crd -}}
+{{- $marks := default dict $crd.metadata.annotations -}}
+{{- $name := default "" (get $marks "meta.helm.sh/release-name") -}}
+{{- $namespace := default "" (get $marks "meta.helm.sh/release-namespace") -}}
+{{- if not $name -}}
+no release of Helm
+{{- else if not (and (eq $name .Release.Name) (eq $namespace .Release.Namespace)) -}}
+{{- printf "the release %s in %s" $name $namespace -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "mambaserve.externalMetrics" -}}
 {{- printf "%s-ext-metrics" (include "mambaserve.fullname" .) -}}
 {{- end -}}

@@ -152,15 +152,15 @@ def crd_yaml() -> str:
 
 
 def chart_template() -> str:
-    """The CRD as a template of the Helm chart, behind `crds.enabled` and `crds.keep`.
+    """The CRD as a template of the Helm chart, behind `crds.enabled` and `crds.keep`; left out where the
+    cluster has it from somebody else, since Helm would refuse the whole release.
 
     A chart's `crds/` folder is never upgraded by Helm, a template is.
     """
     head, tail = crd_yaml().removeprefix(HEADER).split("metadata:\n", 1)
     assert "{{" not in head + tail, "a description would be read as a template action"
-    return (
-        f"{{{{- if .Values.crds.enabled }}}}\n{HEADER}{head}metadata:\n{CHART_METADATA}{tail}{{{{- end }}}}\n"
-    )
+    ours = '{{- if and .Values.crds.enabled (not (include "mambaserve.crdOfOthers" .)) }}'
+    return f"{ours}\n{HEADER}{head}metadata:\n{CHART_METADATA}{tail}{{{{- end }}}}\n"
 
 
 def _structural(node: Any, definitions: Mapping[str, Any]) -> Any:
