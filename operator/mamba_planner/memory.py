@@ -1,7 +1,8 @@
 """From device memory to the bytes the arena may take: the ledger above the arena. Pure.
 
-A GPU's budget is a share of its memory. On a CPU it is a share of the memory that is free, and the arena is
-kept to a part of it unless someone asked for more: nothing else on the machine expects to be pushed out.
+A GPU's budget is a share of its memory, and no more than is free. On a CPU it is a share of the memory that
+is free, and the arena is kept to a part of it unless someone asked for more: nothing else on the machine
+expects to be pushed out.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Device:
     memory: int
     told: bool = True
     """Whether someone named the memory; False = measured, so a CPU arena is kept small."""
+    free: int | None = None
+    """Bytes of a GPU that nobody else has; None = all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,15 @@ class MemoryBudget:
 
     @classmethod
     def of(
-        cls, model: ModelConfig, constraints: Constraints, device: Device, weights: int | None = None
+        cls,
+        model: ModelConfig,
+        constraints: Constraints,
+        device: Device,
+        weights: int | None = None,
+        workspace: int | None = None,
     ) -> "MemoryBudget":
-        """Work out the budget. `weights`: true bytes on one device; None = by parameter count.
+        """Work out the budget. `weights`: true bytes on one device; None = by parameter count. `workspace`:
+        what the worst step was seen to take; None = by arithmetic.
 
         With `constraints.arena_bytes` the device's memory is not looked at: the budget is what that arena
         needs. Raises `DoesNotFit` when weights and workspace alone are too much.
@@ -58,24 +67,30 @@ class MemoryBudget:
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
         held = weights_bytes(model, dtype, ways, constraints.quantization) if weights is None else weights
-        workspace = RUNTIME_BYTES[device.kind] + workspace_bytes(
-            model,
-            dtype,
-            tokens=constraints.chunked_prefill_tokens,
-            running=constraints.max_running_requests or MOST_RUNNING[device.kind],
-            longest=constraints.max_model_len or model.max_position,
-            chunk=CHUNK[device.kind],
-            tensor_parallel=ways,
-        )
+        if workspace is None:
+            workspace = workspace_bytes(
+                model,
+                dtype,
+                tokens=constraints.chunked_prefill_tokens,
+                running=constraints.max_running_requests or MOST_RUNNING[device.kind],
+                longest=constraints.max_model_len or model.max_position,
+                chunk=CHUNK[device.kind],
+                tensor_parallel=ways,
+            )
+        workspace += RUNTIME_BYTES[device.kind]
         if (arena := constraints.arena_bytes) is not None:
             return cls(device, held + workspace + arena, held, workspace, arena, arena_limited=False)
         total = int(device.memory * constraints.utilization)
+        taken = device.free is not None and device.free < total
+        if device.free is not None:
+            total = min(total, device.free)
         if (left := total - held - workspace) <= 0:
             raise DoesNotFit(
                 f"weights {binary_size(held)} and workspace {binary_size(workspace)} need "
                 f"{binary_size(held + workspace)}; {binary_size(device.memory)} at utilization "
-                f"{constraints.utilization:g} gives {binary_size(total)}: use more or larger devices, "
-                "a higher utilization or fewer chunked prefill tokens",
+                f"{constraints.utilization:g} gives {binary_size(total)}"
+                f"{' and others hold memory of it' if taken else ''}: use more or larger devices, a higher "
+                "utilization or fewer chunked prefill tokens",
                 need=held + workspace,
                 have=total,
             )

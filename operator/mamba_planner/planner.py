@@ -27,6 +27,7 @@ def plan(
     device: Device,
     weights_bytes: int | None = None,
     workload: Workload | None = None,
+    workspace: int | None = None,
 ) -> MemoryPlan:
     """Plan one engine.
 
@@ -36,13 +37,14 @@ def plan(
         device: its memory; not looked at when `constraints.arena_bytes` is given.
         weights_bytes: true bytes of the weights on one device; None = by parameter count.
         workload: declared or measured traffic; None = a cautious assumption.
+        workspace: bytes that the worst step was seen to take; None = by arithmetic.
 
     Raises:
         DoesNotFit: weights, workspace and one sequence need more than the budget.
         UnusableInput: an input cannot be planned with, such as tensor parallelism that does not divide.
     """
     traffic = workload or Workload()
-    budget = MemoryBudget.of(model, constraints, device, weights_bytes)
+    budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
     candidates = [
         evaluate(model, constraints, budget, traffic, strategy, state_dtype)
         for state_dtype in STATE_DTYPES
@@ -68,12 +70,13 @@ def plan_engine(
     settings: EngineSettings,
     device: Device,
     weights_bytes: int | None = None,
+    workspace: int | None = None,
 ) -> MemoryPlan:
     """The plan of an engine with these settings: what is shown before, and what the engine does.
 
     Raises as `plan`.
     """
-    return plan(model, Constraints.of(settings), device, weights_bytes, Workload.of(settings))
+    return plan(model, Constraints.of(settings), device, weights_bytes, Workload.of(settings), workspace)
 
 
 def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:

@@ -222,7 +222,8 @@ class Memory(ApiModel):
     """Memory of one GPU, such as 80Gi; absent = the node label nvidia.com/gpu.memory, else what the device
     reports."""
     utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the device memory the engine may take for weights, workspace and arena."""
+    """Share of the device memory the engine may take for weights, workspace and arena; of a GPU no more than
+    is free when it starts."""
     arena: Quantity | None = None
     """Exact size of the arena that KV pages and state slots share; absent = what the planner computes. On a
     machine without a GPU: how much main memory to use."""

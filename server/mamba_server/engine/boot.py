@@ -13,8 +13,10 @@ from typing import Any, Literal
 import torch
 
 from mamba_kernels.dispatch.backend import Backend
+from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.errors import DoesNotFit
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
@@ -39,6 +41,7 @@ from mamba_server.engine.scheduler import Scheduler
 from mamba_server.engine.start_budget import StartBudget
 from mamba_server.engine.step_graphs import StepGraphs
 from mamba_server.engine.step_pace import STEP_TIME, StepPace
+from mamba_server.engine.workspace_trial import Measure, cuda_peak, measured_workspace
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.device_arena import DTYPES, DeviceArena
 from mamba_server.model.layers.hybrid import HybridModel
@@ -61,6 +64,8 @@ class Trial:
     """Wraps the forward stream."""
     graphs: StepGraphs | None = None
     """Captures decode steps, in the place of what does on the device."""
+    measure: Measure | None = None
+    """Measures what the worst step takes, where nothing does on the device."""
 
 
 NO_TRIAL = Trial()
@@ -90,7 +95,8 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     config = load_model_config(directory)
     device = pick_device(settings.device)
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
-    made = plan_engine(config, settings, _memory(settings, device), _weights(directory, dtype, settings))
+    memory_there, weights = _memory(settings, device), _weights(directory, dtype, settings)
+    made = plan_engine(config, settings, memory_there, weights)
     model = HybridModel.load(
         config,
         directory,
@@ -100,16 +106,20 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         batch_invariant=settings.batch_invariant,
         quantization=settings.quantization,
     )
+    measure = cuda_peak(device) if device.type == "cuda" else trial.measure
+    if measure is not None and settings.arena_bytes is None:
+        report("measuring the workspace", 0, 1)
+        limits = _limits(settings, made, device, trial)
+        took = _workspace(model, config, made, dtype, limits, device, measure)
+        made = plan_engine(config, settings, memory_there, weights, took)
+        report("measuring the workspace", 1, 1)
     report("allocating the arena", 0, made.arena_bytes)
     layout = CacheLayout.of(config, made, dtype)
     memory = DeviceArena(layout, device)
     report("allocating the arena", made.arena_bytes, made.arena_bytes)
-    most = _most_running(settings, made, device)
+    limits = _limits(settings, made, device, trial)
     fingerprint = fingerprint_of(directory, dtype, made.state_dtype, settings.quantization)
-    cache = _cache(settings, made, layout, most, fingerprint, trial.fail)
-    step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
-    chunk = trial.chunk or CHUNK[device.type]
-    limits = Limits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
+    cache = _cache(settings, made, layout, limits.max_running, fingerprint, trial.fail)
     stream = make_stream(device, overlap=made.overlap)
     if trial.stream is not None:
         stream = trial.stream(stream)
@@ -117,7 +127,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         model,
         memory.views(config, made.state_dtype, DTYPES[dtype]),
         cache.batch,
-        chunk=chunk,
+        chunk=limits.chunk,
         page_size=made.page_size,
         vocab_size=config.vocab_size,
         eos_token_ids=config.eos_token_ids,
@@ -180,15 +190,41 @@ def _memory(settings: EngineSettings, device: torch.device) -> Device:
     if settings.device_memory is not None:
         size = int(settings.device_memory)
     elif device.type == "cuda":
-        size = torch.cuda.get_device_properties(device).total_memory
+        free, size = torch.cuda.mem_get_info(device)
+        return Device("cuda", size, told=False, free=free)
     else:
         size = available_bytes()
     return Device("cuda" if device.type == "cuda" else "cpu", size, told=told)
 
 
-def _most_running(settings: EngineSettings, made: MemoryPlan, device: torch.device) -> int:
-    """Rows of the batch: a bound and no more, within it memory decides. Each sequence has a slab at least."""
-    return min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
+def _limits(settings: EngineSettings, made: MemoryPlan, device: torch.device, trial: Trial) -> Limits:
+    # Rows of the batch are a bound and no more, within it memory decides. Each sequence has a slab at least.
+    most = min(settings.max_running_requests or MOST_RUNNING[device.type], made.slabs - 1)
+    step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
+    chunk = trial.chunk or CHUNK[device.type]
+    return Limits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
+
+
+def _workspace(
+    model: HybridModel,
+    config: ModelConfig,
+    made: MemoryPlan,
+    dtype: str,
+    limits: Limits,
+    device: torch.device,
+    measure: Measure,
+) -> int:
+    """As `measured_workspace`. Raises DoesNotFit where the device has no room for the worst step."""
+    try:
+        return measured_workspace(model, config, made, dtype, limits, device, measure)
+    except torch.OutOfMemoryError as error:
+        left = made.budget_bytes - made.weights_bytes
+        raise DoesNotFit(
+            f"a step of {limits.step_tokens} tokens needs more than the {binary_size(left)} that the weights "
+            "leave: fewer chunked prefill tokens, a shorter model length, or a larger device",
+            need=made.budget_bytes + 1,
+            have=made.budget_bytes,
+        ) from error
 
 
 def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> StepPace | None:

@@ -6,7 +6,7 @@ the step's fence.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.page_table import PageTable
-from mamba_server.model.trial_batch import trial_batch
+from mamba_server.model.trial_batch import TrialPiece, trial_batch
 from mamba_server.wire import SamplingParams
 
 _FIELDS = tuple(field.name for field in fields(HostBatch) if field.name != "state_noise")
@@ -100,13 +100,32 @@ class ModelRunner:
             return False
         self._decode_steps.warm_up(report)
         report("preparing prompts", 0, 1)
-        host = trial_batch(self._chunk, self._persistent.rows)
+        pieces = [TrialPiece(self._chunk + 1, self._chunk + 1), TrialPiece(1, 1)]
+        self.try_out(trial_batch([1], pieces, chunk=self._chunk, spare_row=self._persistent.rows))
+        report("preparing prompts", 1, 1)
+        return True
+
+    def try_out(self, host: HostBatch, *, scored: bool = False) -> None:
+        """Compute a step that is nobody's: its rows are scored as a prompt's, or chosen from with all that
+        sampling can do. On the forward stream, or before there is one."""
+        if self._rounds:
+            noise = noise_words(np.zeros(len(host.positions), np.int32), host.positions + 1)
+            host = replace(host, state_noise=noise)
         with torch.inference_mode():
             ids = self._last_token.new_zeros(len(host.positions))
             hidden = self._model.hidden(self._batch_of(host, ids), self._cache)
-            self._sampler.try_out(self._model.logits(hidden), _to(host.context_len, self._device))
-        report("preparing prompts", 1, 1)
-        return True
+            if scored:
+                follow = np.zeros(len(hidden), np.int32)
+                self._score(hidden, PromptSpan(0, 0, len(hidden), follow, top=1))
+            else:
+                rows = hidden[:LOGIT_ROWS]
+                positions = _to(host.context_len[: len(rows)], self._device)
+                self._sampler.try_out(self._model.logits(rows), positions)
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether states are rounded stochastically."""
+        return bool(self._cache.ssm) and self._cache.ssm[0].dtype == torch.float16
 
     def prepare(self, schedule: Schedule) -> Callable[[], Callable[[], StepResult]]:
         """Everything the step needs, taken now; the work to launch."""
@@ -131,7 +150,7 @@ class ModelRunner:
 
     def _state_noise(self, arrays: StepArrays) -> Ints:
         """As of `HostBatch`."""
-        if not (self._cache.ssm and self._cache.ssm[0].dtype == torch.float16):
+        if not self._rounds:
             return NO_TOKENS
         rows = arrays.table_row[arrays.token_sequence]
         return noise_words(self._persistent.state_seed[rows], arrays.positions + 1)

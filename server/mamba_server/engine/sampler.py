@@ -120,12 +120,15 @@ class Sampler:
         return choice
 
     def try_out(self, logits: torch.Tensor, positions: torch.Tensor) -> None:
-        """Compile what sampling needs with rows of each kind, counted nowhere; arguments as of `sample`."""
+        """Compute what sampling can be asked for with rows of nobody; arguments as of `sample`."""
         asked = SamplingParams(
-            max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1, logit_bias={0: 0.0}
-        )
-        row = SamplingRow(asked, 0, 0, -1, -1, NO_TOKENS, ())
-        self.sample(logits, self.batch([row] * len(logits)), positions)
+            max_tokens=1, temperature=1.0, top_k=1, top_p=0.5, min_p=0.1, logprobs=1, logit_bias={0: 0.0},
+            repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+        )  # fmt: skip
+        rows = [self.admit(asked, 0, 0) for _ in range(len(logits))]
+        self.sample(logits, self.batch(rows), positions)
+        for row in rows:
+            self.release(row)
 
     def release(self, row: SamplingRow) -> None:
         """The sequence ended or was preempted. Its counts may be reused from the next `admit` on."""

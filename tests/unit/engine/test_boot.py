@@ -12,9 +12,11 @@ import mamba_server
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.memory import MOST_RUNNING
+from mamba_planner.errors import DoesNotFit
+from mamba_planner.memory import MOST_RUNNING, RUNTIME_BYTES
 from mamba_planner.spec_settings import engine_settings
 from mamba_planner.strategy import reservation
+from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial, boot, make_stream, pick_device, ready_plan
 from mamba_server.engine.errors import NoDevice
 from mamba_server.engine.forward_stream import InlineStream, SimulatedStream, ThreadStream
@@ -235,3 +237,54 @@ def test_what_cannot_be_built_is_refused_before_memory_is_taken(
         start(report=lambda stage, *_: told.append(stage), **settings)
     assert getattr(caught.value, "exit_code", None) == code
     assert "allocating the arena" not in told
+
+
+# --- the workspace ---------------------------------------------------------------------------------------
+
+
+def workspace(engine: Engine) -> int:
+    (found,) = (line.bytes for line in engine.plan.ledger if line.item == "workspace")
+    return found - RUNTIME_BYTES["cpu"]
+
+
+def test_what_the_worst_step_took_is_what_is_planned_with() -> None:
+    ran: list[str] = []
+
+    def measure(work: Any) -> int:
+        work()
+        ran.append("the steps")
+        return 5 << 20
+
+    given = {"arena_bytes": None, "device_memory": "1Gi", "chunked_prefill_tokens": 64, "max_model_len": 512}
+    plain, measured = start(**given), start(trial=Trial(measure=measure), **given)
+    assert ran == ["the steps"]
+    assert workspace(measured) == 5 << 20 < workspace(plain)
+    assert measured.plan.arena_bytes > plain.plan.arena_bytes
+    assert measured.core.cache.arena.slabs == measured.plan.slabs
+
+
+def test_an_arena_of_a_given_size_is_not_measured_for() -> None:
+    def measure(_: Any) -> int:
+        raise AssertionError
+
+    assert start(trial=Trial(measure=measure)).plan.arena_bytes == start().plan.arena_bytes
+
+
+def test_a_worst_step_that_leaves_nothing_or_does_not_fit_is_refused_with_numbers() -> None:
+    def short(_: Any) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    given = {"arena_bytes": None, "device_memory": "256Mi", "chunked_prefill_tokens": 64}
+    with pytest.raises(DoesNotFit, match=r"workspace 1\.1Gi"):
+        start(trial=Trial(measure=lambda _: 1 << 30), **given)
+    with pytest.raises(DoesNotFit, match="a step of 64 tokens needs more than") as caught:
+        start(trial=Trial(measure=short), **given)
+    assert caught.value.exit_code == 3
+
+
+def test_a_gpu_s_free_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 30, 8 << 30))
+    found = booting._memory(EngineSettings(model="any"), torch.device("cuda"))
+    assert found == Device("cuda", 8 << 30, told=False, free=3 << 30)
+    told = booting._memory(EngineSettings(model="any", device_memory="4Gi"), torch.device("cuda"))
+    assert told == Device("cuda", 4 << 30)

@@ -13,7 +13,7 @@ from mamba_kernels.dispatch import backend
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_server.engine import boot as booting
-from mamba_server.engine.boot import Engine
+from mamba_server.engine.boot import NO_TRIAL, Engine, Trial
 from mamba_server.model.layers import hybrid
 from mamba_server.model.weight_files import WeightsSize
 from mamba_server.wire import AddRequest, SamplingParams
@@ -66,8 +66,9 @@ class Measured:
     """An engine without a file of weights, and what its steps take."""
 
     def __init__(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], **settings: Any
-    ) -> None:
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any],
+        trial: Trial = NO_TRIAL, **settings: Any,
+    ) -> None:  # fmt: skip
         (directory / "config.json").write_text(json.dumps(CONFIG | config))
         monkeypatch.setattr(hybrid, "Weights", AnyWeights)
         monkeypatch.setattr(booting, "weights_size", lambda _: WeightsSize(0, 0, 0))
@@ -77,7 +78,7 @@ class Measured:
         torch.set_num_threads(1)
         wanted = {"arena_bytes": 128 << 20, "chunked_prefill_tokens": 512, **settings}
         self.engine: Engine = booting.boot(
-            EngineSettings(model=str(directory), device="cpu", **wanted), lambda *_: None
+            EngineSettings(model=str(directory), device="cpu", **wanted), lambda *_: None, trial
         )
         # How many start together must not hang on how fast this machine is just now.
         self.engine.core.scheduler.admission.budget = None
@@ -104,8 +105,7 @@ ALL_OF_SAMPLING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
+STEPS = pytest.mark.parametrize(
     ("config", "settings", "lengths", "params", "steps"),
     [
         pytest.param({}, {}, [511], {}, 1, id="one long prompt"),
@@ -117,6 +117,10 @@ ALL_OF_SAMPLING = {
         pytest.param({"hybrid_override_pattern": "*"}, {}, [1500], {}, 3, id="attention to a long context"),
     ],
 )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@STEPS
 def test_no_step_takes_more_than_was_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, config: dict[str, Any],
     settings: dict[str, Any], lengths: list[int], params: dict[str, Any], steps: int,
@@ -125,6 +129,22 @@ def test_no_step_takes_more_than_was_planned(
     measured.add(*lengths, **params)
     taken = max(measured.step() for _ in range(steps))
     assert measured.planned / 40 < taken <= measured.planned
+
+
+@STEPS
+def test_no_step_takes_more_than_the_trial_did_and_the_arena_is_what_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], settings: dict[str, Any],
+    lengths: list[int], params: dict[str, Any], steps: int,
+) -> None:  # fmt: skip
+    fixed = {"arena_bytes": None, "device_memory": "512Mi", **settings}
+    by_arithmetic = Measured(tmp_path, monkeypatch, config, **fixed)
+    measured = Measured(tmp_path, monkeypatch, config, Trial(measure=peak_bytes), **fixed)
+    measured.add(*lengths, **params)
+    taken = max(measured.step() for _ in range(steps))
+    assert taken <= measured.planned <= 1.05 * by_arithmetic.planned
+    more = measured.engine.plan.arena_bytes - by_arithmetic.engine.plan.arena_bytes
+    spared = by_arithmetic.planned - measured.planned
+    assert spared - measured.engine.plan.slab_bytes < more < spared + measured.engine.plan.slab_bytes
 
 
 @pytest.mark.parametrize(("one", "two"), [(100, 400)])

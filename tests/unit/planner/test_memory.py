@@ -111,3 +111,19 @@ def test_a_meminfo_without_the_line_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
     with pytest.raises(OSError, match="MemAvailable"):
         available_bytes(tmp_path / "meminfo", tmp_path)
+
+
+def test_what_others_hold_of_a_gpu_is_not_planned_with(nano: ModelConfig) -> None:
+    whole = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB))
+    assert MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=79 * GIB)).total == whole.total
+    shared = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=40 * GIB))
+    assert shared.total == 40 * GIB
+    with pytest.raises(DoesNotFit, match="others hold memory of it"):
+        MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB, free=8 * GIB))
+
+
+def test_a_workspace_that_was_measured_takes_the_place_of_the_arithmetic(nano: ModelConfig) -> None:
+    planned = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB))
+    measured = MemoryBudget.of(nano, Constraints(), Device("cuda", 80 * GIB), workspace=GIB)
+    assert measured.workspace == GIB + RUNTIME_BYTES["cuda"]
+    assert measured.arena - planned.arena == planned.workspace - measured.workspace
