@@ -7,21 +7,23 @@ needs the room; what is read again is there at once.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mamba_server.model.mapped_pages import drop
 
+_SMAPS = Path("/proc/self/smaps")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
 _LIBRARY = re.compile(r"/.*\.so(\.[0-9.]+)?$")
 
 
 def give_back_libraries() -> None:
-    """Drop the pages of libraries that are as they lie in their files. Without Linux nothing happens."""
-    if sys.platform != "linux":
+    """Drop the pages of libraries that are as they lie in their files; without /proc nothing happens."""
+    try:
+        smaps = _SMAPS.read_text("utf-8", errors="replace")
+    except OSError:
         return
-    for begin, end in unchanged(Path("/proc/self/smaps").read_text().splitlines()):
+    for begin, end in unchanged(smaps.splitlines()):
         drop(begin, end)
 
 

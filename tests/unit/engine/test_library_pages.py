@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from mamba_server.engine import library_pages
 from mamba_server.engine.library_pages import unchanged
 
 MAPS = """\
@@ -33,6 +35,16 @@ Anonymous:             0 kB
 
 def test_only_what_cannot_be_written_and_has_not_been_is_dropped() -> None:
     assert list(unchanged(MAPS.splitlines())) == [(0x1000, 0x2000), (0x2000, 0x5000), (0xB000, 0xC000)]
+
+
+def test_where_the_kernel_does_not_tell_nothing_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library_pages, "_SMAPS", tmp_path / "absent")
+    dropped: list[tuple[int, int]] = []
+    monkeypatch.setattr(library_pages, "drop", lambda *place: dropped.append(place))
+    library_pages.give_back_libraries()
+    assert not dropped
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
