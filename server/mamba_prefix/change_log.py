@@ -15,10 +15,10 @@ from mamba_prefix.messages import (
     Change,
     Heartbeat,
     Snapshot,
-    entries_of,
-    hashes_of,
     pack_entries,
     pack_hashes,
+    unpack_entries,
+    unpack_hashes,
 )
 
 KEPT = 1024
@@ -90,12 +90,11 @@ class ChangeLog:
         if cleared:
             self.depths.clear()
             self.pages.clear()
-        for each in hashes_of(lost).tolist():
+        for each in unpack_hashes(lost):
             self.depths.pop(each, None)
-        entries = entries_of(gained)
-        self.depths.update(zip(entries["hash"].tolist(), entries["depth"].tolist(), strict=True))
-        self.pages.difference_update(hashes_of(pages_lost).tolist())
-        self.pages.update(hashes_of(pages_gained).tolist())
+        self.depths.update(unpack_entries(gained))
+        self.pages.difference_update(unpack_hashes(pages_lost))
+        self.pages.update(unpack_hashes(pages_gained))
         self._append(
             cleared=cleared, gained=gained, lost=lost, pages_gained=pages_gained, pages_lost=pages_lost
         )

@@ -5,19 +5,19 @@ version: who does not know it reads the rest, and who misses it reads that there
 are packed, little-endian, so that a thousand of them are one piece of memory.
 """
 
+from collections.abc import Collection
+from itertools import starmap
+from struct import Struct
 from typing import Annotated
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from mamba_prefix.errors import ForeignMessage
-from mamba_prefix.page_chain import Hashes
 
 VERSION = 1
-ENTRY = np.dtype([("hash", "<u8"), ("depth", "<u4")])
+_ENTRY = Struct("<QI")
 """A checkpoint: the hash of its prefix, and the tokens in it. 12 bytes."""
-Entries = npt.NDArray[np.void]
+_HASH = 8
 
 
 class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
@@ -33,7 +33,7 @@ class Change(msgspec.Struct, tag="change", array_like=True, frozen=True):
     cleared: bool
     """All before it is void: what it gains is all there is."""
     gained: bytes
-    """Checkpoints, `ENTRY` after `ENTRY`."""
+    """Checkpoints, each a hash in 8 bytes and a depth in 4."""
     lost: bytes
     """Their hashes, 8 bytes each."""
     at: float = 0.0
@@ -71,7 +71,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
     fingerprint: str
     page_size: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
     entries: bytes
-    """Checkpoints, `ENTRY` after `ENTRY`."""
+    """Checkpoints, each a hash in 8 bytes and a depth in 4."""
     after: str = ""
     """Where in the stream `seq` is certain to be passed: later batches stand behind it."""
     version: int = VERSION
@@ -111,12 +111,12 @@ def unpack(raw: bytes) -> Message:
         parts = (message.snapshot, *message.changes)
     for each in parts:
         if isinstance(each, Change):
-            _check(each.gained, ENTRY.itemsize)
+            _check(each.gained, _ENTRY.size)
             for hashes in (each.lost, each.pages_gained, each.pages_lost):
-                _check(hashes, 8)
+                _check(hashes, _HASH)
         elif isinstance(each, Snapshot):
-            _check(each.entries, ENTRY.itemsize)
-            _check(each.pages, 8)
+            _check(each.entries, _ENTRY.size)
+            _check(each.pages, _HASH)
     return message
 
 
@@ -127,22 +127,19 @@ def _check(raw: bytes, size: int) -> None:
 
 def pack_entries(depths: dict[int, int]) -> bytes:
     """Depths by hash, packed."""
-    entries = np.empty(len(depths), ENTRY)
-    entries["hash"] = np.fromiter(depths.keys(), np.uint64, len(depths))
-    entries["depth"] = np.fromiter(depths.values(), np.uint32, len(depths))
-    return entries.tobytes()
+    return b"".join(starmap(_ENTRY.pack, depths.items()))
 
 
-def pack_hashes(hashes: set[int]) -> bytes:
+def pack_hashes(hashes: Collection[int]) -> bytes:
     """Hashes, packed."""
-    return np.fromiter(hashes, "<u8", len(hashes)).tobytes()
+    return Struct(f"<{len(hashes)}Q").pack(*hashes)
 
 
-def entries_of(raw: bytes) -> Entries:
-    """What `pack_entries` packed: `ENTRY` items."""
-    return np.frombuffer(raw, ENTRY)
+def unpack_entries(raw: bytes) -> dict[int, int]:
+    """What `pack_entries` packed."""
+    return dict(_ENTRY.iter_unpack(raw))
 
 
-def hashes_of(raw: bytes) -> Hashes:
+def unpack_hashes(raw: bytes) -> tuple[int, ...]:
     """What `pack_hashes` packed."""
-    return np.frombuffer(raw, "<u8").astype(np.uint64, copy=False)
+    return Struct(f"<{len(raw) // _HASH}Q").unpack(raw)

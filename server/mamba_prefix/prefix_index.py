@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mamba_prefix.messages import Change, Heartbeat, Snapshot, entries_of, hashes_of
+from mamba_prefix.messages import Change, Heartbeat, Snapshot
+from mamba_prefix.packed_arrays import entries_of, hashes_of
 from mamba_prefix.page_chain import Hashes, PageChain
 from mamba_prefix.page_rungs import rungs
 from mamba_prefix.prefix_table import MOST_ENGINES, PrefixTable

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
@@ -67,6 +68,28 @@ class Piece:
     """Not a part of the answer's text."""
 
 
+class _Model(msgspec.Struct):
+    type: str | None = None
+    byte_fallback: bool | None = None
+
+
+class _Document(msgspec.Struct):
+    """What is read of a tokenizer's description. Its vocabulary and its merges are passed over: as objects of
+    Python they would be the largest thing that this process ever holds."""
+
+    model: _Model
+    added_tokens: list[dict[str, Any]]
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    post_processor: Any = None
+    decoder: Any = None
+
+    @property
+    def steps(self) -> list[Any]:
+        """What a text goes through before and after the model."""
+        return [self.normalizer, self.pre_tokenizer, self.post_processor, self.decoder]
+
+
 class Tokenizer:
     """A model's tokenizer. Thread-safe: the Rust object is, and nothing here changes after `__init__`."""
 
@@ -81,11 +104,11 @@ class Tokenizer:
         bos = self.special_tokens.get("bos_token")
         self.bos_id = rust.token_to_id(bos) if bos is not None else None
         self._bos_rule = config.get("add_bos_token")
-        document = json.loads(rust.to_str())
-        self._byte_level = '"ByteLevel"' in json.dumps({**document, "model": None, "added_tokens": None})
+        document = msgspec.json.decode(rust.to_str(), type=_Document)
+        self._byte_level = '"ByteLevel"' in json.dumps(document.steps)
         added = rust.get_added_tokens_decoder().values()
         self._added = {token.content: bool(token.special) for token in added}
-        self.most_chars_per_token = _most_chars_per_token(document)
+        self.most_chars_per_token = _most_chars_per_token(document, rust)
         """No text has more characters than this for each of its tokens; None = nothing is known."""
         # Per object, so that a tokenizer of another model in the same process has its own.
         self.piece = functools.lru_cache(maxsize=1 << 16)(self._piece)
@@ -154,20 +177,20 @@ _KEEPING = frozenset({"Prepend", "Replace", "Sequence", "NFC"})
 """Normalizers that make no text shorter but for NFC, which joins at most three characters to one."""
 
 
-def _most_chars_per_token(document: dict[str, Any]) -> int | None:
+def _most_chars_per_token(document: _Document, rust: RustTokenizer) -> int | None:
     """Of a BPE over bytes: nothing is dropped there, and no token stands for what is unknown."""
-    model = document["model"]
-    normalizers = _kinds(document.get("normalizer"))
-    parts = _kinds(document.get("pre_tokenizer"))
-    bytewise = "ByteLevel" in parts or bool(model.get("byte_fallback"))
-    drops = '"Removed"' in json.dumps(document.get("pre_tokenizer")) or any("White" in one for one in parts)
-    shortened = normalizers - _KEEPING or _replaces_by_less(document.get("normalizer"))
-    if model.get("type") != "BPE" or not bytewise or drops or shortened:
+    model = document.model
+    normalizers = _kinds(document.normalizer)
+    parts = _kinds(document.pre_tokenizer)
+    bytewise = "ByteLevel" in parts or bool(model.byte_fallback)
+    drops = '"Removed"' in json.dumps(document.pre_tokenizer) or any("White" in one for one in parts)
+    shortened = normalizers - _KEEPING or _replaces_by_less(document.normalizer)
+    if model.type != "BPE" or not bytewise or drops or shortened:
         return None
-    if any(token["lstrip"] or token["rstrip"] for token in document["added_tokens"]):
+    if any(token["lstrip"] or token["rstrip"] for token in document.added_tokens):
         return None  # takes any length of white space into itself
-    longest = max(map(len, [*model["vocab"], *(token["content"] for token in document["added_tokens"])]))
-    return int(longest) * (3 if "NFC" in normalizers else 1)
+    longest = max(map(len, rust.get_vocab(with_added_tokens=True)))
+    return longest * (3 if "NFC" in normalizers else 1)
 
 
 def _kinds(part: Any) -> set[str]:

@@ -1,16 +1,23 @@
 """What is counted of a GPU's work while serving, by the names of `EngineStats`: both should stay at 0."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    # The engine process imports this before it chooses how threads wait, which torch reads when it is loaded.
+    import torch
 
-from mamba_kernels.dispatch.backend import TRITON, Backend
+    from mamba_kernels.dispatch.backend import Backend
 
 Counters = Callable[[], dict[str, float]]
 
 
 def device_counters(device: torch.device, backend: Backend) -> Counters:
     """Begin to count; nothing where there is no such device and no such compiler."""
+    from mamba_kernels.dispatch.backend import TRITON
+
     counters: dict[str, Callable[[], int]] = {}
     if backend.name == TRITON:
         from mamba_kernels.triton_support.compilations import Compilations

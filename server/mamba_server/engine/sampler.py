@@ -181,10 +181,14 @@ class Sampler:
         if batch.parameters is not None:
             choice = self.choose(logits, batch.parameters, positions)
             return choice.ids, choice.finite
-        finite = is_finite(logits)
-        if batch.penalties is not None:
+        if batch.penalties is None:
+            # One pass over what fills no cache; `argmax` alone takes three times as long on a CPU.
+            best = logits.max(-1)
+            finite, ids = best.values.isfinite(), best.indices
+        else:
+            finite = is_finite(logits)
             self._penalize(logits, batch.penalties)
-        ids = logits.argmax(-1)
+            ids = logits.argmax(-1)
         if batch.random is not None:
             ids[batch.random] = self._draw(logits[batch.random], batch, positions[batch.random])
         if batch.penalties is not None:

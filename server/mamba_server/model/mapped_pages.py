@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-_MADV_DONTNEED = 4
+_MADV_NORMAL, _MADV_SEQUENTIAL, _MADV_DONTNEED = 0, 2, 4
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -26,5 +26,17 @@ def give_back(rows: torch.Tensor) -> None:
     begin = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (rows.data_ptr() + rows.numel() * rows.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > begin:
-        # It can fail for memory that is locked, which then stays: no loss but of room.
-        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
+        drop(begin, end)
+
+
+def drop(begin: int, end: int) -> None:
+    """Drop the pages of a file that is mapped from address `begin` to `end`, and was not changed there.
+
+    Without Linux nothing happens. It can fail for memory that is locked, which then stays.
+    """
+    if _LIBC is None:
+        return
+    # Pages of a mapping that is read once, from its start on, are not taken for pages in use as they go: else
+    # they would count to a container's working set.
+    for advice in (_MADV_SEQUENTIAL, _MADV_DONTNEED, _MADV_NORMAL):
+        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)

@@ -2,7 +2,8 @@
 
 Used once, while the model is built. Every complaint names the file and the tensor. A tensor that needs no
 conversion stays in the file's mapping, so that weights are in memory once and shared between processes,
-unless the CPU kernels take them, which pack what they multiply.
+unless the CPU kernels take them, which pack what they multiply. Small ones are copied: they lie among large
+ones, and reading a few bytes of a mapping brings its whole neighbourhood into memory.
 """
 
 import json
@@ -21,6 +22,8 @@ from mamba_server.model.weight_files import INDEX, shards
 
 PREFIXES = ("model.", "backbone.")
 """The same model is saved under either name, depending on the version that wrote it."""
+SMALL = 32 << 10
+"""Bytes of a tensor up to which it is copied out of the file: a norm, a bias, a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Weights:
         self._taken.add(name)
         self._done += entry.nbytes
         self._progress("weights", self._done, self.nbytes)
-        taken = tensor.to(device=device, dtype=dtype)
+        taken = tensor.to(device=device, dtype=dtype, copy=tensor.nbytes <= SMALL)
         if taken is not tensor:
             give_back(tensor)
         return taken

@@ -1,6 +1,8 @@
-"""Parts of starting: what is refused, and threads that do not outlive their use."""
+"""Parts of starting: what is refused, what is loaded, and threads that do not outlive their use."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -38,6 +40,15 @@ async def test_a_port_that_is_taken_keeps_the_server_from_starting() -> None:
         ):
             with pytest.raises(ServeError, match=f"{option}: .*127.0.0.1:{port}"):
                 await Server(EngineSettings(model="m", **options)).run()
+
+
+def test_nothing_that_computes_is_loaded_beside_the_engine() -> None:
+    """Each of these would be in memory for as long as the server runs."""
+    heavy = ("torch", "numpy", "transformers", "safetensors", "kubernetes", "kopf", "redis")
+    modules = "mamba_cli.local.loading_progress, mamba_server.api.server, sys"
+    code = f"import {modules}; print({set(heavy)!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 async def test_a_daemon_thread_gives_its_result_or_its_error() -> None:

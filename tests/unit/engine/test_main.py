@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -50,6 +51,13 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     before = signal.getsignal(signal.SIGINT)
     yield made
     signal.signal(signal.SIGINT, before)
+
+
+def test_torch_is_not_there_before_it_is_said_how_threads_wait() -> None:
+    """OpenMP reads it once, when torch brings it."""
+    code = "import mamba_server.engine.__main__, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:

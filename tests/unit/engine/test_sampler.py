@@ -70,6 +70,25 @@ def test_temperature_zero_is_the_most_likely_token(sampler: Sampler, logits: tor
     assert once(sampler, logits, params(temperature=0)).ids.tolist() == [int(logits.argmax())]
 
 
+@pytest.mark.parametrize("fields", [{}, {"frequency_penalty": 0.5}])
+def test_of_equal_logits_the_first_is_chosen_and_rows_that_are_no_numbers_are_told(
+    fields: dict[str, float],
+) -> None:
+    size = 40_000
+    sampler = Sampler(size, CPU, eos_token_ids=(EOS,))
+    logits = torch.full((5, size), -1.0)
+    logits[0, [31, 900, size - 1]] = 2.0
+    logits[1, [size - 2, size - 1]] = 2.0
+    logits[2, 77] = torch.nan
+    logits[3, 5] = torch.inf
+    logits[4, : size - 1] = -torch.inf
+    rows = [admit(sampler, params(temperature=0, **fields), 0, [1]) for _ in logits]
+    chosen = sampler.sample(logits, sampler.batch(rows), torch.full((5,), 10, dtype=torch.int32))
+    assert chosen.ids.tolist()[:2] == [31, size - 2]
+    assert chosen.ids.tolist()[3:] == [5, size - 1]
+    assert chosen.finite.tolist() == [True, True, False, False, True]
+
+
 def test_draws_follow_the_softmax_at_the_given_temperature(sampler: Sampler, logits: torch.Tensor) -> None:
     count = 40_000
     for temperature in (0.5, 1.0, 2.0):

@@ -67,7 +67,7 @@ def test_packed_weights_leave_no_second_copy_in_memory(wide: Path, quantization:
     path = wide / "model.safetensors"
     model = HybridModel.load(config, wide, device=CPU, dtype=torch.float32, quantization=quantization)
     assert model.embedding(torch.arange(3)).shape == (3, config.hidden_size)
-    assert resident(path) < 0.25 * path.stat().st_size
+    assert resident(path) == 0, "small tensors are copied, and nothing of the file is mapped"
 
 
 def test_converted_weights_leave_no_second_copy_in_memory(wide: Path) -> None:

@@ -9,18 +9,8 @@ import pytest
 
 from mamba_prefix.change_log import KEPT, ChangeLog
 from mamba_prefix.errors import ForeignMessage
-from mamba_prefix.messages import (
-    VERSION,
-    Change,
-    Feed,
-    Snapshot,
-    entries_of,
-    hashes_of,
-    pack,
-    pack_entries,
-    pack_hashes,
-    unpack,
-)
+from mamba_prefix.messages import VERSION, Change, Feed, Snapshot, pack, pack_entries, pack_hashes, unpack
+from mamba_prefix.packed_arrays import entries_of, hashes_of
 from virtual_time import in_virtual_time
 
 PAGES = {Change: ("pages_gained", "pages_lost"), Snapshot: ("pages",)}
