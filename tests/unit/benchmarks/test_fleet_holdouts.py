@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -103,7 +103,7 @@ def test_all_loads_are_in_one_table_however_many_run_at_once(
 ) -> None:
     for name in ("ramp", "on-off"):
         small = Workload(name, 256, [Arrival(n * 0.5, 300, 5) for n in range(60)])
-        monkeypatch.setitem(HOLDOUTS, name, lambda small=small: Asked(small, False))
+        monkeypatch.setitem(HOLDOUTS, name, partial(Asked, small, False))
     one = compared(tmp_path / "one", ("--load-scale", "1", "2"))
     assert [each["workload"] for each in one[:: len(SCALERS)]] == [
         "holdout-ramp x1", "holdout-ramp x2", "holdout-on-off x1", "holdout-on-off x2",
