@@ -2,15 +2,15 @@
 
 Requests that are alone are measured first, and what they take is all that the simulator is told; then a
 generated trace is played to both. Compared are TTFT, the share of prompt tokens that was resumed, and
-throughput. Run as `python -m benchmarks.fleet_live [--minutes 20]`, on a machine that does nothing else: what
-others take of it between measuring and comparing is in the difference.
+throughput. Run as `python -m benchmarks.fleet_live [--minutes 20]`, on a machine that does nothing else: of
+moments in which others took much of it no times are compared, on either side.
 """
 
 import argparse
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +21,7 @@ from benchmarks.cache.block_trace import generated
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.fleet.calibration import WIDE, Calibration, Fit
 from benchmarks.http_cpu_processes import end_children_on_sigterm
-from benchmarks.process_tree import tree_cpu_seconds
+from benchmarks.other_load import PERIOD, OtherLoad, cpu_seconds, tree
 from benchmarks.routing_live import Fleet, fleet
 
 from mamba_cli.bench.client import LoadClient
@@ -45,6 +45,10 @@ MORE = (48, 144)
 OUTPUTS = 24
 IDLE_SECONDS = 3.0
 LEAST_USED = 0.01
+QUIET = 0.2
+"""Cores that others may take."""
+LEAST_QUIET = 0.3
+"""Share of the requests that must be left."""
 TARGET = 0.15
 
 
@@ -77,54 +81,72 @@ async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Cal
     """
     rng = Random(f"calibration {seed}")
     alone, together = list[Sample](), list[Sample]()
+    own, others = tree(), OtherLoad()
 
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(5, 250) for _ in range(count)]
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(5, 250) for _ in range(count))
 
     async with aiohttp.ClientSession() as session:
         door = LoadClient(session, running.doors[0], MODEL)
         direct = LoadClient(session, running.engines[0], MODEL)
 
-        async def ask(prompts: Sequence[Sequence[int]]) -> None:
+        async def ask(prompts: Sequence[tuple[int, ...]]) -> None:
             for each in rng.sample(prompts, len(prompts)):
                 await asyncio.sleep(rng.expovariate(1 / pause))
-                alone.append(await door.send(Prompt(tuple(each), OUTPUTS, 0.0), time.monotonic()))
+                alone.append(await door.send(Prompt(each, OUTPUTS, 0.0), 0.0))
 
-        idle = await _cores_used(asyncio.sleep(IDLE_SECONDS)) / IDLE_SECONDS
-        busy = waited = 0.0
-        for _ in range(rounds):
-            new = [tokens(length) for length in NEW]
-            start = time.monotonic()
-            busy += await _cores_used(ask(new))
-            busy += await _cores_used(ask([prompt + tokens(more) for prompt in new for more in MORE]))
-            waited += time.monotonic() - start
-            wide = [Prompt(tuple(tokens(NEW[0])), 64, 0.0) for _ in range(WIDE)]
-            together += await asyncio.gather(*(direct.send(each, time.monotonic()) for each in wide))
+        async def used(work: Awaitable[None]) -> tuple[float, float]:
+            begun, before = time.monotonic(), cpu_seconds(own)
+            await work
+            return cpu_seconds(own) - before, time.monotonic() - begun
+
+        with others.watching():
+            resting, rest = await used(asyncio.sleep(IDLE_SECONDS))
+            busy = 0.0
+            for _ in range(rounds):
+                new = [tokens(length) for length in NEW]
+                for prompts in (new, [prompt + tokens(more) for prompt in new for more in MORE]):
+                    taken, passed = await used(ask(prompts))
+                    busy += taken - passed * resting / rest
+                wide = [Prompt(tokens(NEW[0]), 64, 0.0) for _ in range(WIDE)]
+                together += await asyncio.gather(*(direct.send(each, 0.0) for each in wide))
+            await asyncio.sleep(2 * PERIOD)
     asked = sum(each.e2e for each in alone)
-    cores = len(os.sched_getaffinity(0)) - idle
-    return Calibration(alone, together, cores, max(LEAST_USED, (busy - idle * waited) / asked))
+    cores = len(os.sched_getaffinity(0)) - resting / rest
+    return Calibration(undisturbed(alone, others), together, cores, max(LEAST_USED, busy / asked))
 
 
-async def _cores_used(work: Awaitable[None]) -> float:
-    """CPU seconds that this process and all that it started take for `work`."""
-    before = tree_cpu_seconds()
-    await work
-    return tree_cpu_seconds() - before
+def undisturbed(samples: Sequence[Sample], others: OtherLoad, start: float = 0.0) -> list[Sample]:
+    """Those who had got their first token before others took more than `QUIET` cores; all if few are left.
+
+    `start`: of their times by the monotonic clock. What counts is what others took, not what came of it.
+    """
+    kept = [
+        each
+        for each in samples
+        if each.ttft is not None and others.most(start + each.sent, start + each.sent + each.ttft) <= QUIET
+    ]
+    return kept if len(kept) >= LEAST_QUIET * len(samples) else list(samples)
 
 
-async def play(door: str, asked: Asked) -> list[Sample]:
-    """Each request at its second, whatever the others do."""
+async def play(door: str, asked: Asked) -> tuple[list[Sample], OtherLoad, float]:
+    """Each request at its second, whatever the others do; also what else used the cores, and the start."""
     connector = aiohttp.TCPConnector(limit=0)
     prompts = [Prompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in asked.workload.arrivals]
+    others = OtherLoad()
     async with aiohttp.ClientSession(connector=connector) as session:
         client = LoadClient(session, door, MODEL)
-        start = time.monotonic()
+        with others.watching():
+            await asyncio.sleep(2 * PERIOD)
+            start = time.monotonic()
 
-        async def one(prompt: Prompt) -> Sample:
-            await asyncio.sleep(start + (prompt.at or 0.0) - time.monotonic())
-            return await client.send(prompt, start)
+            async def one(prompt: Prompt) -> Sample:
+                await asyncio.sleep(start + (prompt.at or 0.0) - time.monotonic())
+                return await client.send(prompt, start)
 
-        return list(await asyncio.gather(*map(one, prompts)))
+            samples = list(await asyncio.gather(*map(one, prompts)))
+            await asyncio.sleep(2 * PERIOD)
+    return samples, others, start
 
 
 def figures(
@@ -140,11 +162,11 @@ def figures(
     }
 
 
-def of_live(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of requests that ended well."""
+def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) -> dict[str, float]:
+    """Of requests that ended well; times of those that are `timed`, by default of all."""
     well = [each for each in samples if each.error is None and each.ttft is not None]
     return figures(
-        [each.ttft for each in well if each.ttft is not None],
+        [each.ttft for each in timed or well if each.error is None and each.ttft is not None],
         sum(each.prompt_tokens for each in well),
         sum(each.cached_tokens for each in well),
         sum(each.output_tokens for each in well),
@@ -152,14 +174,16 @@ def of_live(samples: Sequence[Sample]) -> dict[str, float]:
     )
 
 
-def simulated(asked: Asked, fit: Fit, engines: int, seed: int) -> dict[str, float]:
-    """The same requests to a simulated fleet of such engines."""
+def simulated(
+    asked: Asked, fit: Fit, engines: int, seed: int, kept: Collection[int] | None = None
+) -> dict[str, float]:
+    """The same requests to a simulated fleet of such engines; times of those whose numbers are `kept`."""
     around = Conditions(least=engines, most=engines, initial=engines, machine=fit.machine)
     run = Simulation(asked, fit.profile, Gateway, FixedSize(engines), Slo(), around, seed)
     run.run()
     done = [each for each in run.requests if each.first is not None and each.ended is not None]
     return figures(
-        [each.first - each.at for each in done if each.first is not None],
+        [each.first - each.at for each in done if each.first and (kept is None or each.number in kept)],
         sum(each.prompt_tokens for each in done),
         sum(each.resumed for each in done),
         sum(each.outputs for each in done),
@@ -192,14 +216,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asyncio.run(calibrate(running, 2, 0.1, -1))
         before = asyncio.run(calibrate(running, given.rounds, pause, 0))
         running.flush()
-        samples = asyncio.run(play(running.doors[0], asked))
+        samples, others, start = asyncio.run(play(running.doors[0], asked))
         after = asyncio.run(calibrate(running, given.rounds, pause, 1))
     if given.keep is not None:
         given.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
     slabs = given.arena_bytes // (64 << 10)
     fit, later = before.fit(slabs), after.fit(slabs)
-    live = of_live(samples)
-    found, drift = (simulated(asked, each, given.engines, given.seed) for each in (fit, later))
+    timed = undisturbed(samples, others, start)
+    quiet = set(map(id, timed))
+    kept = {number for number, each in enumerate(samples) if id(each) in quiet}
+    live, whole = of_live(samples, timed), of_live(samples)
+    found, drift = (simulated(asked, each, given.engines, given.seed, kept) for each in (fit, later))
     apart = differences(live, found)
     failed = sum(each.error is not None for each in samples)
     asks = f"{given.minutes:g} minutes at {given.rate:g} a second, seed {given.seed}"
@@ -208,19 +235,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"- {asks}: {failed} of {len(samples)} requests failed",
         "- fitted to requests that were alone, before: " + _told(fit),
         "- and after, which shows what the machine itself changed: " + _told(later),
+        f"- times are of {len(timed)} requests: others took {QUIET} cores at most until their first token",
         "",
-        "| figure | live | simulated | difference | within 15 % | with the fit of after |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| figure | live | simulated | difference | within 15 % | with the fit of after | live, all |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(
             f"| {name} | {live[name]} | {found[name]} | {apart[name]:+.1%} | "
-            f"{'yes' if abs(apart[name]) <= TARGET else 'no'} | {drift[name]} |"
+            f"{'yes' if abs(apart[name]) <= TARGET else 'no'} | {drift[name]} | {whole[name]} |"
             for name in live
         ),
         "",
     ]
     document: dict[str, Any] = {
         "minutes": given.minutes, "rate": given.rate, "seed": given.seed, "requests": len(samples),
-        "failed": failed, "fit": fit.numbers(), "fit_after": later.numbers(), "live": live,
+        "failed": failed, "undisturbed": len(timed), "live_all": whole,
+        "fit": fit.numbers(), "fit_after": later.numbers(), "live": live,
         "simulated": found, "difference": apart, "simulated_with_fit_of_after": drift,
     }  # fmt: skip
     write(given.name, document, lines, given.out)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 from benchmarks.fleet.calibration import WIDE, Calibration, non_negative
@@ -16,8 +17,9 @@ from benchmarks.fleet_live import (
     simulated,
     tokens_of,
     trace_of,
+    undisturbed,
 )
-from benchmarks.process_tree import tree_cpu_seconds
+from benchmarks.other_load import OtherLoad, cpu_seconds, machine_seconds, tree
 
 from mamba_cli.bench.samples import Sample
 from mamba_cli.fleet.workload import Asked
@@ -93,16 +95,31 @@ def test_fewer_cores_are_slower_only_where_requests_meet() -> None:
 
 
 def test_the_time_of_processes_counts_those_that_were_started() -> None:
-    before = tree_cpu_seconds()
     code = "import time, sys\nwhile time.process_time() < 0.2: pass\nprint(flush=True); sys.stdin.read()"
+    before = machine_seconds()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert tree_cpu_seconds() - before >= 0.18
+        assert child.pid in tree()
+        assert 0.18 <= cpu_seconds([child.pid]) <= 10
+        assert machine_seconds() - before >= 0.1
         assert child.stdin is not None
         child.stdin.close()
+    assert cpu_seconds([child.pid]) == 0.0
+
+
+def test_what_others_took_while_a_request_waited_makes_it_a_disturbed_one() -> None:
+    others = OtherLoad([10.0, 10.25, 10.5, 10.75], [0.0, 0.0, 0.9, 0.1])
+    assert others.most(10.1, 10.2) == 0.0
+    assert others.most(10.1, 10.3) == others.most(10.3, 10.4) == others.most(10.4, 10.7) == 0.9
+    assert others.most(10.6, 10.7) == 0.1
+    # Nobody looked then.
+    assert others.most(9.0, 9.5) == others.most(10.7, 11.0) == float("inf")
+    quiet, loud = sample(0.05, 0.0), msgspec.structs.replace(sample(0.05, 0.0), sent=0.2)
+    assert undisturbed([quiet, loud], others, start=10.1) == [quiet]
+    assert undisturbed([loud, loud, loud, quiet], others, start=10.1) == [loud, loud, loud, quiet]
 
 
 def test_equal_blocks_have_equal_tokens_and_the_trace_is_the_same_each_time() -> None:
