@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
-from benchmarks.fleet.comparison import HEAD, Row, compare, line
+from benchmarks.fleet.comparison import HEAD, Row, line, told
 from benchmarks.fleet.duration import duration
 from benchmarks.fleet.engine_profile import ProfileError, profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
@@ -170,23 +170,19 @@ def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Exper
     )
 
 
-def _rows(what: tuple[float, Experiment], routers: Sequence[RouterName]) -> list[Row]:
-    scale, experiment = what
-    name = f"{experiment.asked.workload.name} x{scale:g}"
-    with shown(name) as progress:
-        return compare(
-            name, experiment, lambda row: print(line(row), file=sys.stderr, flush=True), progress, routers
-        )
-
-
 def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Experiment]]) -> None:
     # What is held out is for autoscalers; another router with the product's autoscaler says nothing of them.
-    work = partial(_rows, routers=("ours",) if asked.holdout else ROUTERS)
+    routers: Sequence[RouterName] = ("ours",) if asked.holdout else ROUTERS
+    loads = [(f"{each.asked.workload.name} x{scale:g}", each) for scale, each in experiments]
+    rows: list[Row] = []
     if asked.jobs == 1:
-        rows = [row for each in experiments for row in work(each)]
+        for load in loads:
+            with shown(load[0]) as progress:
+                rows += told(load, routers, progress)
     else:
         with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-            rows = [row for rows in pool.map(work, experiments) for row in rows]
+            for found in pool.map(partial(told, routers=routers), loads):
+                rows += found
     first = experiments[0][1]
     slo, around = first.slo, first.conditions
     facts = [
