@@ -85,7 +85,7 @@ def test_an_idle_simulated_fleet_answers_after_what_was_fitted() -> None:
 
 
 def test_fewer_cores_are_slower_only_where_requests_meet() -> None:
-    busy, quiet = trace_of(60, 60.0, 0), trace_of(60, 0.1, 0)
+    busy, quiet = trace_of(12, 60.0, 0), trace_of(60, 0.1, 0)
 
     def p95(cores: float, asked: Asked) -> float:
         return simulated(asked, calibration(cores=cores).fit(500), 4, 0)["ttft_p95"]
