@@ -1,32 +1,33 @@
 """The fleet simulator beside the live product: engines of the shipped model behind a gateway, real processes.
 
-Step times are fitted on the same fleet before and after, then a generated trace is played to both. Compared
-are TTFT, the share of prompt tokens that was resumed, and throughput. Run as `python -m benchmarks.fleet_live
-[--minutes 20]`. Engines share the machine's cores, which the simulator knows nothing of: keep the rate low.
+Requests that are alone are measured first, and what they take is all that the simulator is told; then a
+generated trace is played to both. Compared are TTFT, the share of prompt tokens that was resumed, and
+throughput. Run as `python -m benchmarks.fleet_live [--minutes 20]`, on a machine that does nothing else: of
+moments in which others took much of it no times are compared, on either side.
 """
 
 import argparse
 import asyncio
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Collection, Sequence
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any
 
 import aiohttp
-import numpy as np
+import msgspec
 from benchmarks.cache.block_trace import generated
 from benchmarks.cache.record import RESULTS, write
+from benchmarks.fleet.calibration import WIDE, Calibration, Fit
 from benchmarks.http_cpu_processes import end_children_on_sigterm
-from benchmarks.routing_live import fleet
+from benchmarks.other_load import PERIOD, OtherLoad, cpu_seconds, tree
+from benchmarks.routing_live import Fleet, fleet
 
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.prompts import Prompt
 from mamba_cli.bench.samples import Sample
 from mamba_cli.bench.traces import Arrival
-from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.gateway import Gateway
 from mamba_cli.fleet.prompt_blocks import BLOCK as TRACE_BLOCK
@@ -36,43 +37,19 @@ from mamba_cli.fleet.workload import Asked, Workload
 
 BLOCK = 48
 """Tokens that a block of the trace becomes: those of a chunk on a CPU, where checkpoints may lie."""
-LENGTHS = (48, 480, 960, 1920)
-WIDE = 8
-"""Sequences that decode at once while their cost is measured."""
-LEAST = 1e-6
+MODEL = "tiny-recall"
+NEW = (48, 192, 384, 768)
+"""Tokens of new prompts."""
+MORE = (48, 144)
+"""Tokens behind a prompt that was asked before."""
+OUTPUTS = 24
+IDLE_SECONDS = 3.0
+LEAST_USED = 0.01
+QUIET = 0.2
+"""Cores that others may take."""
+LEAST_QUIET = 0.3
+"""Share of the requests that must be left."""
 TARGET = 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Of the engines' times; `overhead`: seconds of a TTFT outside the engine's steps."""
-
-    profile: EngineProfile
-    overhead: float
-
-
-@dataclass(slots=True)
-class Calibration:
-    """Samples of an idle fleet: alone by length of the prompt, and `WIDE` at once."""
-
-    alone: dict[int, list[Sample]]
-    together: list[Sample]
-
-    def fit(self, slabs: int) -> Fit:
-        """By medians, so that a moment in which something else had the cores decides nothing."""
-        first = [median(s.ttft for s in self.alone[n] if s.ttft is not None) for n in LENGTHS]
-        slope, intercept = np.polyfit(LENGTHS, first, 1)
-        one = median(s.tpot for n in LENGTHS for s in self.alone[n] if s.tpot is not None)
-        many = median(s.tpot for s in self.together if s.tpot is not None)
-        sequence = max(LEAST, (many - one) / (WIDE - 1))
-        step = max(LEAST, one - sequence)
-        profile = EngineProfile(
-            name="live", origin="fitted to the same fleet",
-            prefill_tokens_per_second=1 / max(float(slope), LEAST), step_seconds=step,
-            sequence_seconds=sequence, chunk_tokens=2048, max_running=32, slabs=slabs,
-            tokens_per_state=64, strategy="ExtraBufferLazy",
-        )  # fmt: skip
-        return Fit(profile, max(0.0, float(intercept) - step))
 
 
 def trace_of(seconds: float, rate: float, seed: int) -> Asked:
@@ -97,41 +74,79 @@ def _block(block: int) -> list[int]:
     return [rng.randrange(5, 250) for _ in range(BLOCK)]
 
 
-async def calibrate(door: str, engine: str, rounds: int, pause: float, seed: int) -> Calibration:
-    """Prompts that nobody asked before; alone through the gateway, together at one engine.
+async def calibrate(running: Fleet, rounds: int, pause: float, seed: int) -> Calibration:
+    """New prompts through the gateway, then each with more behind it; both in any order, one at a time.
 
     With pauses of so many seconds on average: processes that slept take longer than those that just ran.
     """
     rng = Random(f"calibration {seed}")
+    alone, together = list[Sample](), list[Sample]()
+    own, others = tree(), OtherLoad()
 
-    def prompt(length: int, outputs: int) -> Prompt:
-        return Prompt([rng.randrange(5, 250) for _ in range(length)], outputs, 0.0)
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(5, 250) for _ in range(count))
 
-    found = Calibration({length: [] for length in LENGTHS}, [])
     async with aiohttp.ClientSession() as session:
-        alone, direct = LoadClient(session, door, "tiny-recall"), LoadClient(session, engine, "tiny-recall")
-        for _ in range(rounds):
-            for length in LENGTHS:
+        door = LoadClient(session, running.doors[0], MODEL)
+        direct = LoadClient(session, running.engines[0], MODEL)
+
+        async def ask(prompts: Sequence[tuple[int, ...]]) -> None:
+            for each in rng.sample(prompts, len(prompts)):
                 await asyncio.sleep(rng.expovariate(1 / pause))
-                found.alone[length].append(await alone.send(prompt(length, 24), time.monotonic()))
-            wide = (direct.send(prompt(48, 64), time.monotonic()) for _ in range(WIDE))
-            found.together += await asyncio.gather(*wide)
-    return found
+                alone.append(await door.send(Prompt(each, OUTPUTS, 0.0), 0.0))
+
+        async def used(work: Awaitable[None]) -> tuple[float, float]:
+            begun, before = time.monotonic(), cpu_seconds(own)
+            await work
+            return cpu_seconds(own) - before, time.monotonic() - begun
+
+        with others.watching():
+            resting, rest = await used(asyncio.sleep(IDLE_SECONDS))
+            busy = 0.0
+            for _ in range(rounds):
+                new = [tokens(length) for length in NEW]
+                for prompts in (new, [prompt + tokens(more) for prompt in new for more in MORE]):
+                    taken, passed = await used(ask(prompts))
+                    busy += taken - passed * resting / rest
+                wide = [Prompt(tokens(NEW[0]), 64, 0.0) for _ in range(WIDE)]
+                together += await asyncio.gather(*(direct.send(each, 0.0) for each in wide))
+            await asyncio.sleep(2 * PERIOD)
+    asked = sum(each.e2e for each in alone)
+    cores = len(os.sched_getaffinity(0)) - resting / rest
+    return Calibration(undisturbed(alone, others), together, cores, max(LEAST_USED, busy / asked))
 
 
-async def play(door: str, asked: Asked) -> list[Sample]:
-    """Each request at its second, whatever the others do."""
+def undisturbed(samples: Sequence[Sample], others: OtherLoad, start: float = 0.0) -> list[Sample]:
+    """Those who had got their first token before others took more than `QUIET` cores; all if few are left.
+
+    `start`: of their times by the monotonic clock. What counts is what others took, not what came of it.
+    """
+    kept = [
+        each
+        for each in samples
+        if each.ttft is not None and others.most(start + each.sent, start + each.sent + each.ttft) <= QUIET
+    ]
+    return kept if len(kept) >= LEAST_QUIET * len(samples) else list(samples)
+
+
+async def play(door: str, asked: Asked) -> tuple[list[Sample], OtherLoad, float]:
+    """Each request at its second, whatever the others do; also what else used the cores, and the start."""
     connector = aiohttp.TCPConnector(limit=0)
-    prompts = [Prompt(tokens_of(a), a.output_tokens, a.at) for a in asked.workload.arrivals]
+    prompts = [Prompt(tuple(tokens_of(a)), a.output_tokens, a.at) for a in asked.workload.arrivals]
+    others = OtherLoad()
     async with aiohttp.ClientSession(connector=connector) as session:
-        client = LoadClient(session, door, "tiny-recall")
-        start = time.monotonic()
+        client = LoadClient(session, door, MODEL)
+        with others.watching():
+            await asyncio.sleep(2 * PERIOD)
+            start = time.monotonic()
 
-        async def one(prompt: Prompt) -> Sample:
-            await asyncio.sleep(start + (prompt.at or 0.0) - time.monotonic())
-            return await client.send(prompt, start)
+            async def one(prompt: Prompt) -> Sample:
+                await asyncio.sleep(start + (prompt.at or 0.0) - time.monotonic())
+                return await client.send(prompt, start)
 
-        return list(await asyncio.gather(*map(one, prompts)))
+            samples = list(await asyncio.gather(*map(one, prompts)))
+            await asyncio.sleep(2 * PERIOD)
+    return samples, others, start
 
 
 def figures(
@@ -147,11 +162,11 @@ def figures(
     }
 
 
-def of_live(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of requests that ended well."""
+def of_live(samples: Sequence[Sample], timed: Sequence[Sample] | None = None) -> dict[str, float]:
+    """Of requests that ended well; times of those that are `timed`, by default of all."""
     well = [each for each in samples if each.error is None and each.ttft is not None]
     return figures(
-        [each.ttft for each in well if each.ttft is not None],
+        [each.ttft for each in timed or well if each.error is None and each.ttft is not None],
         sum(each.prompt_tokens for each in well),
         sum(each.cached_tokens for each in well),
         sum(each.output_tokens for each in well),
@@ -159,14 +174,16 @@ def of_live(samples: Sequence[Sample]) -> dict[str, float]:
     )
 
 
-def simulated(asked: Asked, fit: Fit, engines: int, seed: int) -> dict[str, float]:
-    """The same requests to a simulated fleet of such engines."""
-    around = Conditions(least=engines, most=engines, initial=engines)
+def simulated(
+    asked: Asked, fit: Fit, engines: int, seed: int, kept: Collection[int] | None = None
+) -> dict[str, float]:
+    """The same requests to a simulated fleet of such engines; times of those whose numbers are `kept`."""
+    around = Conditions(least=engines, most=engines, initial=engines, machine=fit.machine)
     run = Simulation(asked, fit.profile, Gateway, FixedSize(engines), Slo(), around, seed)
     run.run()
     done = [each for each in run.requests if each.first is not None and each.ended is not None]
     return figures(
-        [each.first - each.at + fit.overhead for each in done if each.first is not None],
+        [each.first - each.at for each in done if each.first and (kept is None or each.number in kept)],
         sum(each.prompt_tokens for each in done),
         sum(each.resumed for each in done),
         sum(each.outputs for each in done),
@@ -186,62 +203,60 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second on average")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--arena-bytes", type=int, default=64 << 20, help="of each engine")
-    parser.add_argument("--rounds", type=int, default=10, help="of each calibration")
+    parser.add_argument("--rounds", type=int, default=20, help="of each calibration, of 3 s at 4 a second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="fleet-live", help="of the files")
+    parser.add_argument("--keep", type=Path, help="file for all samples, as JSON")
     given = parser.parse_args(arguments)
     end_children_on_sigterm()
     asked = trace_of(60 * given.minutes, given.rate, given.seed)
+    pause = 1 / given.rate
     with fleet("resumable", given.engines, 1, given.arena_bytes) as running:
-        door, engine = running.doors[0], running.engines[0]
-        asyncio.run(calibrate(door, engine, 2, 0.1, -1))
-        before = asyncio.run(calibrate(door, engine, given.rounds, 1 / given.rate, 0))
+        asyncio.run(calibrate(running, 2, 0.1, -1))
+        before = asyncio.run(calibrate(running, given.rounds, pause, 0))
         running.flush()
-        samples = asyncio.run(play(door, asked))
-        after = asyncio.run(calibrate(door, engine, given.rounds, 1 / given.rate, 1))
+        samples, others, start = asyncio.run(play(running.doors[0], asked))
+        after = asyncio.run(calibrate(running, given.rounds, pause, 1))
+    if given.keep is not None:
+        given.keep.write_bytes(msgspec.json.encode({"live": samples, "before": before, "after": after}))
     slabs = given.arena_bytes // (64 << 10)
-    both = Calibration(
-        {n: before.alone[n] + after.alone[n] for n in LENGTHS}, before.together + after.together
-    )
-    fit = both.fit(slabs)
-    live = of_live(samples)
-    # Of each of the two calibrations alone: what the machine's changing load makes of the same fit.
-    ranges = [simulated(asked, each.fit(slabs), given.engines, given.seed) for each in (before, after)]
-    found = simulated(asked, fit, given.engines, given.seed)
+    fit, later = before.fit(slabs), after.fit(slabs)
+    timed = undisturbed(samples, others, start)
+    quiet = set(map(id, timed))
+    kept = {number for number, each in enumerate(samples) if id(each) in quiet}
+    live, whole = of_live(samples, timed), of_live(samples)
+    found, drift = (simulated(asked, each, given.engines, given.seed, kept) for each in (fit, later))
     apart = differences(live, found)
     failed = sum(each.error is not None for each in samples)
-    own = numbers(fit)
+    asks = f"{given.minutes:g} minutes at {given.rate:g} a second, seed {given.seed}"
     lines = [
         f"- {given.engines} engines of the shipped model, one thread each, behind one gateway",
-        f"- {given.minutes:g} minutes, {len(samples)} requests, {failed} failed",
-        "- fitted on the same fleet before and after: " + ", ".join(f"{k} {v}" for k, v in own.items()),
+        f"- {asks}: {failed} of {len(samples)} requests failed",
+        "- fitted to requests that were alone, before: " + _told(fit),
+        "- and after, which shows what the machine itself changed: " + _told(later),
+        f"- times are of {len(timed)} requests: others took {QUIET} cores at most until their first token",
         "",
-        "| figure | live | simulated | difference | within 15 % | with the fit of before, of after |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| figure | live | simulated | difference | within 15 % | with the fit of after | live, all |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(
             f"| {name} | {live[name]} | {found[name]} | {apart[name]:+.1%} | "
-            f"{'yes' if abs(apart[name]) <= TARGET else 'no'} | {ranges[0][name]}, {ranges[1][name]} |"
+            f"{'yes' if abs(apart[name]) <= TARGET else 'no'} | {drift[name]} | {whole[name]} |"
             for name in live
         ),
         "",
     ]
     document: dict[str, Any] = {
-        "minutes": given.minutes, "rate": given.rate, "requests": len(samples), "failed": failed,
-        "fit": own, "live": live, "simulated": found, "difference": apart,
-        "simulated_with_fit_of": {"before": ranges[0], "after": ranges[1]},
+        "minutes": given.minutes, "rate": given.rate, "seed": given.seed, "requests": len(samples),
+        "failed": failed, "undisturbed": len(timed), "live_all": whole,
+        "fit": fit.numbers(), "fit_after": later.numbers(), "live": live,
+        "simulated": found, "difference": apart, "simulated_with_fit_of_after": drift,
     }  # fmt: skip
-    write("fleet-live", document, lines, given.out)
+    write(given.name, document, lines, given.out)
 
 
-def numbers(fit: Fit) -> dict[str, float]:
-    """The fitted numbers, for people."""
-    profile = fit.profile
-    return {
-        "prefill_tokens_per_second": round(profile.prefill_tokens_per_second),
-        "step_seconds": round(profile.step_seconds, 5),
-        "sequence_seconds": round(profile.sequence_seconds, 6),
-        "overhead_seconds": round(fit.overhead, 5),
-    }
+def _told(fit: Fit) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fit.numbers().items())
 
 
 if __name__ == "__main__":

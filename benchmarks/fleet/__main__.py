@@ -8,18 +8,23 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
-from benchmarks.fleet.comparison import HEAD, Row, compare, line
+from benchmarks.fleet.comparison import HEAD, Row, line, told
 from benchmarks.fleet.duration import duration
 from benchmarks.fleet.engine_profile import ProfileError, profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
+from benchmarks.fleet.holdouts import HOLDOUTS, holdout
 from benchmarks.fleet.plots import draw
-from benchmarks.fleet.routers import ROUTERS
+from benchmarks.fleet.routers import ROUTERS, RouterName
+from benchmarks.fleet.verdict import verdict
 from benchmarks.fleet.workload import day, generated
 from rich.console import Console
 from rich.progress import Progress as Bar
@@ -39,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, help="recorded requests")
+    source.add_argument(
+        "--holdout", nargs="+", choices=HOLDOUTS, help="generated traffic that no default was chosen by"
+    )
     source.add_argument("--workload", choices=[make.__name__ for make in GENERATED], help="generated ones")
     made.add_argument("--requests", type=int, default=4000, help="of a generated workload")
     made.add_argument("--format", choices=("mooncake", "azure"), help="of the trace; default: as found")
@@ -73,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--compare", action="store_true", help="all routers and autoscalers, at each load scale"
     )
+    made.add_argument("--jobs", type=int, default=1, help="loads that --compare runs at once")
     made.add_argument("--out", type=Path, default=RESULTS, help="folder for what --compare writes")
     return made
 
@@ -100,12 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked; 0, or 2 for what cannot be run."""
     asked = parser().parse_args(arguments)
     try:
-        source = (
-            read(asked.trace, asked.format)
-            if asked.trace
-            else generated(asked.workload, asked.requests, asked.seed)
-        )
-        experiments = [(scale, _experiment(asked, source, scale)) for scale in asked.load_scale]
+        experiments = [
+            (scale, _experiment(asked, source, scale))
+            for source in _sources(asked)
+            for scale in asked.load_scale
+        ]
     except (OSError, TraceError, ProfileError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -132,6 +140,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _sources(asked: argparse.Namespace) -> list[Asked]:
+    if asked.trace:
+        return [read(asked.trace, asked.format)]
+    if asked.holdout:
+        return [holdout(name) for name in asked.holdout]
+    return [generated(asked.workload, asked.requests, asked.seed)]
+
+
 def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Experiment:
     initial = asked.min if asked.initial is None else asked.initial
     if not 1 <= asked.min <= initial <= asked.max:
@@ -155,13 +171,18 @@ def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Exper
 
 
 def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Experiment]]) -> None:
+    # What is held out is for autoscalers; another router with the product's autoscaler says nothing of them.
+    routers: Sequence[RouterName] = ("ours",) if asked.holdout else ROUTERS
+    loads = [(f"{each.asked.workload.name} x{scale:g}", each) for scale, each in experiments]
     rows: list[Row] = []
-    for scale, experiment in experiments:
-        name = f"{experiment.asked.workload.name} x{scale:g}"
-        with shown(name) as progress:
-            rows += compare(
-                name, experiment, lambda row: print(line(row), file=sys.stderr, flush=True), progress
-            )
+    if asked.jobs == 1:
+        for load in loads:
+            with shown(load[0]) as progress:
+                rows += told(load, routers, progress)
+    else:
+        with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
+            for found in pool.map(partial(told, routers=routers), loads):
+                rows += found
     first = experiments[0][1]
     slo, around = first.slo, first.conditions
     facts = [
@@ -170,11 +191,11 @@ def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Exper
         f"- {around.least} to {around.most} engines, which start in {around.cold_start:g} s",
     ]
     plain = [row.plain() for row in rows]
-    stem = f"fleet-{first.asked.workload.name}"
+    stem = f"fleet-{'holdouts' if asked.holdout else first.asked.workload.name}"
     path = write(
         stem,
         {"profile": first.profile.name, "rows": plain},
-        [*facts, "", *HEAD, *map(line, rows), ""],
+        [*facts, "", *HEAD, *map(line, rows), "", *verdict(rows)],
         asked.out,
     )
     draw(rows, path.with_suffix(".svg"))

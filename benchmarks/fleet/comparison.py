@@ -4,6 +4,7 @@ Each run begins with as many engines as the cheapest fixed fleet that attains th
 judged by a start from nothing. The oracle makes engines as full as the goal allows.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -48,6 +49,17 @@ def line(row: Row) -> str:
         found.lostRequests, f"{found.tokenHitRate:.1%}", f"{found.recomputedTokens:,}",
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
+
+
+def told(
+    load: tuple[str, Experiment], routers: Sequence[RouterName] = ROUTERS, progress: Progress = silent
+) -> list[Row]:
+    """`compare` of one load by its name; each row is printed to standard error as it is found."""
+
+    def tell(row: Row) -> None:
+        print(line(row), file=sys.stderr, flush=True)
+
+    return compare(*load, tell, progress, routers)
 
 
 def compare(

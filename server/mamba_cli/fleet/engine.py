@@ -31,21 +31,25 @@ LEAST_PAGE = 16
 def cache_of(profile: EngineProfile, block: int, longest: int, *, prefix_caching: bool) -> StateCache:
     """The cache of such an engine, for sequences of up to `longest` tokens.
 
-    Pages are as long as the trace's blocks, or shorter where so few would go into the bytes of a state that
-    rounding would cost memory.
+    Pages are as long as the profile says, else as the trace's blocks, or shorter where so few would go into
+    the bytes of a state that rounding would cost memory.
     """
-    page = block
-    while page % 2 == 0 and page > LEAST_PAGE and 0 < profile.tokens_per_state < LEAST_PAGES * page:
-        page //= 2
+    page = profile.page_tokens or _page_of(block, profile.tokens_per_state)
     return StateCache(
         CacheSize(profile.slabs, 0, profile.tokens_per_state).arena(page),
         RadixTree(page, Eviction("RecomputeCost")),
         PersistentBatch(profile.max_running, -(-longest // page)),
         reservation(profile.strategy, overlap=profile.overlap),
-        track_interval=block,
+        track_interval=profile.track_interval or block,
         cap=CAP,
         prefix_caching=prefix_caching,
     )
+
+
+def _page_of(block: int, tokens_per_state: int) -> int:
+    while block % 2 == 0 and block > LEAST_PAGE and 0 < tokens_per_state < LEAST_PAGES * block:
+        block //= 2
+    return block
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class SimulatedEngine:
         self._context = 0
         self._step = 0
         self._cache_step = 0
+        self._slowness = 1.0
 
     # --- what it says of itself ----------------------------------------------------------------------
 
@@ -177,6 +182,15 @@ class SimulatedEngine:
             spell.end, spell.steps = spell.begin + each * steps, steps
             self.version += 1
 
+    def slow(self, slowness: float, now: float) -> None:
+        """From now on everything takes `slowness` times what the profile says, the rest of the spell too."""
+        if self.spell is not None:
+            spell, ratio = self.spell, slowness / self._slowness
+            # Its beginning moves as well, so that the steps that are over stay over.
+            spell.begin, spell.end = now - (now - spell.begin) * ratio, now + (spell.end - now) * ratio
+            self.version += 1
+        self._slowness = slowness
+
     def advance(self) -> tuple[list[Request], list[Request]]:
         """The spell is over: those who got their first token in it, those who ended. The next begins."""
         spell = self.spell
@@ -225,7 +239,7 @@ class SimulatedEngine:
 
     def _begin(self, now: float) -> None:
         own, group = self.profile, list[Request]()
-        tokens, work = 0, 0.0
+        tokens, work, resumed = 0, 0.0, 0
         while self.queue and tokens < own.chunk_tokens and len(self._decoding) + len(group) < own.max_running:
             request = self.queue[0]
             if not self._admit(request):
@@ -235,14 +249,15 @@ class SimulatedEngine:
             group.append(request)
             tokens += request.prompt_tokens - request.resumed
             work += prefill_work(request.resumed, request.prompt_tokens, own.attention_ratio)
+            resumed += request.resumed > 0
         if not group and not self._decoding:
             assert not self.queue, "alone in an engine, whatever fits at all is admitted"
             return
         steps = max(1, -(-tokens // own.chunk_tokens)) if group else self._decoding[0][0] - self._step
         decoding = len(self._decoding)
         seconds = steps * self.decode_seconds + steps * steps / 2 * decoding * own.context_seconds
-        seconds += work / own.prefill_tokens_per_second
-        self.spell = Spell(now, now + seconds, steps, group)
+        seconds += work / own.prefill_tokens_per_second + resumed * own.resume_seconds
+        self.spell = Spell(now, now + seconds * self._slowness, steps, group)
         self.version += 1
 
     def _admit(self, request: Request) -> bool:

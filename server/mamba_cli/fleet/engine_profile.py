@@ -1,7 +1,8 @@
 """How fast an engine is and how much it holds: the parameters of the cost model.
 
 A step takes `step_seconds`, `sequence_seconds` for each sequence that decodes and `context_seconds` for each
-token of their contexts; a prompt adds its work (as `prefill_work` counts it) by `prefill_tokens_per_second`.
+token of their contexts; a prompt adds its work (as `prefill_work` counts it) by `prefill_tokens_per_second`,
+and `resume_seconds` if it does not begin at the beginning.
 """
 
 from typing import Annotated
@@ -25,6 +26,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What attention adds to a token's work for each token before it."""
     step_seconds: Positive
     sequence_seconds: Annotated[float, msgspec.Meta(ge=0.0)]
+    resume_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """What a prompt takes beside its work if it goes on from a checkpoint."""
     context_seconds: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     chunk_tokens: Count = 512
     """Prompt tokens of a step at most."""
@@ -33,6 +36,10 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """State slots of the arena, all memory counted in them."""
     tokens_per_state: Annotated[int, msgspec.Meta(ge=0)]
     """Tokens whose attention KV takes the bytes of one state; 0: a model without attention."""
+    page_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of a page of attention KV; 0: a block of the trace, or less of it where states are small."""
+    track_interval: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens between the checkpoints that a prompt leaves on its way; 0: a block of the trace."""
     strategy: Strategy = "ExtraBuffer"
     overlap: bool = False
     """Whether step n+1 is planned while step n runs: what a sequence holds depends on it."""

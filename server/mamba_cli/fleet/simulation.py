@@ -4,7 +4,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -14,11 +14,13 @@ import numpy as np
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.gateway import Gateway
+from mamba_cli.fleet.machine import Machine
 from mamba_cli.fleet.pod import Pod
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
 from mamba_cli.fleet.request import Request
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.slo import Slo
+from mamba_cli.fleet.transit import Transit
 from mamba_cli.fleet.workload import Asked
 
 PROBE_SECONDS = 1.0
@@ -55,6 +57,7 @@ class Conditions:
     most: int = 64
     initial: int = 1
     """Engines that are ready when it begins."""
+    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(slots=True)
@@ -105,6 +108,9 @@ class Simulation:
         self._gateway = router(self._routable, lambda: self.now, identity=asked.identity, seed=seed)
         self._held: deque[Request] = deque()
         self._arrived = self._open = 0
+        self._transits: dict[int, Transit] = {}
+        self._transit_rng = Random(f"transit {seed}")
+        self._slowness = 1.0
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = itertools.count()
 
@@ -122,6 +128,7 @@ class Simulation:
         while self._events and (self.now < end or self._open) and not self.given_up:
             self.now, _, do, what = heapq.heappop(self._events)
             do(what)
+            self._share()
 
     @property
     def given_up(self) -> bool:
@@ -142,7 +149,34 @@ class Simulation:
             request.lost = True
             return
         self._open += 1
-        self._send(request)
+        seconds = self.conditions.machine.transit(request.prompt_tokens, self._transit_rng)
+        if not seconds:
+            self._send(request)
+            return
+        transit = Transit(request, self.now + seconds * self._slowness)
+        self._transits[request.number] = transit
+        self._at(transit.end, self._passed, (transit, transit.version))
+
+    def _passed(self, what: tuple[Transit, int]) -> None:
+        transit, version = what
+        if version == transit.version:
+            del self._transits[transit.request.number]
+            self._send(transit.request)
+
+    def _share(self) -> None:
+        """Those who are active now have the machine's cores."""
+        if not self.conditions.machine.shared:
+            return
+        working = sum(pod.engine.spell is not None for pod in self._alive.values())
+        slowness = self.conditions.machine.slowness(working + len(self._transits))
+        if slowness == self._slowness:
+            return
+        for pod in self._alive.values():
+            self._tell(pod.engine, partial(pod.engine.slow, slowness, self.now))
+        for transit in self._transits.values():
+            transit.stretch(slowness / self._slowness, self.now)
+            self._at(transit.end, self._passed, (transit, transit.version))
+        self._slowness = slowness
 
     def _send(self, request: Request) -> None:
         name = self._gateway.send(request)
@@ -189,6 +223,7 @@ class Simulation:
             self.profile, self.asked.workload.block, self._longest, prefix_caching=self.asked.identity
         )
         pod = Pod(name, self.now, SimulatedEngine(name, self.profile, cache))
+        pod.engine.slow(self._slowness, self.now)
         self.pods.append(pod)
         self._alive[name] = pod
         for rate, happens in ((self.conditions.failures, self._die), (self.conditions.spot, self._notice)):

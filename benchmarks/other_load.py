@@ -1,0 +1,85 @@
+"""What others take of this machine's cores while something is measured, so that such moments can be told."""
+
+import asyncio
+import os
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PERIOD = 0.25
+"""Seconds between two looks: the kernel counts in hundredths of a second."""
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def tree() -> list[int]:
+    """The ids of this process and of all that it started and that run now."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _fields(int(entry.name))):
+            children[int(fields[1])].append(int(entry.name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """CPU time of these processes so far; of those that have ended none."""
+    seconds = 0.0
+    for pid in pids:
+        if fields := _fields(pid):
+            seconds += (int(fields[11]) + int(fields[12])) / TICK
+    return seconds
+
+
+def machine_seconds() -> float:
+    """CPU time of the whole machine so far, what its host took for itself too."""
+    user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(more)) / TICK
+
+
+def _fields(pid: int) -> list[str]:
+    """Of `/proc/PID/stat`, those behind the name, which is in parentheses and may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+@dataclass(slots=True)
+class OtherLoad:
+    """Looks every `PERIOD`: when, and the cores that others had since the look before."""
+
+    at: list[float] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+
+    def most(self, begin: float, end: float) -> float:
+        """The most cores that others had in any period that lies in or reaches into [begin, end], by the
+        monotonic clock; what nobody looked at counts as all of them."""
+        first = bisect_left(self.at, begin)
+        last = bisect_left(self.at, end)
+        if not first or last == len(self.at):
+            return float("inf")
+        return max(self.cores[first : last + 1])
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While it is open; processes that are started meanwhile count as others. Needs a running loop."""
+        task = asyncio.ensure_future(self._watch(tree()))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _watch(self, own: Sequence[int]) -> None:
+        then, others = time.monotonic(), machine_seconds() - cpu_seconds(own)
+        while True:
+            await asyncio.sleep(PERIOD)
+            now, seen = time.monotonic(), machine_seconds() - cpu_seconds(own)
+            self.at.append(now)
+            self.cores.append(max(0.0, seen - others) / (now - then))
+            then, others = now, seen
