@@ -19,8 +19,8 @@ from testcluster.host_view import HOST_IMAGE, TREE
 
 TRAFFIC = "traffic"
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
-ENDED = 240.0
-"""Seconds that pods may take to end: their drain included."""
+ENDED = 480.0
+"""Seconds that pods may take to be replaced, one after the other: load, `minReadyTime` and drain of each."""
 
 
 @dataclass(frozen=True, slots=True)
