@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"- {asks}: {failed} of {len(samples)} requests failed",
         "- fitted to requests that were alone, before: " + _told(fit),
         "- and after, which shows what the machine itself changed: " + _told(later),
-        f"- others took more than {QUIET} cores during {len(samples) - calm} requests; times are of {len(timed)}",
+        f"- others took more than {QUIET} cores in {len(samples) - calm} of them; times are of {len(timed)}",
         "",
         "| figure | live | simulated | difference | within 15 % | with the fit of after | live, all |",
         "| --- | --- | --- | --- | --- | --- | --- |",
