@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PERIOD = 0.25
-"""Seconds between two looks: the kernel counts in hundredths of a second."""
+PERIOD = 0.5
+"""Seconds between two looks: the kernel counts in hundredths of a second for each process."""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
