@@ -15,7 +15,7 @@ import numpy as np
 
 from mamba_prefix.page_chain import PageMixer
 from mamba_server.cache.node import Node, Tokens
-from mamba_server.cache.returns import BINS, EDGES, ReturnTimes
+from mamba_server.cache.returns import BINS, EDGES, Excess, ReturnTimes
 
 HASH_BYTES = 8
 GHOST_BYTES = 700
@@ -24,6 +24,8 @@ MOST_BYTES = 32 << 20
 MOST_USES = 3
 MOST_TURNS = 3
 """Uses and turns beyond these make no class of their own."""
+MOST_OCTAVES = 12
+"""Texts of more than 2^11 pages are taken to be alike."""
 
 
 class Place(IntEnum):
@@ -41,8 +43,8 @@ class Ghost:
     """A run of page hashes; a checkpoint could be, or is, at its end."""
 
     __slots__ = (
-        "at", "children", "depth", "due", "heir", "node", "parent", "place", "raw", "returns", "since",
-        "turn", "uses",
+        "at", "children", "depth", "due", "excess", "heir", "length", "node", "parent", "place", "raw",
+        "returns", "since", "turn", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: "Ghost | None", raw: bytes, place: Place) -> None:
@@ -63,6 +65,10 @@ class Ghost:
         """When it leaves that bin; where the clock says otherwise it is out of date."""
         self.returns: ReturnTimes | None = None
         """The statistics of its class."""
+        self.excess: Excess | None = None
+        """While it was never used: what the length of its text adds to what its class foretells."""
+        self.length: int = len(raw) // HASH_BYTES
+        """Pages of the text, new when it came, that it was first seen in."""
         self.node: Node | None = None
         """The checkpoint that is here now."""
         self.heir: Ghost | None = None
@@ -71,11 +77,14 @@ class Ghost:
     @property
     def rate(self) -> float:
         """Returns to be expected per request of keeping it."""
-        own = self.returns.rate(self.at) if self.returns is not None else 0.0
-        heir = self.heir
-        if heir is not None and heir.returns is not None:
-            own += heir.returns.rate(heir.at)
-        return own
+        return self.own_rate + (self.heir.own_rate if self.heir is not None else 0.0)
+
+    @property
+    def own_rate(self) -> float:
+        """Without the heir's."""
+        if self.returns is None:
+            return 0.0
+        return self.returns.rate(self.at) * (self.excess.ratio if self.excess is not None else 1.0)
 
     def serves(self, other: "Ghost") -> bool:
         """The checkpoint here serves who comes back to `other`, below it; if that adds to its worth."""
@@ -129,6 +138,8 @@ class GhostTree:
             for place, uses in self._of_class
             for turn in range(MOST_TURNS + 1)
         }
+        self._of_length: defaultdict[tuple[Place, int, int], Excess] = defaultdict(Excess)
+        """For places never used: by place, turn and octave of the length."""
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -209,7 +220,11 @@ class GhostTree:
     # --- statistics ----------------------------------------------------------------------------------
 
     def _start(self, ghost: Ghost) -> None:
-        ghost.returns = self._of_turn[ghost.place, min(ghost.uses, MOST_USES), min(ghost.turn, MOST_TURNS)]
+        turn = min(ghost.turn, MOST_TURNS)
+        ghost.returns = self._of_turn[ghost.place, min(ghost.uses, MOST_USES), turn]
+        octave = min(ghost.length.bit_length(), MOST_OCTAVES)
+        # Once it was used, its own record says more.
+        ghost.excess = None if ghost.uses else self._of_length[ghost.place, turn, octave]
         ghost.since = self.now
         self._enter(ghost, 0)
 
@@ -217,6 +232,8 @@ class GhostTree:
         assert ghost.returns is not None
         ghost.at = at
         ghost.returns.entered(at)
+        if ghost.excess is not None:
+            ghost.excess.entered(ghost.returns.share(at))
         ghost.due = ghost.since + EDGES[at + 1]
         self._clock[ghost.due].append(ghost)
 
@@ -224,6 +241,8 @@ class GhostTree:
         """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
         assert ghost.returns is not None
         ghost.returns.returned(ghost.at)
+        if ghost.excess is not None:
+            ghost.excess.returned()
         if to_its_end and ghost.place is Place.END:
             ghost.turn += 1
         else:
@@ -262,6 +281,7 @@ class GhostTree:
         cut = keep * HASH_BYTES
         upper = Ghost(parent, child.raw[:cut], place)
         upper.turn = turn
+        upper.length = child.length
         parent.children[child.raw[:HASH_BYTES]] = upper
         child.raw = child.raw[cut:]
         child.parent = upper

@@ -2,7 +2,8 @@
 
 Ages are requests since the checkpoint could last have been used, in bins of half an octave. `rate` is the
 most returns per request of keeping that a checkpoint of a class and age promises (the Gittins index of
-its return time): what is worth keeping a while may be worth nothing later. Called by the ghost tree; pure.
+its return time): what is worth keeping a while may be worth nothing later. `Excess` is what one trait adds
+to the class. Called by the ghost tree; pure.
 """
 
 import numpy as np
@@ -34,6 +35,7 @@ class ReturnTimes:
     """
 
     __slots__ = (
+        "_decides",
         "_entered",
         "_forecast",
         "_learn_after",
@@ -57,6 +59,7 @@ class ReturnTimes:
         self._forecast: Floats = np.full(BINS, PRIOR)
         """What it foretold of the sightings that are not counted yet."""
         self._rates: list[float] = []
+        self._decides: list[float] = []
         self._learn_after = 64.0
         """Sightings after which what was learnt is out of date: a quarter more, and some."""
         self.score = 0.0
@@ -77,6 +80,12 @@ class ReturnTimes:
             self._learn()
         return self._rates[at]
 
+    def share(self, at: int) -> float:
+        """The share that `rate` goes by: of those that enter bin `at`, those that come back within it."""
+        if not self._rates or self._new > self._learn_after:
+            self._learn()
+        return self._decides[at]
+
     def shares(self) -> Floats:
         """For each bin, the share of those that enter it that come back within it."""
         prior = self.wider.shares() if self.wider is not None else np.full(BINS, PRIOR)
@@ -96,6 +105,7 @@ class ReturnTimes:
         self._count(entered, returned)
         self._forecast = self.shares()
         decides = self._forecast if self.wider is None or self.score > -SLACK else self.wider.shares()
+        self._decides = decides.tolist()
         self._rates = _best_rates(np.minimum(decides, 0.999))
 
     def _count(self, entered: Floats, returned: Floats) -> None:
@@ -108,6 +118,36 @@ class ReturnTimes:
         self._rates = []
         if self.wider is not None:
             self.wider._count(entered, returned)  # noqa: SLF001 - the same class
+
+
+class Excess:
+    """How many more of one trait return than their classes foretell, at every age alike.
+
+    The ratio of returns to forecasts, drawn to 1: proportional hazards (Cox, 1972). A trait crossed with all
+    classes would leave too few sightings in each to learn from.
+    """
+
+    __slots__ = ("_foretold", "_returned", "ratio")
+
+    def __init__(self) -> None:
+        self._foretold = 0.0
+        self._returned = 0.0
+        self.ratio = 1.0
+
+    def entered(self, share: float) -> None:
+        """One entered a bin in which `share` of its class come back."""
+        self._foretold += share
+        self._weigh()
+
+    def returned(self) -> None:
+        """One came back."""
+        self._returned += 1
+        self._weigh()
+
+    def _weigh(self) -> None:
+        self.ratio = (self._returned + WEIGHT) / (self._foretold + WEIGHT)
+        if self._foretold > WINDOW / 2:
+            self._returned, self._foretold = self._returned / 2, self._foretold / 2
 
 
 def _error(shares: Floats, entered: Floats, returned: Floats) -> float:

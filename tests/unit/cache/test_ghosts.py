@@ -4,7 +4,7 @@ import numpy as np
 
 from cache_bench import CacheBench, flush_and_sweep, ids
 from mamba_server.cache.ghosts import GHOST_BYTES, GhostTree, Place
-from mamba_server.cache.returns import BINS, EDGES, PRIOR, ReturnTimes
+from mamba_server.cache.returns import BINS, EDGES, PRIOR, Excess, ReturnTimes
 
 PAGE = 4
 
@@ -137,6 +137,52 @@ def test_a_class_that_foretells_worse_than_the_wider_one_decides_nothing() -> No
     narrow, broad = fickle.rate(0), ReturnTimes(None)
     broad._entered, broad._returned = wide._entered, wide._returned
     assert abs(narrow - broad.rate(0)) < 0.05
+
+
+def test_texts_of_a_length_that_returns_promise_more_than_those_of_one_that_does_not() -> None:
+    ghosts = GhostTree(PAGE)
+    for number in range(300):
+        text = 10_000 * number
+        ghosts.seen(ids(range(text, text + 8 * PAGE + 1)), "")
+        ghosts.seen(ids(range(text + 5000, text + 5000 + 64 * PAGE + 1)), "")
+        ghosts.seen(ids(range(text + 5000, text + 5000 + 65 * PAGE + 1)), "")
+    short = ghosts.seen(ids(range(9_000_000, 9_000_000 + 8 * PAGE + 1)), "")[0].tip
+    long = ghosts.seen(ids(range(9_500_000, 9_500_000 + 64 * PAGE + 1)), "")[0].tip
+    # Their class knows no lengths.
+    assert short.returns is long.returns
+    assert long.rate > 3 * short.rate
+
+
+def test_both_parts_of_a_split_text_are_of_its_whole_length() -> None:
+    ghosts = GhostTree(PAGE)
+    sighting, _ = ghosts.seen(ids(range(10 * PAGE + 1)), "")
+    guess = ghosts.mark(sighting, 3, Place.GRID)
+    assert guess is not None
+    assert (guess.length, sighting.tip.length) == (10, 10)
+    longer, _ = ghosts.seen(ids(range(13 * PAGE + 1)), "")
+    assert longer.tip.length == 3
+
+
+def test_a_place_that_was_used_is_known_by_its_own_record() -> None:
+    ghosts = GhostTree(PAGE)
+    tip = ghosts.seen(ids(range(10 * PAGE + 1)), "")[0].tip
+    assert tip.excess is not None
+    ghosts.seen(ids(range(12 * PAGE + 1)), "")
+    assert tip.uses == 1
+    assert tip.excess is None
+
+
+def test_what_returns_as_often_as_foretold_has_no_excess_and_two_outliers_make_little() -> None:
+    usual, odd = Excess(), Excess()
+    for number in range(5000):
+        usual.entered(0.25)
+        if number % 4 == 0:
+            usual.returned()
+    assert abs(usual.ratio - 1) < 0.05
+    for _ in range(2):
+        odd.entered(0.25)
+        odd.returned()
+    assert 1 < odd.ratio < 1.25
 
 
 def test_a_prompt_whose_pages_are_gone_still_shows_where_the_next_one_parts() -> None:
