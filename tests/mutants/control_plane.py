@@ -105,7 +105,7 @@ MUTANTS = (
         (UNIT + "test_planned_for.py",),
     ),
     Mutant(
-        "a revision that failed is tried again for ever", OPERATOR + "rollback.py",
+        "a revision that failed is tried again for ever", OPERATOR + "rollout/rollback.py",
         "noted is not None and noted.digest == wanted.digest", "False", (UNIT + "test_rollback.py",),
     ),
     Mutant(
@@ -126,7 +126,7 @@ MUTANTS = (
         (UNIT + "test_apply.py",),
     ),
     Mutant(
-        "an engine goes for a pod that would not get its place", OPERATOR + "in_place.py",
+        "an engine goes for a pod that would not get its place", OPERATOR + "rollout/in_place.py",
         " and any(_asks(pod) == _asks(other) for other in old)", " and old", (UNIT + "test_in_place.py",),
     ),
     Mutant(
