@@ -80,17 +80,15 @@ class MemoryBudget:
         workspace += RUNTIME_BYTES[device.kind]
         if (arena := constraints.arena_bytes) is not None:
             return cls(device, held + workspace + arena, held, workspace, arena, arena_limited=False)
-        total = int(device.memory * constraints.utilization)
-        taken = device.free is not None and device.free < total
-        if device.free is not None:
-            total = min(total, device.free)
+        share = int(device.memory * constraints.utilization)
+        total = share if device.free is None else min(share, device.free)
         if (left := total - held - workspace) <= 0:
             raise DoesNotFit(
                 f"weights {binary_size(held)} and workspace {binary_size(workspace)} need "
                 f"{binary_size(held + workspace)}; {binary_size(device.memory)} at utilization "
                 f"{constraints.utilization:g} gives {binary_size(total)}"
-                f"{' and others hold memory of it' if taken else ''}: use more or larger devices, a higher "
-                "utilization or fewer chunked prefill tokens",
+                f"{' and others hold memory of it' if total < share else ''}: use more or larger devices, a "
+                "higher utilization or fewer chunked prefill tokens",
                 need=held + workspace,
                 have=total,
             )

@@ -148,7 +148,7 @@ MUTANTS = (
     ),
     Mutant(
         "a device is used beyond its share", PLANNER + "memory.py",
-        "total = int(device.memory * constraints.utilization)", "total = int(device.memory)", (MEMORY,),
+        "share = int(device.memory * constraints.utilization)", "share = int(device.memory)", (MEMORY,),
     ),
     Mutant(
         "an answer may be as long as the context", PLANNER + "constraints.py",

@@ -28,8 +28,9 @@ from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
-from mamba_operator.objects.pod_trouble import is_engine, says_ready
+from mamba_operator.objects.pod_trouble import answers, is_engine
 from mamba_operator.objects.record import readable
+from mamba_operator.objects.side_by_side import side_by_side
 
 log = structlog.get_logger(__name__)
 ENDED = ("Failed", "Succeeded")
@@ -103,13 +104,8 @@ class Autoscaler:
         for key in self._watched.keys() - scaled.keys():
             del self._watched[key]
             self._metrics.forget(key)
-        done = await asyncio.gather(
-            *(self._look_at(key, found) for key, found in scaled.items()), return_exceptions=True
-        )
-        for key, error in zip(scaled, done, strict=True):
-            if isinstance(error, Exception):
-                # One object must not keep the others from being looked at.
-                log.error("autoscaler_broken", key=str(key), error=repr(error))
+        looks = {key: self._look_at(key, found) for key, found in scaled.items()}
+        await side_by_side(looks, "autoscaler_broken")
 
     def _scaled(self, key: Key) -> _Scaled | None:
         """None where spec.replicas is a number that people write."""
@@ -140,8 +136,8 @@ class Autoscaler:
             watched = self._watched[key] = _Watch(config)
         pods = [pod for pod in self._indices.of(POD, key) if _lives(pod)]
         engines = [pod for pod in pods if is_engine(pod)]
-        ready = [pod for pod in engines if says_ready(pod.get("status") or {})]
-        doors = [pod for pod in pods if not is_engine(pod) and says_ready(pod.get("status") or {})]
+        ready = [pod for pod in engines if answers(pod)]
+        doors = [pod for pod in pods if not is_engine(pod) and answers(pod)]
         told, heard = await asyncio.gather(
             pod_reports(self._read, ready, lambda text: engine_report(text, config)),
             pod_reports(self._read, doors, gateway_report),

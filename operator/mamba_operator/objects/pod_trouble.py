@@ -97,9 +97,14 @@ def is_draining(pod: Manifest) -> bool:
     return is_engine(pod) and is_terminating(pod) and (pod.get("status") or {}).get("phase") == "Running"
 
 
+def answers(pod: Manifest) -> bool:
+    """Whether a pod answers and was not asked to end."""
+    return not is_terminating(pod) and says_ready(pod.get("status") or {})
+
+
 def serves(pod: Manifest) -> bool:
-    """Whether an engine answers and was not asked to end."""
-    return is_engine(pod) and not is_terminating(pod) and says_ready(pod.get("status") or {})
+    """Whether the pod is an engine that `answers`."""
+    return is_engine(pod) and answers(pod)
 
 
 def says_ready(status: Manifest) -> bool:

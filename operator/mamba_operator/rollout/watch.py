@@ -8,19 +8,17 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-import structlog
-
 from mamba_operator.autoscale.metrics_reader import Read
 from mamba_operator.autoscale.pod_reports import pod_reports
 from mamba_operator.autoscale.reports import ReportInvalid, series
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
-from mamba_operator.objects.manifest import Key, is_terminating, name_of
-from mamba_operator.objects.pod_trouble import is_engine, says_ready
+from mamba_operator.objects.manifest import Key, name_of
+from mamba_operator.objects.pod_trouble import answers, is_engine
+from mamba_operator.objects.side_by_side import side_by_side
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
 
-log = structlog.get_logger(__name__)
 ATTEMPTS, ALWAYS_THERE = "mambaserve_gateway_endpoint_attempts_total", "mambaserve_gateway_in_flight"
 PERIOD = 5.0
 """Seconds between two looks: several fall into the time for which a new engine serves beside an old one."""
@@ -76,13 +74,8 @@ class RolloutWatch:
         }
         for key in self._windows.keys() - rolling.keys():
             del self._windows[key]
-        done = await asyncio.gather(
-            *(self._look_at(key, revisions) for key, revisions in rolling.items()), return_exceptions=True
-        )
-        for key, error in zip(rolling, done, strict=True):
-            if isinstance(error, Exception):
-                # One object must not keep the others from being looked at.
-                log.error("rollout_watch_broken", key=str(key), error=repr(error))
+        looks = {key: self._look_at(key, revisions) for key, revisions in rolling.items()}
+        await side_by_side(looks, "rollout_watch_broken")
 
     def _revisions(self, key: Key) -> Mapping[str, str]:
         """Of each engine pod, one that drains included: it serves on for a while."""
@@ -91,11 +84,7 @@ class RolloutWatch:
 
     async def _look_at(self, key: Key, revisions: Mapping[str, str]) -> None:
         window = self._windows.setdefault(key, AttemptWindow())
-        doors = [
-            pod
-            for pod in self._indices.of(POD, key)
-            if not is_engine(pod) and not is_terminating(pod) and says_ready(pod.get("status") or {})
-        ]
+        doors = [pod for pod in self._indices.of(POD, key) if not is_engine(pod) and answers(pod)]
         told = await pod_reports(self._read, doors, attempts_told)
         if window.look(self._now(), revisions, told):
             self._wake(key)

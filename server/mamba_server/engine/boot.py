@@ -13,10 +13,8 @@ from typing import Any, Literal
 import torch
 
 from mamba_kernels.dispatch.backend import Backend
-from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.errors import DoesNotFit
 from mamba_planner.families.registry import load_model_config
 from mamba_planner.memory import MOST_RUNNING, Device
 from mamba_planner.memory_plan import MemoryPlan
@@ -110,7 +108,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     if measure is not None and settings.arena_bytes is None:
         report("measuring the workspace", 0, 1)
         limits = _limits(settings, made, device, trial)
-        took = _workspace(model, config, made, dtype, limits, device, measure)
+        took = measured_workspace(model, config, made, dtype, limits, device, measure)
         made = plan_engine(config, settings, memory_there, weights, took)
         report("measuring the workspace", 1, 1)
     report("allocating the arena", 0, made.arena_bytes)
@@ -203,28 +201,6 @@ def _limits(settings: EngineSettings, made: MemoryPlan, device: torch.device, tr
     step_tokens = settings.chunked_prefill_tokens or MOST_STEP_TOKENS
     chunk = trial.chunk or CHUNK[device.type]
     return Limits(step_tokens, chunk, most, made.max_model_len, made.workload.output_tokens)
-
-
-def _workspace(
-    model: HybridModel,
-    config: ModelConfig,
-    made: MemoryPlan,
-    dtype: str,
-    limits: Limits,
-    device: torch.device,
-    measure: Measure,
-) -> int:
-    """As `measured_workspace`. Raises DoesNotFit where the device has no room for the worst step."""
-    try:
-        return measured_workspace(model, config, made, dtype, limits, device, measure)
-    except torch.OutOfMemoryError as error:
-        left = made.budget_bytes - made.weights_bytes
-        raise DoesNotFit(
-            f"a step of {limits.step_tokens} tokens needs more than the {binary_size(left)} that the weights "
-            "leave: fewer chunked prefill tokens, a shorter model length, or a larger device",
-            need=made.budget_bytes + 1,
-            have=made.budget_bytes,
-        ) from error
 
 
 def _pace(settings: EngineSettings, limits: Limits, device: torch.device) -> StepPace | None:

@@ -10,6 +10,8 @@ from functools import partial
 
 import torch
 
+from mamba_planner.byte_size import binary_size
+from mamba_planner.errors import DoesNotFit
 from mamba_planner.memory_plan import MemoryPlan
 from mamba_planner.model_config import ModelConfig
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -36,7 +38,10 @@ def measured_workspace(
     device: torch.device,
     measure: Measure,
 ) -> int:
-    """Bytes that the worst steps of an engine within `limits` take, its tables of rows and pages included."""
+    """Bytes that the worst steps of an engine within `limits` take, its tables of rows and pages included.
+
+    Raises `DoesNotFit` where the device has no room for one.
+    """
     layout = replace(CacheLayout.of(config, made, dtype), slabs=SLABS)
     views = DeviceArena(layout, device).views(config, made.state_dtype, DTYPES[dtype])
     persistent = PersistentBatch(limits.max_running, -(-made.max_model_len // made.page_size))
@@ -50,7 +55,16 @@ def measured_workspace(
         for host, scored in worst_steps(limits, persistent.rows):
             runner.try_out(host, scored=scored)
 
-    return measure(work)
+    try:
+        return measure(work)
+    except torch.OutOfMemoryError as error:
+        left = made.budget_bytes - made.weights_bytes
+        raise DoesNotFit(
+            f"a step of {limits.step_tokens} tokens needs more than the {binary_size(left)} that the weights "
+            "leave: fewer chunked prefill tokens, a shorter model length, or a larger device",
+            need=made.budget_bytes + 1,
+            have=made.budget_bytes,
+        ) from error
 
 
 def worst_steps(limits: Limits, spare_row: int) -> Iterator[tuple[HostBatch, bool]]:

@@ -25,18 +25,9 @@ def give_back(rows: torch.Tensor) -> None:
         return
     begin = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (rows.data_ptr() + rows.numel() * rows.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > begin:
-        drop(begin, end)
-
-
-def drop(begin: int, end: int) -> None:
-    """Drop the pages of a file that is mapped from address `begin` to `end`, and was not changed there.
-
-    Without Linux nothing happens. It can fail for memory that is locked, which then stays.
-    """
-    if _LIBC is None:
+    if end <= begin:
         return
     # Pages of a mapping that is read once, from its start on, are not taken for pages in use as they go: else
-    # they would count to a container's working set.
+    # they would count to a container's working set. It can fail for memory that is locked, which then stays.
     for advice in (_MADV_SEQUENTIAL, _MADV_DONTNEED, _MADV_NORMAL):
         _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
