@@ -1,7 +1,7 @@
 """Steps of a model without scheduler and HTTP, for the benchmark of the CPU kernels: one process per way.
 
 Reads the name of a measurement a line (`decode 8`, `prefill 512`) and answers with JSON: seconds of processor
-time of all threads, seconds that passed, and the share of each kind of layer.
+time of all threads, seconds that passed, and the share of each kind of layer where layers are called apart.
 """
 
 import json
@@ -22,6 +22,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.device_arena import DTYPES
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
 from mamba_server.model.layers.hybrid import HybridModel
+from mamba_server.model.step_decoder import step_decoder
 
 CPU = torch.device("cpu")
 PAGE, CHUNK, CONTEXT = 16, 64, 128
@@ -58,6 +59,14 @@ class Steps:
             ssm=[zeros(MOST + 1, *state, dtype=torch.float32) for _ in recurrent],
             kv=[zeros(pages, *page) for _ in range(kinds.count("attention"))],
         )
+        self.decoder = step_decoder(
+            self.model,
+            self.views,
+            page_table=torch.from_numpy(_pages(MOST)),
+            last_token=torch.arange(MOST, dtype=torch.int32) + 5,
+            most_rows=MOST,
+        )
+        """None where torch computes."""
         self.seconds: dict[str, float] = defaultdict(float)
         """By kind of layer."""
         self.model.blocks = [
@@ -82,10 +91,10 @@ class Steps:
     def measure(self, kind: str, count: int) -> dict[str, Any]:
         """One step, after one that warms up."""
         batch = decode(count) if kind == "decode" else prefill(count)
-        self.model.forward(batch, self.views)
+        self._forward(batch)
         self.seconds.clear()
         processor, wall = time.process_time(), time.perf_counter()
-        self.model.forward(batch, self.views)
+        self._forward(batch)
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
         return {
             "processor": processor,
@@ -93,10 +102,21 @@ class Steps:
             "shares": {name: round(part / wall, 3) for name, part in self.seconds.items()},
         }
 
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """As the engine's runner does it."""
+        if self.decoder is None or batch.tokens != batch.decodes:
+            return self.model.forward(batch, self.views)
+        return self.model.logits(self.decoder(batch.host))
+
+
+def _pages(rows: int) -> IntArray:
+    """[rows, pages] of sequences of CONTEXT tokens."""
+    return np.arange(1, 1 + rows * CONTEXT // PAGE, dtype=np.int32).reshape(rows, -1)
+
 
 def decode(rows: int) -> ForwardBatch:
     """`rows` sequences with CONTEXT tokens each."""
-    pages = np.arange(1, 1 + rows * CONTEXT // PAGE, dtype=np.int32).reshape(rows, -1)
+    pages = _pages(rows)
     slots = np.arange(1, rows + 1)
     return _batch(
         decodes=rows, lengths=[1] * rows, pages=pages, slot_in=slots, slot_out=slots, last=slots - 1, chunks=0

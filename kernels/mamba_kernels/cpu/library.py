@@ -50,6 +50,7 @@ class Library:
         self.rms_norm: Callable[..., None] = self._function("mamba_rms_norm", pointer)
         self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
         self.paged_extend: Callable[..., None] = self._function("mamba_paged_extend", pointer)
+        self.decode_step: Callable[..., None] = self._function("mamba_decode_step", pointer, pointer)
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:

@@ -5,7 +5,8 @@ import ctypes
 import torch
 
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.mixer import PreparedMixer, read_and_write
+from mamba_kernels.cpu.mixer import PreparedMixer, cached_at, read_and_write
+from mamba_kernels.cpu.packed_linear import KINDS
 from mamba_kernels.cpu.structures import MambaDecode
 from mamba_kernels.slot_plan import SlotPlan
 
@@ -18,6 +19,13 @@ class MambaDecoder:
         self._mixer = mixer
         self._call = MambaDecode(mixer=mixer.address)
         self._address = ctypes.addressof(self._call)
+
+    def place(self, call: MambaDecode, window: torch.Tensor, state: torch.Tensor) -> None:
+        """Make `call` one of this mixer, with the windows and states of its layer, which have the rows' type
+        and one that states may have."""
+        call.mixer = self._mixer.address
+        call.kind = KINDS[window.dtype]
+        cached_at(call, window, state)
 
     def __call__(
         self,

@@ -70,6 +70,12 @@ def read_and_write(
 ) -> None:
     """Name to `call` the rows that it reads, and the windows and states that it reads and writes."""
     call.projected, call.projected_stride = projected.data_ptr(), projected.stride(0)
+    call.kind = KINDS[projected.dtype]
+    cached_at(call, window, state)
+
+
+def cached_at(call: MambaDecode | MambaPrefill, window: torch.Tensor, state: torch.Tensor) -> None:
+    """Name to `call` the windows and states alone."""
     call.window, call.window_stride = window.data_ptr(), window.stride(0)
     call.state, call.state_stride = state.data_ptr(), state.stride(0)
-    call.kind, call.state_kind = KINDS[projected.dtype], STATE_KINDS[state.dtype]
+    call.state_kind = STATE_KINDS[state.dtype]

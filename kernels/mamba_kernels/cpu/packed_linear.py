@@ -104,7 +104,8 @@ class PackedLinear:
             packing=weight.packing,
             activation=ACTIVATIONS[activation],
         )
-        self._address = ctypes.addressof(self._layer)
+        self.address = ctypes.addressof(self._layer)
+        """Of the structure, valid as long as this object lives."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, inputs], each row in one piece, in the type of the weight -> [T, outputs].
@@ -115,5 +116,5 @@ class PackedLinear:
             x = x.to(self.weight.dtype).contiguous()
         rows = x.shape[0]
         out = x.new_empty(rows, self.weight.outputs)
-        self._call(self._address, x.data_ptr(), x.stride(0), rows, out.data_ptr())
+        self._call(self.address, x.data_ptr(), x.stride(0), rows, out.data_ptr())
         return out

@@ -17,8 +17,15 @@ class PagedDecoder:
 
     def __init__(self, library: Library, *, heads: int, kv_heads: int, head_dim: int, scale: float) -> None:
         self._run = library.paged_decode
-        self._call = PagedDecode(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale)
+        self._shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": scale}
+        self._call = PagedDecode(**self._shape)
         self._address = ctypes.addressof(self._call)
+
+    def place(self, call: PagedDecode, kv: torch.Tensor) -> None:
+        """Make `call` one of this layer, with its keys and values."""
+        for name, value in self._shape.items():
+            setattr(call, name, value)
+        pages_at(call, kv)
 
     def __call__(self, query: torch.Tensor, kv: torch.Tensor, plan: AttentionPlan, out: torch.Tensor) -> None:
         """softmax(scale q K^T) V over the contexts of the plan's n decodes.
@@ -28,10 +35,15 @@ class PagedDecoder:
         """
         call = self._call
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
-        call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
-        call.page_size = kv.shape[2]
+        pages_at(call, kv)
         call.page_table, call.page_table_stride = plan.page_table.data_ptr(), plan.page_table.stride(0)
         call.table_row, call.context_len = plan.table_row.data_ptr(), plan.context_len.data_ptr()
         call.out = out.data_ptr()
-        call.rows, call.kind = len(query), KINDS[kv.dtype]
+        call.rows = len(query)
         self._run(self._address)
+
+
+def pages_at(call: PagedDecode, kv: torch.Tensor) -> None:
+    """Name to `call` the keys and values."""
+    call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
+    call.page_size, call.kind = kv.shape[2], KINDS[kv.dtype]

@@ -15,14 +15,14 @@ class RowNorm:
     def __init__(self, library: Library, weight: torch.Tensor, eps: float) -> None:
         self._run = library.rms_norm
         self._weight = weight
-        self._call = RmsNorm(weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[weight.dtype])
-        self._address = ctypes.addressof(self._call)
+        self.call = RmsNorm(weight=weight.data_ptr(), width=len(weight), eps=eps, kind=KINDS[weight.dtype])
+        self._address = ctypes.addressof(self.call)
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, d], rows may be strided, float32 or in the type of the weight, written if there is `added`:
         [T, d], dense, in the type of the weight. Returns y, [T, d] in that type."""
         out = torch.empty(x.shape, dtype=self._weight.dtype)
-        call = self._call
+        call = self.call
         call.x, call.x_stride, call.x_kind = x.data_ptr(), x.stride(0), KINDS[x.dtype]
         call.added = None if added is None else added.data_ptr()
         call.out, call.rows = out.data_ptr(), len(x)

@@ -5,6 +5,7 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 WHOLE, INT8 = 0, 1
 IDENTITY, RELU, RELU_SQUARED, SILU = 0, 1, 2, 3
+MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK = 0, 1, 2
 
 
 class LinearLayer(Structure):
@@ -172,4 +173,35 @@ class Experts(Structure):
         ("experts", c_int32),
         ("gated", c_int32),
         ("kind", c_int32),
+    )
+
+
+class DecodeBlock(Structure):
+    """A residual block of a decode step."""
+
+    _fields_ = (
+        ("norm", RmsNorm),
+        ("mamba", MambaDecode),
+        ("attention", PagedDecode),
+        ("in_proj", c_void_p),
+        ("gate_proj", c_void_p),
+        ("out_proj", c_void_p),
+        ("kind", c_int32),
+    )
+
+
+class DecodeStep(Structure):
+    """A step of sequences that all decode."""
+
+    _fields_ = (
+        ("blocks", c_void_p),
+        ("embedding", c_void_p),
+        ("norm", RmsNorm),
+        ("last_token", c_void_p),
+        ("integers", c_void_p),
+        ("integers_stride", c_int64),
+        ("page_table", c_void_p),
+        ("page_table_stride", c_int64),
+        ("block_count", c_int32),
+        ("rows", c_int32),
     )

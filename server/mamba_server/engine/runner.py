@@ -32,6 +32,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
 from mamba_server.model.page_table import PageTable
+from mamba_server.model.step_decoder import step_decoder
 from mamba_server.model.trial_batch import TrialPiece, trial_batch
 from mamba_server.wire import SamplingParams
 
@@ -87,6 +88,13 @@ class ModelRunner:
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
         self._decode_steps: DecodeSteps | None = None
+        self._step_decoder = step_decoder(
+            model,
+            cache,
+            page_table=self._page_table.entries,
+            last_token=self._last_token,
+            most_rows=persistent.rows,
+        )
         if sample is not None and model.decodes_resident:
             self._sampler.reserve(2 * min(persistent.max_running, COUNTED))
             self._decode_steps = DecodeSteps(self._decode_step, persistent.max_running, graphs)
@@ -172,11 +180,8 @@ class ModelRunner:
             host = HostBatch(**{name: getattr(arrays, name) for name in _FIELDS}, state_noise=noise)
             if (step := self._prepared(host)) is not None:
                 return self._decode(step, host)
-            batch = self._batch_of(host, arrays.token_ids)
             rows = _to(sampling_rows.astype(np.int64), self._device)
-            if decodes:
-                batch.token_ids[:decodes] = self._last_token[rows[:decodes]]
-            hidden = self._model.hidden(batch, self._cache)
+            hidden = self._hidden(host, arrays.token_ids, rows[:decodes])
             scores = [self._score(hidden, span) for span in spans]
             wanted = len(arrays.sampling)
             probes = hidden[wanted : len(arrays.checked)]
@@ -190,6 +195,16 @@ class ModelRunner:
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
             return lambda: land(landed, spans, scores, tops, of_members(finite, arrays.checked))
+
+    def _hidden(self, host: HostBatch, token_ids: Ints, decoding: torch.Tensor) -> torch.Tensor:
+        """Normed hidden states of the rows `host.logits_rows`. decoding: [D] int64 persistent rows of the
+        sequences that decode."""
+        if self._step_decoder is not None and len(decoding) == len(host.context_len):
+            return self._step_decoder(host)
+        batch = self._batch_of(host, token_ids)
+        if len(decoding):
+            batch.token_ids[: len(decoding)] = self._last_token[decoding]
+        return self._model.hidden(batch, self._cache)
 
     def _batch_of(self, host: HostBatch, token_ids: torch.Tensor | Ints) -> ForwardBatch:
         return ForwardBatch.from_host(

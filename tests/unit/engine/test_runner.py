@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from guarded_arena import GuardedArena
+from mamba_kernels.dispatch.backend import TORCH
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction
 from mamba_server.cache.persistent_batch import PersistentBatch
@@ -47,6 +48,8 @@ def logits_after(token: int, position: int) -> torch.Tensor:
 
 class TableModel:
     """Stands in for `HybridModel`; may fail on demand."""
+
+    backend = TORCH
 
     def __init__(self) -> None:
         self.fail_next = False

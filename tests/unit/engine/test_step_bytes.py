@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mamba_kernels.dispatch.backend import TORCH
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.engine.runner import ModelRunner
 from mamba_server.engine.sampling_batch import SamplingRow
@@ -43,6 +44,8 @@ class Sent(TorchDispatchMode):
 
 class Plans:
     """Makes the plans of a model with kernels for attention, and says nothing."""
+
+    backend = TORCH
 
     def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
         StepPlans.build(batch, recurrent=True, attention=True, gathered=False)

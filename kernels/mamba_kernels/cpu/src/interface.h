@@ -154,6 +154,35 @@ struct Experts {
   int32_t kind;
 };
 
+// A residual block of a decode step: x + mixer(norm(x)). What differs from step to step (rows, where values lie) is
+// not read here.
+enum BlockKind : int32_t { kMambaBlock = 0, kAttentionBlock = 1, kMlpBlock = 2 };
+struct DecodeBlock {
+  RmsNorm norm;
+  MambaDecode mamba;      // of a mamba block
+  PagedDecode attention;  // of an attention block: of the rows' kind, as its queries, keys and values
+  const LinearLayer* in_proj;    // to gate, x, B, C and dt; to queries, keys and values; to an MLP's inner width
+  const LinearLayer* gate_proj;  // of an MLP with a gate: what in_proj gives is multiplied by it; or null
+  const LinearLayer* out_proj;
+  int32_t kind;  // one of BlockKind
+};
+
+// A step of sequences that all decode, from their last tokens to the normed hidden states.
+struct DecodeStep {
+  const DecodeBlock* blocks;
+  const LinearLayer* embedding;  // whose rows are those of tokens
+  RmsNorm norm;                  // the last one; its kinds and its width are those of all blocks
+  const int32_t* last_token;     // by row of the table of pages
+  // [7, rows]: slot read from (-1 = the zero state), slot written to, second slot or -1, what a float16 state is
+  // rounded by, row of the table of pages, positions with keys, page * page_size + offset of the new key
+  const int32_t* integers;
+  int64_t integers_stride;
+  const int32_t* page_table;  // [any, pages]
+  int64_t page_table_stride;
+  int32_t block_count;
+  int32_t rows;
+};
+
 // What one instruction set implements.
 struct KernelTable {
   const char* name;
@@ -164,4 +193,6 @@ struct KernelTable {
   void (*paged_decode)(const PagedDecode*);
   void (*paged_extend)(const PagedExtend*);
   void (*moe)(const Experts*);
+  void (*packed_rows)(const LinearLayer*, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind);
+  void (*multiply)(void* x, const void* y, int64_t count, int32_t kind);  // x = x * y
 };

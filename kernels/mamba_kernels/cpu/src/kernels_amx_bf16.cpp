@@ -5,9 +5,11 @@
 #include "experts.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
+#include "multiply.h"
 #include "norms.h"
+#include "packed_rows.h"
 #include "paged_decode.h"
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, multiply};

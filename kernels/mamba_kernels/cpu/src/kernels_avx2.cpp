@@ -5,9 +5,11 @@
 #include "experts.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
+#include "multiply.h"
 #include "norms.h"
+#include "packed_rows.h"
 #include "paged_decode.h"
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx2;
-const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>};
+const KernelTable kernels_avx2 = {"avx2", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, multiply};

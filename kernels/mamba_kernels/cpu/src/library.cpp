@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "decode_step.h"
 #include "interface.h"
 #include "worker_pool.h"
 
@@ -105,6 +106,7 @@ void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
 void mamba_moe(const Experts* call) { table->moe(call); }
+void mamba_decode_step(const DecodeStep* step, void* out) { decode_step(*table, *step, out); }
 
 #pragma GCC visibility pop
 }

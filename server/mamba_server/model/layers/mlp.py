@@ -24,10 +24,6 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return inner.tanh_().add_(1).mul_(x).mul_(0.5)
 
 
-def _nothing(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
 ACTIVATIONS: dict[str, Activation] = {
     "relu2": _relu2,
     "relu": lambda x: F.relu(x, inplace=True),
@@ -62,11 +58,13 @@ class Mlp:
 
     def __init__(self, config: MlpConfig, hidden_size: int, loader: Loader) -> None:
         self.gate_proj: Rows | None
+        self.activation: Activation | None
+        """None = it is part of the product before it."""
         self.activation = activation(config.activation, batch_invariant=loader.batch_invariant)
         width, bias = config.intermediate, config.bias
         joined = config.activation if loader.activates(config.activation) else ""
         if joined:
-            self.activation = _nothing  # is part of the product before it
+            self.activation = None
         if config.gated:
             self.gate_proj = loader.linear("gate_proj", hidden_size, width, bias=bias, activation=joined)
             self.up_proj = loader.linear("up_proj", hidden_size, width, bias=bias)
@@ -78,5 +76,8 @@ class Mlp:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, d] -> [T, d]."""
         if self.gate_proj is None:
-            return self.down_proj(self.activation(self.up_proj(x)))
-        return self.down_proj(self.activation(self.gate_proj(x)).mul_(self.up_proj(x)))
+            return self.down_proj(self._activated(self.up_proj(x)))
+        return self.down_proj(self._activated(self.gate_proj(x)).mul_(self.up_proj(x)))
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.activation is None else self.activation(x)

@@ -18,11 +18,16 @@ sys.modules["mamba_kernels"] = package
 
 from mamba_kernels.cpu.library import Library  # noqa: E402
 from mamba_kernels.cpu.structures import (  # noqa: E402
+    ATTENTION_BLOCK,
     BFLOAT16,
     FLOAT16,
     FLOAT32,
     INT8,
+    MAMBA_BLOCK,
+    MLP_BLOCK,
     WHOLE,
+    DecodeBlock,
+    DecodeStep,
     Experts,
     LinearLayer,
     MambaDecode,
@@ -201,6 +206,52 @@ def mixture(library: Library) -> None:
         library.moe(ctypes.addressof(call))
 
 
+def step(library: Library) -> None:
+    heads, kv_heads, head_dim, page_size, width = 6, 2, 9, 5, 37
+    queries, keys, inside = heads * head_dim, kv_heads * head_dim, page_size * kv_heads * head_dim
+    integers = np.array(
+        [[1, -1, 3], [1, 2, 0], [-1, 4, -1], [7, 8, 9], [2, 0, 1], [1, 17, 70], [0, 11, 24]], np.int32
+    )
+    table, last_token = np.arange(3 * 14, dtype=np.int32), np.array([0, 49, 17], np.int32)
+    kept.extend((integers, table, last_token))
+    for (residual, kind), sizes, packing in product(
+        ((FLOAT32, FLOAT32), (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16)), MIXERS, (WHOLE, INT8)
+    ):
+        H, P, N, G, _ = sizes
+        blocks = (DecodeBlock * 4)()
+        for block in blocks:
+            block.norm = RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, kind=kind)
+        mamba, attention, mlp, gated = blocks
+        mamba.kind, attention.kind, mlp.kind, gated.kind = MAMBA_BLOCK, ATTENTION_BLOCK, MLP_BLOCK, MLP_BLOCK
+        cached = caches(1, *sizes, kind, FLOAT32)
+        mamba.mamba = MambaDecode(mixer=mixer(*sizes, kind), **cached)
+        attention.attention = PagedDecode(
+            kv=array(table.size, 2, inside, kind=kind), page_stride=2 * inside, value_offset=inside,
+            scale=0.3, heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kind=kind,
+        )  # fmt: skip
+        inner = {0: 2 * H * P + 2 * G * N + H, 1: queries + 2 * keys, 2: 21, 3: 40}
+        for index, (block, outer) in enumerate(zip(blocks, (H * P, queries, 21, 40), strict=True)):
+            block.in_proj = layer(inner[index], width, kind, packing)
+            block.out_proj = layer(width, outer, kind, packing)
+        gated.gate_proj = layer(40, width, kind, packing)
+        call = DecodeStep(
+            blocks=ctypes.addressof(blocks), embedding=layer(50, width, kind, packing),
+            norm=RmsNorm(weight=array(width, kind=kind), width=width, eps=1e-5, x_kind=residual, kind=kind),
+            last_token=last_token.ctypes.data, integers=integers.ctypes.data, integers_stride=3,
+            page_table=table.ctypes.data, page_table_stride=14, block_count=4, rows=3,
+        )  # fmt: skip
+        library.decode_step(ctypes.addressof(call), array(3, width, kind=kind))
+
+
+def layer(outputs: int, inputs: int, kind: int, packing: int) -> int:
+    """Address of a product whose weights are packed so."""
+    if packing == WHOLE:
+        return layers(1, outputs, inputs, kind)
+    blocks = array(-(-outputs // 16), -(-inputs // 32), 34 * 16 // 2, kind=BFLOAT16)
+    experts.append((LinearLayer * 1)(LinearLayer(blocks, None, inputs, outputs, kind, INT8, 0)))
+    return ctypes.addressof(experts[-1])
+
+
 def caught(library: Library) -> None:
     """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
     child = os.fork()
@@ -214,6 +265,6 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
-for check in (linear, decode, prefill, norm, attend, extend, mixture, caught):
+for check in (linear, decode, prefill, norm, attend, extend, mixture, step, caught):
     check(library)
     sys.stdout.write(check.__name__ + "\n")

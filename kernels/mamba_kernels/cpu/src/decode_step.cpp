@@ -1,0 +1,146 @@
+#include "decode_step.h"
+
+#include <cstring>
+
+#include "scratch.h"
+
+namespace {
+
+// Rows of `integers`.
+enum Field { kSource, kTarget, kTrack, kNoise, kTableRow, kContextLen, kKeyRow, kSlots = kTrack + 1 };
+
+int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// The values of a step, in memory of the calling thread that the next step takes again.
+struct Values {
+  Scratch hidden, normed, inner, gated, added, slots, tokens;
+};
+
+class Step {
+ public:
+  Step(const KernelTable& kernels, const DecodeStep& step, Values& values) : kernels_(kernels), step_(step) {
+    const int64_t rows = step.rows, width = step.norm.width, bytes = bytes_of(step.norm.kind);
+    int64_t inner = 0, gated = 0;
+    for (int32_t i = 0; i < step.block_count; ++i) {
+      inner = larger(inner, step.blocks[i].in_proj->outputs);
+      gated = larger(gated, step.blocks[i].out_proj->inputs);
+    }
+    hidden_ = values.hidden.get<char>(rows * width * bytes_of(step.norm.x_kind));
+    normed_ = values.normed.get<char>(rows * width * bytes);
+    inner_ = values.inner.get<char>(rows * inner * bytes);
+    gated_ = values.gated.get<char>(rows * gated * bytes);
+    added_ = values.added.get<char>(rows * width * bytes);
+    slots_ = values.slots.get<int64_t>(rows * kSlots);
+    tokens_ = values.tokens.get<int32_t>(rows);
+  }
+
+  void run(void* out) {
+    read_integers();
+    kernels_.packed_rows(step_.embedding, tokens_, step_.rows, hidden_, step_.norm.x_kind);
+    for (int32_t i = 0; i < step_.block_count; ++i) {
+      const DecodeBlock& block = step_.blocks[i];
+      norm(block.norm, i > 0, normed_);
+      switch (block.kind) {
+        case kMambaBlock: mamba(block); break;
+        case kAttentionBlock: attention(block); break;
+        default: mlp(block);
+      }
+    }
+    norm(step_.norm, step_.block_count > 0, out);
+  }
+
+ private:
+  static int64_t bytes_of(int32_t kind) { return kind == kFloat32 ? 4 : 2; }
+  const int32_t* field(Field which) const { return step_.integers + which * step_.integers_stride; }
+
+  void read_integers() {
+    for (int32_t row = 0; row < step_.rows; ++row) {
+      for (int which = kSource; which < kSlots; ++which) {
+        slots_[which * step_.rows + row] = field(static_cast<Field>(which))[row];
+      }
+      tokens_[row] = step_.last_token[field(kTableRow)[row]];
+    }
+  }
+
+  void norm(RmsNorm call, bool added, void* out) {
+    call.x = hidden_;
+    call.x_stride = step_.norm.width;
+    call.added = added ? added_ : nullptr;
+    call.out = out;
+    call.rows = step_.rows;
+    call.x_kind = step_.norm.x_kind;
+    kernels_.rms_norm(&call);
+  }
+
+  void product(const LinearLayer* layer, const void* x, void* out) {
+    kernels_.linear(layer, x, layer->inputs, step_.rows, out);
+  }
+
+  void mamba(const DecodeBlock& block) {
+    product(block.in_proj, normed_, inner_);
+    MambaDecode call = block.mamba;
+    call.projected = inner_;
+    call.projected_stride = block.in_proj->outputs;
+    call.source = slots_ + kSource * step_.rows;
+    call.target = slots_ + kTarget * step_.rows;
+    call.track = slots_ + kTrack * step_.rows;
+    call.noise = reinterpret_cast<const uint32_t*>(field(kNoise));
+    call.out = gated_;
+    call.rows = step_.rows;
+    kernels_.mamba_decode(&call);
+    product(block.out_proj, gated_, added_);
+  }
+
+  void attention(const DecodeBlock& block) {
+    product(block.in_proj, normed_, inner_);
+    write_keys(block);
+    PagedDecode call = block.attention;
+    call.query = inner_;
+    call.query_stride = block.in_proj->outputs;
+    call.page_table = step_.page_table;
+    call.page_table_stride = step_.page_table_stride;
+    call.table_row = field(kTableRow);
+    call.context_len = field(kContextLen);
+    call.out = gated_;
+    call.rows = step_.rows;
+    kernels_.paged_decode(&call);
+    product(block.out_proj, gated_, added_);
+  }
+
+  // Each row has its keys and values behind its queries.
+  void write_keys(const DecodeBlock& block) {
+    const PagedDecode& call = block.attention;
+    const int64_t bytes = bytes_of(call.kind);
+    const int64_t queries = int64_t{call.heads} * call.head_dim, keys = int64_t{call.kv_heads} * call.head_dim;
+    // Pages are written before they are read: the caller owns them, as it owns states.
+    char* pages = static_cast<char*>(const_cast<void*>(call.kv));
+    for (int32_t row = 0; row < step_.rows; ++row) {
+      const int32_t key_row = field(kKeyRow)[row];
+      char* key = pages + (key_row / call.page_size * call.page_stride + key_row % call.page_size * keys) * bytes;
+      const char* from = inner_ + (row * block.in_proj->outputs + queries) * bytes;
+      std::memcpy(key, from, static_cast<size_t>(keys * bytes));
+      std::memcpy(key + call.value_offset * bytes, from + keys * bytes, static_cast<size_t>(keys * bytes));
+    }
+  }
+
+  void mlp(const DecodeBlock& block) {
+    product(block.in_proj, normed_, inner_);
+    if (block.gate_proj == nullptr) return product(block.out_proj, inner_, added_);
+    product(block.gate_proj, normed_, gated_);
+    kernels_.multiply(gated_, inner_, step_.rows * block.gate_proj->outputs, step_.norm.kind);
+    product(block.out_proj, gated_, added_);
+  }
+
+  const KernelTable& kernels_;
+  const DecodeStep& step_;
+  char *hidden_, *normed_, *inner_, *gated_, *added_;
+  int64_t* slots_;
+  int32_t* tokens_;
+};
+
+}  // namespace
+
+void decode_step(const KernelTable& kernels, const DecodeStep& step, void* out) {
+  thread_local Values values;
+  Step(kernels, step, values).run(out);
+}

@@ -1,0 +1,61 @@
+// Rows of a packed matrix, as its products multiply them: what an embedding looks up. Included after linear.h, which
+// says how panels are laid out.
+#pragma once
+#include "linear.h"
+
+namespace {
+
+// The row `output` of weights in panels of `Pair` inputs of sixteen outputs side by side.
+template <typename T, int kPair>
+void whole_row(const LinearLayer& layer, int64_t output, T* out) {
+  const int64_t steps = (layer.inputs + kPair - 1) / kPair;
+  const T* panel = static_cast<const T*>(layer.packed) + output / kPanel * steps * kPanel * kPair;
+  const T* lane = panel + output % kPanel * kPair;
+  for (int64_t i = 0; i < layer.inputs; ++i) out[i] = lane[i / kPair * kPanel * kPair + i % kPair];
+}
+
+// The same of int8 in blocks of inputs, each behind its scales.
+template <typename T>
+void int8_row(const LinearLayer& layer, int64_t output, T* out) {
+  using Format = ScaledBytes<T>;
+  const int64_t blocks = (layer.inputs + Format::kBlock - 1) / Format::kBlock, lane = output % kPanel;
+  const auto* weights = static_cast<const typename Format::Weight*>(layer.packed) + output / kPanel * blocks;
+  for (int64_t block = 0; block < blocks; ++block) {
+    float scales[kPanel], row[Format::kBlock];
+    Lanes::load_float16(weights[block].scales).store(scales);
+    for (int i = 0; i < Format::kBlock; ++i) row[i] = scales[lane] * weights[block].numbers[i][lane];
+    const int64_t first = block * Format::kBlock, count = least(layer.inputs - first, Format::kBlock);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      store_some(out + first + i, static_cast<int>(least(count - i, kLanes)), Lanes::load(row + i));
+    }
+  }
+}
+
+template <typename T, int kPair>
+void packed_row(const LinearLayer& layer, int64_t output, T* out) {
+  if (layer.packing == kInt8) {
+    int8_row(layer, output, out);
+  } else {
+    whole_row<T, kPair>(layer, output, out);
+  }
+}
+
+// out: [rows, inputs] of `out_kind`, which is the layer's kind or float32.
+void packed_rows(const LinearLayer* layer, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind) {
+  const int64_t width = layer->inputs;
+  Scratch narrow;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (layer->kind == kFloat32) {
+      packed_row<float, 1>(*layer, outputs[row], static_cast<float*>(out) + row * width);
+    } else if (out_kind == kBfloat16) {
+      packed_row<uint16_t, 2>(*layer, outputs[row], static_cast<uint16_t*>(out) + row * width);
+    } else {
+      uint16_t* rounded = narrow.get<uint16_t>(width);
+      packed_row<uint16_t, 2>(*layer, outputs[row], rounded);
+      float* wide = static_cast<float*>(out) + row * width;
+      for (int64_t i = 0; i < width; ++i) wide[i] = widened(rounded[i]);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,177 @@
+"""A step of sequences that all decode, in one call: see "decode_step" in README.md.
+
+Built by the model once for a cache, from the calls that its layers make one by one in other steps; run on the
+forward stream.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.mamba_decode import MambaDecoder
+from mamba_kernels.cpu.packed_linear import KINDS, Packed, PackedLinear
+from mamba_kernels.cpu.paged_decode import PagedDecoder
+from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.structures import (
+    ATTENTION_BLOCK,
+    MAMBA_BLOCK,
+    MLP_BLOCK,
+    DecodeBlock,
+    DecodeStep,
+)
+from mamba_kernels.slot_plan import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class MambaBlock:
+    """x + out_proj(mixer(in_proj(norm(x)))) with the cache of its layer."""
+
+    norm: RowNorm
+    in_proj: PackedLinear
+    mixer: MambaDecoder
+    out_proj: PackedLinear
+    window: torch.Tensor
+    """As `state` of `MambaDecoder.__call__`."""
+    state: torch.Tensor
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write what stays from step to step."""
+        call.kind, call.in_proj, call.out_proj = MAMBA_BLOCK, self.in_proj.address, self.out_proj.address
+        self.mixer.place(call.mamba, self.window, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """x + out_proj(attention(in_proj(norm(x)))); `in_proj` gives queries, keys and values, in this order."""
+
+    norm: RowNorm
+    in_proj: PackedLinear
+    attention: PagedDecoder
+    out_proj: PackedLinear
+    kv: torch.Tensor
+    """As of `PagedDecoder.__call__`; written."""
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write what stays from step to step."""
+        call.kind, call.in_proj, call.out_proj = ATTENTION_BLOCK, self.in_proj.address, self.out_proj.address
+        self.attention.place(call.attention, self.kv)
+
+
+@dataclass(frozen=True, slots=True)
+class MlpBlock:
+    """x + out_proj(in_proj(norm(x)) * gate_proj(norm(x))); the activation is part of the product before."""
+
+    norm: RowNorm
+    in_proj: PackedLinear
+    gate_proj: PackedLinear | None
+    out_proj: PackedLinear
+
+    def fill(self, call: DecodeBlock) -> None:
+        """Write what stays from step to step."""
+        call.kind, call.in_proj, call.out_proj = MLP_BLOCK, self.in_proj.address, self.out_proj.address
+        call.gate_proj = None if self.gate_proj is None else self.gate_proj.address
+
+
+Block = MambaBlock | AttentionBlock | MlpBlock
+
+
+class Decodes(Protocol):
+    """The sequences of a step, one new token each. int32 [n]."""
+
+    @property
+    def slot_in(self) -> IntArray:
+        """Slot the state is read from; -1 = the zero state."""
+        ...
+
+    @property
+    def slot_out(self) -> IntArray:
+        """Slot the state is written to."""
+        ...
+
+    @property
+    def decode_track(self) -> IntArray:
+        """Second slot for the state, or -1."""
+        ...
+
+    @property
+    def state_noise(self) -> IntArray:
+        """What a float16 state is rounded by; empty where none is."""
+        ...
+
+    @property
+    def table_row(self) -> IntArray:
+        """Row of the sequence in the table of pages and in `last_token`."""
+        ...
+
+    @property
+    def context_len(self) -> IntArray:
+        """Positions with keys, the new one included."""
+        ...
+
+    @property
+    def kv_row(self) -> IntArray:
+        """page * page_size + offset of the new key and value."""
+        ...
+
+
+class StepDecoder:
+    """The call for one model and one cache. Not for two threads at once."""
+
+    def __init__(
+        self,
+        library: Library,
+        *,
+        embedding: Packed,
+        blocks: Sequence[Block],
+        norm: RowNorm,
+        residual_dtype: torch.dtype,
+        page_table: torch.Tensor,
+        last_token: torch.Tensor,
+        most_rows: int,
+    ) -> None:
+        """page_table: [R, W] int32, and last_token: [at least R] int32, read anew in each step; `most_rows`:
+        of a step."""
+        # Addresses do not keep what lies there.
+        self._kept = (embedding, blocks, norm, page_table, last_token)
+        self._run: Callable[..., None] = library.decode_step
+        self._blocks = (DecodeBlock * len(blocks))()
+        for call, block in zip(self._blocks, blocks, strict=True):
+            call.norm = block.norm.call
+            block.fill(call)
+        # The product's own structure says how the matrix is stored.
+        self._embedding = PackedLinear(library, embedding, None)
+        self._integers = np.zeros((7, most_rows), np.int32)
+        self._width, self._dtype = embedding.inputs, embedding.dtype
+        self._step = DecodeStep(
+            blocks=ctypes.addressof(self._blocks),
+            embedding=self._embedding.address,
+            norm=norm.call,
+            last_token=last_token.data_ptr(),
+            integers=self._integers.ctypes.data,
+            integers_stride=most_rows,
+            page_table=page_table.data_ptr(),
+            page_table_stride=page_table.stride(0),
+            block_count=len(blocks),
+        )
+        self._step.norm.x_kind = KINDS[residual_dtype]
+        self._address = ctypes.addressof(self._step)
+
+    def __call__(self, decodes: Decodes) -> torch.Tensor:
+        """Decode the last tokens of some sequences, at least one: their normed hidden states [n, d].
+
+        States, windows, keys and values are written, with the same bits as by the layers' own calls.
+        """
+        rows = len(decodes.context_len)
+        integers = self._integers[:, :rows]
+        integers[0], integers[1], integers[2] = decodes.slot_in, decodes.slot_out, decodes.decode_track
+        integers[3] = decodes.state_noise if len(decodes.state_noise) else 0
+        integers[4], integers[5], integers[6] = decodes.table_row, decodes.context_len, decodes.kv_row
+        out = torch.empty(rows, self._width, dtype=self._dtype)
+        self._step.rows = rows
+        self._run(self._address, out.data_ptr())
+        return out

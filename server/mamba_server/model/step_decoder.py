@@ -1,0 +1,78 @@
+"""A model and a cache as the C++ kernels decode with them: a whole step in one call.
+
+Built by the runner, once.
+"""
+
+import torch
+
+from mamba_kernels.cpu.packed_linear import PackedLinear
+from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.step_decoder import AttentionBlock, MambaBlock, MlpBlock, StepDecoder
+from mamba_kernels.cpu.step_decoder import Block as BlockCall
+from mamba_server.model.cache_views import CacheViews
+from mamba_server.model.layers.attention import Attention
+from mamba_server.model.layers.hybrid import Block, HybridModel
+from mamba_server.model.layers.loader import Norm, Rows
+from mamba_server.model.layers.mamba2 import Mamba2Mixer
+from mamba_server.model.layers.mlp import Mlp
+
+
+class _ByOperators(Exception):
+    """A layer that something else than the C++ kernels computes, wholly or in part."""
+
+
+def step_decoder(
+    model: HybridModel,
+    cache: CacheViews,
+    *,
+    page_table: torch.Tensor,
+    last_token: torch.Tensor,
+    most_rows: int,
+) -> StepDecoder | None:
+    """Decodes up to `most_rows` sequences with the weights of `model`; None where its layers have to be
+    called one by one. page_table: [R, W] int32, last_token: [at least R] int32."""
+    library = model.backend.library
+    if library is None or isinstance(weight := model.embedding.weight, torch.Tensor):
+        return None
+    try:
+        blocks = [_block(block, cache) for block in model.blocks]
+        norm = _kernel(model.norm)
+    except _ByOperators:
+        return None
+    return StepDecoder(
+        library,
+        embedding=weight,
+        blocks=blocks,
+        norm=norm,
+        residual_dtype=model.residual_dtype,
+        page_table=page_table,
+        last_token=last_token,
+        most_rows=most_rows,
+    )
+
+
+def _block(block: Block, cache: CacheViews) -> BlockCall:
+    norm = _kernel(block.norm)
+    match block.mixer:
+        case Mamba2Mixer(kernels=(decoder, _)) as mamba:
+            conv, ssm = cache.conv[block.cache_index], cache.ssm[block.cache_index]
+            return MambaBlock(norm, _packed(mamba.in_proj), decoder, _packed(mamba.out_proj), conv, ssm)
+        case Attention(kernels=(decoder, _)) as attention:
+            kv = cache.kv[block.cache_index]
+            return AttentionBlock(norm, _packed(attention.qkv_proj), decoder, _packed(attention.o_proj), kv)
+        case Mlp(activation=None) as mlp:
+            gate = None if mlp.gate_proj is None else _packed(mlp.gate_proj)
+            return MlpBlock(norm, _packed(mlp.up_proj), gate, _packed(mlp.down_proj))
+    raise _ByOperators
+
+
+def _kernel(norm: Norm) -> RowNorm:
+    if not isinstance(norm, RowNorm):
+        raise _ByOperators
+    return norm
+
+
+def _packed(rows: Rows) -> PackedLinear:
+    if not isinstance(rows, PackedLinear):
+        raise _ByOperators
+    return rows

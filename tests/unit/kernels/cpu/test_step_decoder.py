@@ -1,0 +1,215 @@
+"""A decode step in one call has the bits of its kernels called one by one, and leaves caches as they do."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+
+import pytest
+import torch
+
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.mamba_decode import MambaDecoder
+from mamba_kernels.cpu.packed_linear import Packed, PackedLinear, PackedWeight
+from mamba_kernels.cpu.paged_decode import PagedDecoder
+from mamba_kernels.cpu.quantized_weight import QuantizedWeight
+from mamba_kernels.cpu.rms_norm import RowNorm
+from mamba_kernels.cpu.step_decoder import AttentionBlock, Block, MambaBlock, MlpBlock, StepDecoder
+from mamba_kernels.kv_write.reference import kv_write
+from mamba_kernels.paged_attention import AttentionPlan
+from mamba_kernels.slot_plan import IntArray, SlotPlan
+from mamba_kernels.stochastic_rounding import noise_words
+from testmodels.chunks import CPU, ints, poisoned, strided_cache
+from testmodels.mixers import SLOTS, MixerRows
+
+WIDTH, VOCABULARY, PAGE, WIDEST = 37, 50, 5, 14
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 9
+ROUTES = [(1, 1, -1), (2, 7, 8), (-1, 9, 10), (4, 4, 11), (3, 12, -1)]
+"""(slot_in, slot_out, track)"""
+CONTEXTS = [1, 17, 64, 70, 5]
+ROWS = ints([3, 0, 4, 1, 2])
+"""Of the table of pages."""
+TYPES = [
+    (torch.float32, torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.float32, torch.float16),
+]
+"""of the rows, of the residual stream, of the states"""
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """As the protocol of that name."""
+
+    slot_in: IntArray
+    slot_out: IntArray
+    decode_track: IntArray
+    state_noise: IntArray
+    table_row: IntArray
+    context_len: IntArray
+    kv_row: IntArray
+
+
+class Model:
+    """Random blocks of every kind with their caches; the same numbers each time it is made."""
+
+    def __init__(
+        self, library: Library, dtype: torch.dtype, residual: torch.dtype, state: torch.dtype, pack: type
+    ) -> None:
+        self._generator = torch.Generator().manual_seed(7)
+        self._library, self.dtype, self.residual, self._pack = library, dtype, residual, pack
+        self.state_dtype = state
+        self.embedding: Packed = pack(self.random(VOCABULARY, WIDTH))
+        self.mixers = [MixerRows(len(ROUTES), (6, 5, 9, 2, 4), dtype, state, norm=True) for _ in range(2)]
+        pages = [[1 + row * WIDEST + page for page in range(WIDEST)] for row in range(len(ROWS))]
+        self.table = torch.tensor(pages, dtype=torch.int32)
+        self.kv = strided_cache(len(ROWS) * WIDEST + 1, 2, PAGE, KV_HEADS, HEAD_DIM, dtype=dtype)
+        self.kv.copy_(self.random(*self.kv.shape))
+        self.last_token = torch.tensor([3, 49, 16, 0, 31, 15], dtype=torch.int32)
+        self.blocks: list[Block] = [
+            self.mamba(self.mixers[0]),
+            MlpBlock(self.norm(), self.linear(WIDTH, 21, "relu2"), None, self.linear(21, WIDTH)),
+            self.attention(),
+            MlpBlock(
+                self.norm(), self.linear(WIDTH, 100), self.linear(WIDTH, 100, "silu"),
+                self.linear(100, WIDTH),
+            ),
+            self.mamba(self.mixers[1]),
+        ]  # fmt: skip
+        self.last_norm = self.norm()
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._generator).to(self.dtype)
+
+    def norm(self) -> RowNorm:
+        return RowNorm(self._library, self.random(WIDTH), 1e-5)
+
+    def linear(self, inputs: int, outputs: int, activation: str = "") -> PackedLinear:
+        weight = self._pack(self.random(outputs, inputs) / inputs**0.5)
+        return PackedLinear(self._library, weight, self.random(outputs), activation)
+
+    def mamba(self, rows: MixerRows) -> MambaBlock:
+        H, P, N, G = rows.sizes
+        projected = 2 * H * P + 2 * G * N + H
+        return MambaBlock(
+            self.norm(), self.linear(WIDTH, projected), MambaDecoder(self._library, rows.prepared()),
+            self.linear(H * P, WIDTH), rows.window, rows.state,
+        )  # fmt: skip
+
+    def attention(self) -> AttentionBlock:
+        decoder = PagedDecoder(
+            self._library, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5
+        )
+        joined = self.linear(WIDTH, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+        return AttentionBlock(self.norm(), joined, decoder, self.linear(HEADS * HEAD_DIM, WIDTH), self.kv)
+
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        return (self.kv, *(part for each in self.mixers for part in (each.window, each.state)))
+
+    def decodes(self) -> Decodes:
+        slot_in, slot_out, track = (ints(each) for each in zip(*ROUTES, strict=True))
+        noise = noise_words(ROWS, ints(CONTEXTS)) if self.state_dtype == torch.float16 else ints([])
+        last = ints(CONTEXTS) - 1
+        pages: IntArray = self.table.numpy()[ROWS, last // PAGE]
+        return Decodes(slot_in, slot_out, track, noise, ROWS, ints(CONTEXTS), pages * PAGE + last % PAGE)
+
+    def one_call(self, most_rows: int = 8) -> torch.Tensor:
+        """Hidden states [n, d] by what is tested."""
+        decoder = StepDecoder(
+            self._library, embedding=self.embedding, blocks=self.blocks, norm=self.last_norm,
+            residual_dtype=self.residual, page_table=self.table, last_token=self.last_token,
+            most_rows=most_rows,
+        )  # fmt: skip
+        return decoder(self.decodes())
+
+    def one_by_one(self) -> torch.Tensor:
+        """The same by each kernel's own call."""
+        given = self.decodes()
+        routes = SlotPlan.build(
+            given.slot_in,
+            given.slot_out,
+            given.decode_track,
+            CPU,
+            given.state_noise if len(given.state_noise) else None,
+        )
+        attention = AttentionPlan.build(
+            decodes=len(ROWS), query_start=ints(range(len(ROWS) + 1)), context_len=given.context_len,
+            page_table=self.table, table_row=ROWS, page_size=PAGE, device=CPU, gathered=False,
+        )  # fmt: skip
+        page, offset = (
+            torch.from_numpy(given.kv_row).long() // PAGE,
+            torch.from_numpy(given.kv_row).long() % PAGE,
+        )
+        x = self.embedding.rows(self.last_token[torch.from_numpy(ROWS).long()].long()).to(self.residual)
+        added = None
+        for block in self.blocks:
+            rows = block.norm(x, added)
+            inner = block.in_proj(rows)
+            match block:
+                case MambaBlock():
+                    out = poisoned(len(rows), block.out_proj.weight.inputs, dtype=self.dtype)
+                    block.mixer(inner, block.window, block.state, routes, out)
+                case AttentionBlock():
+                    parts = inner.unflatten(1, (-1, HEAD_DIM)).split([HEADS, KV_HEADS, KV_HEADS], 1)
+                    kv_write(self.kv, parts[1], parts[2], page, offset)
+                    out = poisoned(len(rows), HEADS, HEAD_DIM, dtype=self.dtype)
+                    block.attention(parts[0], self.kv, attention, out)
+                    out = out.flatten(1)
+                case MlpBlock(gate_proj=None):
+                    out = inner
+                case MlpBlock(gate_proj=gate):
+                    assert gate is not None
+                    out = gate(rows) * inner
+            added = block.out_proj(out)
+        return self.last_norm(x, added)
+
+
+@contextmanager
+def on_threads(library: Library, count: int) -> Iterator[None]:
+    library.set_threads(count)
+    yield
+    library.set_threads(1)
+
+
+@pytest.mark.parametrize("pack", [PackedWeight, QuantizedWeight])
+@pytest.mark.parametrize(("dtype", "residual", "state"), TYPES)
+def test_it_has_the_bits_of_the_kernels_one_by_one(
+    library: Library, threads: int, dtype: torch.dtype, residual: torch.dtype, state: torch.dtype, pack: type
+) -> None:
+    together, apart = (Model(library, dtype, residual, state, pack) for _ in range(2))
+    with on_threads(library, threads):
+        got = together.one_call()
+    expected = apart.one_by_one()
+    assert expected.isfinite().all()
+    assert torch.equal(got, expected)
+    for mine, true in zip(together.caches, apart.caches, strict=True):
+        torch.testing.assert_close(mine, true, rtol=0, atol=0, equal_nan=True)
+    assert together.mixers[0].state.shape[0] == SLOTS
+    assert together.mixers[0].state[[0, 5, 6, 13]].isnan().all(), "slots nobody named are left alone"
+
+
+def test_a_step_takes_its_rows_and_tokens_anew_each_time(library: Library) -> None:
+    """What a step before had more of, or other tokens, is not seen."""
+    model, other = (Model(library, *TYPES[0], PackedWeight) for _ in range(2))
+    decoder = StepDecoder(
+        library, embedding=model.embedding, blocks=model.blocks, norm=model.last_norm,
+        residual_dtype=model.residual, page_table=model.table, last_token=model.last_token, most_rows=5,
+    )  # fmt: skip
+    decoder(model.decodes())
+    for mine, fresh in zip(model.caches, other.caches, strict=True):
+        mine.copy_(fresh)
+    model.last_token[3] = other.last_token[3] = 48
+    given = other.decodes()
+    first = Decodes(*(each[:2] for each in astuple(given)))
+    expected = other.one_by_one()[:2]
+    assert torch.equal(decoder(first), expected)
+
+
+def test_every_instruction_set_gives_the_same_bits(
+    assert_products_have_same_bits: Callable[..., None],
+) -> None:
+    def run(library: Library) -> tuple[torch.Tensor, ...]:
+        model = Model(library, *TYPES[1], PackedWeight)
+        return model.one_call(), *model.caches
+
+    assert_products_have_same_bits(run)
