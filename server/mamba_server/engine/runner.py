@@ -190,7 +190,8 @@ class ModelRunner:
                 return lambda: land(None, spans, scores, [], of_members(finite, arrays.checked))
             positions = _to(arrays.context_len[arrays.sampling], self._device)
             sampled = self._sample(hidden[:wanted], self._sampling_batch(sampling_rows), positions)
-            finite = to_host(torch.cat([sampled.finite, is_finite(probes)]))
+            checked = torch.cat([sampled.finite, is_finite(probes)]) if len(probes) else sampled.finite
+            finite = to_host(checked)
             self._last_token[rows] = sampled.ids
             tops = [self._sampling[row].params.logprobs for row in sampling_rows.tolist()]
             landed = on_host(sampled)
