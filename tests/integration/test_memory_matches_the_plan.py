@@ -1,4 +1,4 @@
-"""The memory an engine really takes is what its plan says, within 2 %."""
+"""The memory an engine really takes is what its plan says, within 2 %, and little beside it."""
 
 from pathlib import Path
 
@@ -7,6 +7,10 @@ import pytest
 
 from servers import Server, call
 from testmodels.checkpoints import random_nemotron_h
+
+BESIDE_THE_PLAN = 430 << 20
+"""Bytes of an engine process on a CPU that are neither weights nor arena, as the kernel counts what is
+resident. Nearly all of it is torch's, and a third of that its CUDA libraries'."""
 
 
 @pytest.mark.slow
@@ -27,3 +31,27 @@ def test_resident_memory_of_weights_and_arena_is_the_planned(tmp_path: Path) -> 
     # The difference of two engines that differ in nothing but the arena is the arena.
     took = sizes["1Gi"] - sizes["64Mi"]
     assert took == pytest.approx(planned["1Gi"] - planned["64Mi"], rel=0.02)
+
+
+@pytest.mark.slow
+def test_what_an_engine_takes_beside_its_plan_is_bounded(tmp_path: Path) -> None:
+    directory = random_nemotron_h(tmp_path / "model", vocab_size=24_000)
+    # Large enough that loading the libraries is not the peak.
+    with Server(directory, "--arena-bytes", "512Mi", "--max-model-len", "1024") as server:
+        plan = call(f"{server.admin}/admin/plan")[1]
+        body = {"model": server.model, "prompt": "one two three", "max_tokens": 8}
+        assert call(f"{server.url}/v1/completions", body)[0] == 200
+        weights = sum(line["bytes"] for line in plan["ledger"] if line["item"] == "weights")
+        planned = weights + plan["arenaBytes"]
+        assert planned > 512 << 20
+        taken = _peak(server.engine_pid()) - planned
+        assert 0 < taken < BESIDE_THE_PLAN
+
+
+def _peak(pid: int) -> int:
+    """The most bytes that were ever resident."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "VmHWM":
+            return int(rest.split()[0]) * 1024
+    raise AssertionError("the kernel does not tell")

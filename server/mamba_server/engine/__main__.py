@@ -57,9 +57,13 @@ def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
     ours = set_up_threads(os.environ, cores)
     report("importing torch", 0, 1)
     from mamba_server.engine.admin import Admin
-    from mamba_server.engine.boot import boot, ready_plan, use_threads
+    from mamba_server.engine.boot import boot, pick_device, ready_plan, use_threads
+    from mamba_server.engine.library_pages import give_back_libraries
 
     report("importing torch", 1, 1)
+    if pick_device(settings.device).type == "cpu":
+        # Before the weights come, so that they never stand beside them.
+        give_back_libraries()
     engine = boot(settings, report)
     use_threads(engine, threads_for(engine.plan.weights_bytes, cores) if ours else None)
     shown = ready_plan(engine)

@@ -21,11 +21,16 @@ def give_back(rows: torch.Tensor) -> None:
     Whoever does read them finds the file's bytes, or zeros where they are of no file. Without Linux, and of
     memory of other devices, nothing happens.
     """
-    if _LIBC is None or rows.device.type != "cpu" or not rows.is_contiguous():
+    if rows.device.type != "cpu" or not rows.is_contiguous():
         return
     begin = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (rows.data_ptr() + rows.numel() * rows.element_size()) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end <= begin:
+    drop(begin, end)
+
+
+def drop(begin: int, end: int) -> None:
+    """The same for the pages of [begin, end), two multiples of a page; without Linux nothing happens."""
+    if _LIBC is None or end <= begin:
         return
     # Pages of a mapping that is read once, from its start on, are not taken for pages in use as they go: else
     # they would count to a container's working set. It can fail for memory that is locked, which then stays.
