@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 from engines import greedy, make_engine, run
 from mamba_kernels.invariant import recurrence
 from mamba_kernels.stochastic_rounding import noise_words
-from mamba_server.model.forward_batch import ForwardBatch, HostBatch
+from mamba_server.engine.runner import ModelRunner
+from mamba_server.model.forward_batch import HostBatch
 from mamba_server.wire import AddRequest, SamplingParams
 
 LENGTH = 1500
@@ -78,13 +80,13 @@ def test_a_step_is_given_the_word_of_every_depth(
     """Of the first token and the depth: in prefill, in decode and from a checkpoint on."""
     engine = make_engine(random_model, state_dtype=state_dtype, track_interval=16)
     seen: list[HostBatch] = []
-    real = ForwardBatch.from_host
+    real = ModelRunner._hidden
 
-    def spied(host: HostBatch, **rest: object) -> ForwardBatch:
+    def spied(runner: ModelRunner, host: HostBatch, *rest: Any) -> torch.Tensor:
         seen.append(host)
-        return real(host, **rest)  # type: ignore[arg-type]
+        return real(runner, host, *rest)
 
-    monkeypatch.setattr(ForwardBatch, "from_host", spied)
+    monkeypatch.setattr(ModelRunner, "_hidden", spied)
     stem = [17, *range(60)]
     for name, prompt in (("first", stem), ("again", [*stem, 3]), ("other", [23, *stem])):
         answer = run(engine, [greedy(name, prompt, 20)])[name, 0]

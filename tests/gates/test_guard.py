@@ -14,7 +14,7 @@ from mamba_server.engine.boot import Engine
 
 def guard(engine: Engine) -> list[int]:
     """Put every forward of `engine`, its head included, under the guard; the list grows by two with each."""
-    model: Any = engine.core._runner._model
+    runner: Any = engine.core._runner
     calls: list[int] = []
 
     def guarded(part: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +25,7 @@ def guard(engine: Engine) -> list[int]:
 
         return call
 
-    model.hidden, model.logits = guarded(model.hidden), guarded(model.logits)
+    runner._hidden, runner._logits = guarded(runner._hidden), guarded(runner._logits)
     return calls
 
 

@@ -51,6 +51,9 @@ class Library:
         self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
         self.paged_extend: Callable[..., None] = self._function("mamba_paged_extend", pointer)
         self.decode_step: Callable[..., None] = self._function("mamba_decode_step", pointer, pointer)
+        self.largest: Callable[..., None] = self._function(
+            "mamba_largest", pointer, wide, wide, ctypes.c_int32, pointer, pointer
+        )
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:

@@ -83,7 +83,10 @@ class ModelRunner:
         # One row more than there are sequences: that of padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
         self._page_table = PageTable(persistent.rows, persistent.pages.shape[1], device)
-        self._sampler = Sampler(vocab_size, device, eos_token_ids, sample)
+        library = model.backend.library
+        self._sampler = Sampler(vocab_size, device, eos_token_ids, sample, library)
+        # Not widened for nothing: the kernels find the best token of rows as the head gives them.
+        self._logits = model.logits if library is None else model.head
         self._sampling: dict[int, SamplingRow] = {}
         self._batch_key = b""
         self._batch: list[SamplingBatch] | None = None
@@ -254,7 +257,7 @@ class ModelRunner:
         for number in range(0, len(batches), together):
             some = batches[number : number + together]
             rows = slice(first, first + sum(batch.size for batch in some))
-            parts.append(self._sampler.sample(self._model.logits(hidden[rows]), some, positions[rows]))
+            parts.append(self._sampler.sample(self._logits(hidden[rows]), some, positions[rows]))
             first = rows.stop
         return joined(parts)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mamba_kernels.cpu.largest import Largest
+from mamba_kernels.cpu.library import Library
 from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample import Choice, Counts, SampleParameters
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
@@ -63,11 +65,13 @@ class Sampler:
         device: torch.device,
         eos_token_ids: Sequence[int] = (),
         operator: Operator | None = None,
+        library: Library | None = None,
     ) -> None:
         """`operator`: chooses for all rows of a block, as `mamba_kernels.sample`; None = by the features that
-        rows ask for, with torch."""
+        rows ask for, with torch, or where they ask for none with the C++ kernels of `library`."""
         self.vocab_size, self.device = vocab_size, device
         self._operator = operator
+        self._largest = None if library is None else Largest(library)
         self._eos = tuple(eos_token_ids)
         self._scattered = scatter_tokens(vocab_size, device)
         self._serial = itertools.count()
@@ -153,8 +157,9 @@ class Sampler:
     ) -> SampledTokens:
         """Choose one token per row.
 
-        logits: [L, vocab] float32, overwritten; positions: [L] int32, absolute position in its sequence of
-        the token to be chosen (that of the row's last token plus one). A row that holds NaN gets some token.
+        logits: [L, vocab] float32 or as the head gives them, overwritten; positions: [L] int32, absolute
+        position in its sequence of the token to be chosen (that of the row's last token plus one). A row that
+        holds NaN gets some token.
         """
         sizes = [batch.size for batch in batches]
         parts = zip(logits.split(sizes), batches, positions.split(sizes), strict=True)
@@ -162,6 +167,10 @@ class Sampler:
 
     def _sample(self, logits: torch.Tensor, batch: SamplingBatch, positions: torch.Tensor) -> SampledTokens:
         with torch.inference_mode():
+            if batch.greedy and self._largest is not None:
+                ids, finite = self._largest(logits)
+                return SampledTokens(ids.to(torch.int32), finite, None, None, None)
+            logits = _widened(logits)
             raw = None if batch.logprobs is None else logits[batch.logprobs]
             if batch.bias is not None:
                 logits.index_put_((batch.bias.rows, batch.bias.tokens), batch.bias.values, accumulate=True)
@@ -278,6 +287,10 @@ def _with_logprobs(
     top_logprobs = raw.new_full((len(ids), width), torch.nan)
     top_ids[rows], top_logprobs[rows] = scores.top_ids, scores.top_logprobs
     return SampledTokens(ids.to(torch.int32), finite, logprob, top_ids, top_logprobs)
+
+
+def _widened(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor) -> None:

@@ -106,6 +106,14 @@ class SamplingBatch:
     parameters: SampleParameters | None = None
     """All rows' parameters where one operator chooses for all of them."""
 
+    @property
+    def greedy(self) -> bool:
+        """Whether every row wants its most likely token as the model has it, and no more."""
+        features = (
+            self.bias, self.minimum, self.penalties, self.random, self.logprobs, self.parameters,
+        )  # fmt: skip
+        return all(each is None for each in features)
+
     @classmethod
     def build(
         cls,

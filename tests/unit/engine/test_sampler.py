@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mamba_kernels.cpu.library import library
 from mamba_kernels.no_sync import no_sync
 from mamba_kernels.sample.reference import sample, top_p
 from mamba_server.engine import token_scores
@@ -21,9 +22,14 @@ VOCAB = 50
 EOS = 7
 
 
-@pytest.fixture(params=[None, sample], ids=["by-features", "together"])
+@pytest.fixture(params=["by features", "together", "kernels"])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
-    return Sampler(VOCAB, CPU, eos_token_ids=(EOS,), operator=request.param)
+    if request.param == "together":
+        return Sampler(VOCAB, CPU, eos_token_ids=(EOS,), operator=sample)
+    kernels = library() if request.param == "kernels" else None
+    if request.param == "kernels" and kernels is None:
+        pytest.skip("no C++ kernels here")
+    return Sampler(VOCAB, CPU, eos_token_ids=(EOS,), library=kernels)
 
 
 @pytest.fixture
@@ -54,6 +60,20 @@ def once(
     for row in rows:
         sampler.release(row)
     return result
+
+
+@pytest.mark.parametrize("wanted", [{"temperature": 0.0}, {"temperature": 1.0}, {"logprobs": 2}])
+def test_rows_as_the_head_gives_them_are_chosen_from_as_widened_ones(
+    sampler: Sampler, logits: torch.Tensor, wanted: dict[str, Any]
+) -> None:
+    narrow = logits.bfloat16()
+    rows = [params(**wanted)] * 3
+    got, expected = once(sampler, narrow, *rows), once(sampler, narrow.float(), *rows)
+    assert torch.equal(got.ids, expected.ids)
+    assert got.finite.all()
+    if expected.logprob is not None:
+        assert got.logprob is not None
+        assert torch.equal(got.logprob, expected.logprob)
 
 
 def draws(sampler: Sampler, logits: torch.Tensor, count: int, **fields: Any) -> torch.Tensor:

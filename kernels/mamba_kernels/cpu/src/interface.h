@@ -194,5 +194,6 @@ struct KernelTable {
   void (*paged_extend)(const PagedExtend*);
   void (*moe)(const Experts*);
   void (*packed_rows)(const LinearLayer*, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind);
+  void (*largest)(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite);
   void (*multiply)(void* x, const void* y, int64_t count, int32_t kind);  // x = x * y
 };

@@ -3,6 +3,7 @@
 
 #include "linear_amx.h"
 #include "experts.h"
+#include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
 #include "multiply.h"
@@ -12,4 +13,4 @@
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, multiply};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply};

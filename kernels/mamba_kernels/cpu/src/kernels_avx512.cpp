@@ -3,6 +3,7 @@
 
 #include "linear.h"
 #include "experts.h"
+#include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
 #include "multiply.h"
@@ -12,4 +13,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx512;
-const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, multiply};
+const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply};

@@ -38,7 +38,8 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     RmsNorm,
 )
 
-BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2}
+BYTE = 3
+BYTES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2, BYTE: 1}
 LIBC = ctypes.CDLL(None)  # the sanitizer's, which sees each block's end
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 kept: list[np.ndarray] = []
@@ -252,6 +253,11 @@ def layer(outputs: int, inputs: int, kind: int, packing: int) -> int:
     return ctypes.addressof(experts[-1])
 
 
+def largest(library: Library) -> None:
+    for kind, columns in product((FLOAT32, BFLOAT16), (1, 17, 16_391)):
+        library.largest(array(3, columns, kind=kind), 3, columns, kind, array(3, 2), array(3, 1, kind=BYTE))
+
+
 def caught(library: Library) -> None:
     """A norm told of four more numbers than there are: in a child, which the sanitizer ends."""
     child = os.fork()
@@ -265,6 +271,6 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
-for check in (linear, decode, prefill, norm, attend, extend, mixture, step, caught):
+for check in (linear, decode, prefill, norm, attend, extend, mixture, step, largest, caught):
     check(library)
     sys.stdout.write(check.__name__ + "\n")
