@@ -123,7 +123,15 @@ MUTANTS = (
     ),
     Mutant(
         "pages that no checkpoint reaches are spared for ever", CACHE + "reclaimer.py",
-        "            elif spare_leaves:\n                spare_leaves = False\n", "",
+        "eviction.checkpoint() or eviction.bare()", "eviction.checkpoint()",
+    ),
+    Mutant(
+        "all pages that no checkpoint reaches go at once", CACHE + "reclaimer.py",
+        "if pages > self.arena.partial_pages else None", "if pages else None",
+    ),
+    Mutant(
+        "pages whose checkpoint went while they were in use stay", CACHE + "state_cache.py",
+        "                self.reclaimer.drop_upwards(allocation.node)\n", "                pass\n",
     ),
     Mutant(
         "a dropped checkpoint stays on the list of victims", CACHE + "tree.py",

@@ -56,27 +56,24 @@ class Reclaimer:
 
     def make(self, slots: int, pages: int) -> None:
         """Evict until `slots` and `pages` fit, or nothing is left to evict."""
-        # Leaves without a checkpoint only show where prompts part. They are spared while slots alone are
-        # short, and go before all that can be resumed when pages are.
-        spare_leaves = pages <= self.arena.partial_pages
+        # Leaves without a checkpoint only show where prompts part. They go before all that can be resumed
+        # as long as pages are short, and no longer: slots hardly ever come of them, and the one start that
+        # drops all that have gathered makes every answer wait.
         eviction = self.tree.eviction
         while not self.arena.fits(slots, pages):
             if self.sweeping:
                 self.sweep()
                 continue
-            node = None if spare_leaves else eviction.bare()
-            if node is not None:
-                if not node.children and not node.kv_lock:
-                    self._drop_leaf(node)
-                continue
-            node = eviction.checkpoint()
-            if node is not None:
+            node = eviction.bare() if pages > self.arena.partial_pages else None
+            if node is None:
+                node = eviction.checkpoint() or eviction.bare()
+            if node is None:
+                return
+            if node.slot:
                 if not node.state_lock:
                     self.evict(node)
-            elif spare_leaves:
-                spare_leaves = False
-            else:
-                return
+            elif not node.children and not node.kv_lock:
+                self._drop_leaf(node)
 
     def evict(self, node: Node) -> None:
         """Evict the checkpoint of `node` (not locked) and the pages that only it could resume."""
@@ -95,9 +92,9 @@ class Reclaimer:
             return
         for each in reversed(below):
             self._drop_leaf(each)
-        self._drop_upwards(node)
+        self.drop_upwards(node)
 
-    def _drop_upwards(self, node: Node) -> None:
+    def drop_upwards(self, node: Node) -> None:
         """Drop `node` and what is above it, as far as nobody needs it."""
         at: Node | None = node
         while at is not None and at.parent is not None and not (at.slot or at.kv_lock or at.children):
@@ -138,4 +135,4 @@ class Reclaimer:
                 continue
             if node.slot:
                 self.arena.free_slot(self.tree.drop_state(node))
-            self._drop_upwards(node)
+            self.drop_upwards(node)

@@ -503,6 +503,9 @@ class StateCache:
             self.tree.unlock(allocation.node)
             if allocation.distrusted_from is not None:
                 self._drop_distrusted(allocation.node, allocation.distrusted_from)
+            if self.ghosts is not None:
+                # Its checkpoint may have gone meanwhile, and the ghost tree knows where prompts part.
+                self.reclaimer.drop_upwards(allocation.node)
         del self.allocations[allocation.row]
         self.batch.give_back(allocation.row)
 
