@@ -106,6 +106,8 @@ def _children() -> list[str]:
             "token of the engines' admin port; `UID`: the object's uid, 8 characters; `KEY`: what made it",
         ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
+        ("Job", f"{children.owner}-load-HASH", "the loader, which downloads them before engines start"),
+        ("ConfigMap", children.model_report, "what it found: commit, configuration, size of the weights"),
     ]
     return [
         "A MambaDeployment `X` owns:",

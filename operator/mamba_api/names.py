@@ -55,11 +55,14 @@ LABEL_ROLE = f"{GROUP}/role"
 """On an engine pod: unified, the only role of this version."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On an engine pod: short hash of its template."""
+LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
+"""On a node, by NVIDIA's feature discovery: MiB of one GPU; every node that has GPUs carries it."""
 
-Component = Literal["engine", "gateway"]
+Component = Literal["engine", "gateway", "loader"]
 
 ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
+LOADER_CONTAINER = "loader"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
@@ -121,6 +124,16 @@ class Children:
     @property
     def model_cache(self) -> str:
         """PersistentVolumeClaim for downloaded weights, when asked for."""
+        return f"{self.owner}-model"
+
+    def loader(self, load: str) -> str:
+        """Job that downloads a model to `model_cache`; `load` is the hash of what it downloads, of which the
+        name has as much as a DNS label leaves room for."""
+        return f"{self.owner}-load-{load[:5]}"
+
+    @property
+    def model_report(self) -> str:
+        """ConfigMap with what the loader found: the commit, the configuration, the bytes of the weights."""
         return f"{self.owner}-model"
 
     @property

@@ -140,6 +140,13 @@ def _progressing(view: View) -> Finding:
     if view.plan_mode:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
     engine, gateway = view.engine, view.gateway
+    if (load := view.plan.load) is not None:
+        stopped = load.failed and load.again_in is not None
+        return Finding(
+            "False" if stopped else "True",
+            Reason.DOWNLOAD_FAILED if stopped else Reason.DOWNLOADING_MODEL,
+            load.says,
+        )
     for which, state in (("engine", engine), ("gateway", gateway)):
         # What the controller says of engines may still be about the revision that was taken back.
         if state.stuck is not None and (which == "gateway" or view.plan.failed is None):
@@ -210,6 +217,8 @@ def _degraded(view: View) -> Finding:
     found = trouble(view.snapshot.pods, view.now)
     if found is not None:
         return Finding("True", found.reason, found.message)
+    if (load := view.plan.load) is not None and load.failed:
+        return Finding("True", Reason.DOWNLOAD_FAILED, load.says)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
             return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")

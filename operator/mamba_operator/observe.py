@@ -10,7 +10,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
-from mamba_operator.gpu_memory import GPU_MEMORY_LABEL, NODE_NAME
+from mamba_operator.gpu_memory import NODE_NAME
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import Forbidden, NotFound
 from mamba_operator.objects.indices import Indices
@@ -132,7 +132,7 @@ async def _nodes(client: KubeClient, owner: Manifest) -> tuple[Mapping[str, Any]
     ):
         return ()
     try:
-        nodes = await client.list(NODE, None, selector=GPU_MEMORY_LABEL, metadata_only=True)
+        nodes = await client.list(NODE, None, selector=names.LABEL_GPU_MEMORY, metadata_only=True)
     except Forbidden:
         # An operator of some namespaces may not read nodes: then the spec has to say it.
         return ()

@@ -15,6 +15,7 @@ from mamba_operator.gpu_memory import Labels, smallest_gpu
 from mamba_operator.objects.manifest import Manifest, annotation, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
+from mamba_planner.model_report import ModelReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,11 @@ class PlannedFor:
 
 
 def plan_for(
-    deployment: MambaDeployment, kept: Iterable[Manifest | None], nodes: Iterable[Labels], key_id: str
+    deployment: MambaDeployment,
+    kept: Iterable[Manifest | None],
+    nodes: Iterable[Labels],
+    key_id: str,
+    loaded: ModelReport | None = None,
 ) -> tuple[PlannedFor, int | None]:
     """What to plan for, and the memory that node labels tell of now.
 
@@ -40,13 +45,13 @@ def plan_for(
         deployment: the object; its plan depends on nodes.
         kept: objects that may say it: the engine Deployment, and what was last ready.
         nodes: labels of the nodes with GPUs.
-        key_id: as in `Context`.
+        key_id, loaded: as in `Context`.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
     # Without a plan: what the planner chose must not tell one revision from another.
-    template = engine_pod_template(Context(deployment, 0, None, key_id))
+    template = engine_pod_template(Context(deployment, 0, None, key_id, loaded=loaded))
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)

@@ -113,6 +113,10 @@ app.kubernetes.io/component: redis
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
+# The loader of a model cache.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
 # Downloaded weights outlive a change of mind; they go with their owner, which the cluster sees to.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
