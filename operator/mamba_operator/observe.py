@@ -28,17 +28,18 @@ async def observe(
     *,
     shipped: ShippedConfig = nothing_shipped,
     seen: Seen | None = None,
-    childless: bool = False,
+    new: Manifest | None = None,
 ) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
 
-    With `childless` no children are listed: watches that are complete hold none, and each is looked for by
-    its name before it is made.
+    `new` is the object as watches hold it that are complete and hold no child of it. Then neither is asked
+    for: what is made is only made where its name is free, and the status is for that version of the object.
 
     Raises:
         ClusterError: the API server did not give an answer; nothing partial is returned.
     """
-    owner = await client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
+    childless = new is not None
+    owner = new or await client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
     if owner is None:
         return Snapshot(key, None)
     owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
@@ -63,7 +64,7 @@ async def observe(
             not_served[kind.kind] = found
         else:
             unwatched += found
-    if seen is not None:
+    if seen is not None and not childless:
         for kind, item in (*watched, (MAMBA_DEPLOYMENT, owner)):
             seen(kind, item)
     return Snapshot(

@@ -144,8 +144,11 @@ class Reconciler:
             self._metrics.seconds.observe(time.monotonic() - started)
 
     async def _pass(self, key: Key) -> float | None:
+        new: Manifest | None = None
         if key in self._doubted:
             self._doubted.discard(key)
+        elif key not in self._met and (new := self._indices.childless(key)) is not None:
+            pass
         elif (again_in := await self._by_watches(key)) is not None:
             return again_in
         asked = time.monotonic()
@@ -156,7 +159,7 @@ class Reconciler:
                 key,
                 shipped=self._shipped,
                 seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
-                childless=key not in self._met and self._indices.holds_nothing_of(key),
+                new=new,
             )
             self._met.add(key)
         except Forbidden as error:

@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "a taken name is taken over", OPERATOR + "apply.py",
-        "    if before is None:\n        await _name_is_free(client, snapshot, one)\n", "",
+        "await _make(client, snapshot, change.manifest)", "await client.apply(change.manifest)",
         (UNIT + "test_apply.py",),
     ),
     Mutant(
