@@ -88,6 +88,8 @@ WAKE_KEY = "heldAt"
 INDEX_TROUBLE_KEY = "prefixIndexTrouble"
 """Key beside it: when (RFC 3339) the prefix index missed its Redis, a blank, and what was the matter."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
+ENGINE_KEY_KEY = "key"
+"""Key inside the Secret with the key that engines ask gateways for."""
 REDIS_URL_KEY = "url"
 """Key of the Secret with the address of a Redis."""
 API_KEYS_KEY = "api-keys"
@@ -120,6 +122,10 @@ class Children:
         whose a Secret is, so the name must be nobody else's, nor of an earlier owner of the same name. And by
         the key that the token is made with, so that another key rolls the pods that mount it."""
         return f"{self.owner}-admin-{uid[:8]}" + (f"-{key_id}" if key_id else "")
+
+    def engine_key(self, uid: str) -> str:
+        """Secret with the key that engines ask gateways for. By the owner's `uid`, as `admin_secret`."""
+        return f"{self.owner}-engine-key-{uid[:8]}"
 
     @property
     def model_cache(self) -> str:

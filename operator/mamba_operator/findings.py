@@ -186,6 +186,9 @@ def _progressing(view: View) -> Finding:
         return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready")
     if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
         return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
+    if view.plan.key_waits:
+        said = "engines ask gateways for a key when the last gateway without one has ended"
+        return Finding("True", Reason.ROLLING_OUT, said)
     if view.plan.failed is not None:
         return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
     return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")

@@ -18,28 +18,27 @@ from mamba_operator.autoscale.scale import scaling_status, wake_text
 from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.kinds import CLAIM
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref, sealed
-from mamba_operator.objects.pod_trouble import is_being_created
+from mamba_operator.objects.pod_trouble import is_being_created, waits_for_mounts
 from mamba_operator.objects.record import readable
-from mamba_operator.planned_for import plan_for
+from mamba_operator.planned_for import verdict_for
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.engine import engine_revision, last_ready
+from mamba_operator.render.engine_key import engine_key_secret
 from mamba_operator.render.revision import revision_in
 from mamba_operator.render.scrapers import PROMETHEUS, Scraper
 from mamba_operator.render.tuning import AGAIN, Refusal, Tune, to_tell, tuning
+from mamba_operator.rollout.engine_key import engine_key, has_key
 from mamba_operator.rollout.in_place import replaced_in_place
 from mamba_operator.rollout.rollback import Choice, FailedRevision, choose_revision, is_ready
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
-from mamba_planner.byte_size import binary_size
-from mamba_planner.model_report import ModelReport
 
 WAITING_PERIOD = 30.0
 """Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
@@ -116,6 +115,8 @@ class ReconcilePlan:
     """An old engine goes before a new one comes: no node has room for both."""
     load: ModelLoad | None = None
     """How far the download of the model is, while that is not done."""
+    key_waits: bool = False
+    """Engines ask gateways for a key once no gateway is left that shows none."""
     cache_kept: str | None = None
     """Why the claim of the model cache stays as it is though the spec says otherwise."""
 
@@ -150,7 +151,7 @@ def make_plan(
     load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
     loaded = load.report if load is not None else None
     try:
-        verdict, planned_for, differs = _plan(deployment, engine, snapshot, key_id, loaded)
+        verdict, planned_for, differs = verdict_for(deployment, engine, snapshot, key_id, loaded)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
@@ -167,6 +168,9 @@ def make_plan(
         deployment, replicas, plan, key_id,
         planned_for=planned_for, images=images, scrapers=scrapers, loaded=loaded,
     )  # fmt: skip
+    gateway = snapshot.child("Deployment", context.children.gateway)
+    key = engine_key(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods)
+    context = replace(context, key_shown=key.shown, key_asked=key.asked)
     tuned = None
     last = snapshot.child("ConfigMap", context.children.last_ready)
     kept_revision = revision_in(last)
@@ -210,6 +214,9 @@ def make_plan(
         # Before everything else: pods that mount it wait for it with a warning. It is not read: whether it is
         # there is asked by making it, and only where somebody may wait for it.
         applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
+    without_key = key.shown and any(map(waits_for_mounts, snapshot.pods))
+    if without_key or (key.shown and not has_key(gateway)):
+        applies.insert(0, Apply(engine_key_secret(context, new_token()), Change.MISSING, create_only=True))
     keep = {ref(manifest) for manifest in wanted} | later
     if load is not None:
         keep |= load.keep
@@ -228,7 +235,7 @@ def make_plan(
     tunes = to_tell(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else ()
     trouble = index_trouble(deployment, asked, now)
     moments = [
-        *([WAITING_PERIOD] if waiting or not_served else []),
+        *([WAITING_PERIOD] if waiting or without_key or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
         *([AGAIN] if tunes else []),
         *(one.again_in for one in (choice, in_place, load) if one and one.again_in is not None),
@@ -251,37 +258,9 @@ def make_plan(
         as_wanted=as_wanted,
         in_place=in_place.now,
         load=loading,
+        key_waits=key.waits,
         cache_kept=cache_kept,
     )
-
-
-def _plan(
-    deployment: MambaDeployment,
-    engine: Manifest | None,
-    snapshot: Snapshot,
-    key_id: str,
-    loaded: ModelReport | None,
-) -> tuple[Verdict, str | None, str | None]:
-    """The verdict, the annotation with what it was made for, and what would be planned for today's nodes."""
-    config = loaded.config if loaded is not None else snapshot.model_config
-    weights = loaded.weights if loaded is not None else None
-    if not depends_on_nodes(deployment):
-        return plan_memory(deployment, None, config, weights), None, None
-    last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
-    planned, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
-    verdict = plan_memory(deployment, planned.gpu_memory, config, weights)
-    differs = None
-    # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
-    if now is not None and now != planned.gpu_memory:
-        other = plan_memory(deployment, now, config, weights)
-        if other != verdict:
-            differs = (
-                f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
-                f"{other.message}; what serves stays as it is until its pods are replaced: annotate the "
-                f"MambaDeployment with a new {names.ANNOTATION_RESTART} to have that now, or set "
-                "spec.memory.deviceMemory"
-            )
-    return verdict, planned.annotation(), differs
 
 
 def _later(context: Context) -> set[Ref]:

@@ -201,6 +201,15 @@ MUTANTS = (
         "context.loaded is not None and context.loaded.commit", "False", (LOAD,),
     ),
     Mutant(
+        "engines ask for a key that an old gateway does not show", OPERATOR + "rollout/engine_key.py",
+        "state.ready > 0 and all(map(mounts_key, pods))", "state.ready > 0", (UNIT + "test_engine_key.py",),
+    ),
+    Mutant(
+        "gateways stop showing a key that an old engine asks for", OPERATOR + "rollout/engine_key.py",
+        "has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living)", "has_key(engine)",
+        (UNIT + "test_engine_key.py",),
+    ),
+    Mutant(
         "the drain timeout is cut off by the pod's grace period", OPERATOR + "render/engine_pod.py",
         "grace = math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN", "grace = 30",
         (RENDER,),

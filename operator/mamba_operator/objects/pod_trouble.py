@@ -79,12 +79,17 @@ def is_loading(pod: Manifest) -> bool:
 
 def is_being_created(pod: Manifest) -> bool:
     """Whether an engine waits for its first container, as it does for what it mounts."""
+    return is_engine(pod) and waits_for_mounts(pod)
+
+
+def waits_for_mounts(pod: Manifest) -> bool:
+    """Whether any pod does."""
     status = pod.get("status") or {}
     waits = [
         ((one.get("state") or {}).get("waiting") or {}).get("reason")
         for one in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     ]
-    return is_engine(pod) and not is_terminating(pod) and "ContainerCreating" in waits
+    return not is_terminating(pod) and "ContainerCreating" in waits
 
 
 def is_engine(pod: Manifest) -> bool:

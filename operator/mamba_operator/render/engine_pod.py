@@ -6,6 +6,7 @@ from typing import Any
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.context import Context
+from mamba_operator.render.engine_key import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
     ENDS_WHEN_TOLD,
@@ -55,6 +56,7 @@ def engine_document(context: Context) -> dict[str, Any]:
             "admin_port": names.ADMIN_PORT,
             "drain_quiet": DRAIN_QUIET,
             "admin_token_file": f"{ADMIN_TOKEN_MOUNT}/{names.ADMIN_TOKEN_KEY}",
+            **({"api_key_file": KEY_FILE} if context.key_asked else {}),
         }
     )
     return settings.document()
@@ -212,6 +214,8 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         {"name": "settings", "configMap": {"name": children.engine}},
         {"name": "admin", "secret": {"secretName": context.admin_secret, "defaultMode": 0o440}},
     ]
+    if context.key_asked:
+        volumes.append(key_volume(context))
     location = spec.model.location
     if location.scheme == "pvc":
         volumes.append(
@@ -232,6 +236,8 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         {"name": "settings", "mountPath": SETTINGS_MOUNT, "readOnly": True},
         {"name": "admin", "mountPath": ADMIN_TOKEN_MOUNT, "readOnly": True},
     ]
+    if context.key_asked:
+        mounts.append(key_mount())
     location = spec.model.location
     if location.scheme == "pvc":
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})

@@ -38,7 +38,8 @@ def stored(text: str, source: str) -> MambaDeployment:
 
 
 def rendered(of: MambaDeployment, images: DefaultImages = OF_THIS_VERSION) -> list[Manifest]:
-    context = Context(of, of.spec.replicas, None, images=images)
+    auth = of.spec.gateway.auth is not None
+    context = Context(of, of.spec.replicas, None, images=images, key_shown=auth, key_asked=auth)
     loader = [sealed(loader_job(context, "0" * 16))] if of.spec.model.cache is not None else []
     return [*render(context), *loader]
 
