@@ -32,7 +32,7 @@ from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.engine import engine_revision, last_ready
 from mamba_operator.render.engine_key import engine_key_secret
 from mamba_operator.render.revision import revision_in
-from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.render.tuning import AGAIN, Refusal, Tune, to_tell, tuning
 from mamba_operator.rollout.engine_key import engine_key, has_key
 from mamba_operator.rollout.in_place import replaced_in_place
@@ -129,6 +129,7 @@ def make_plan(
     key_id: str = "",
     images: DefaultImages = OF_THIS_VERSION,
     scrapers: tuple[Scraper, ...] = PROMETHEUS,
+    operator: Scraper = OPERATOR,
 ) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
@@ -139,6 +140,7 @@ def make_plan(
         key_id: key it is made from; empty: it is fresh each time, and engines cannot be told anything.
         images: for pods whose images the object does not name.
         scrapers: who may read the engines' metrics.
+        operator: the operator's own pods.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -166,7 +168,7 @@ def make_plan(
     plan = verdict.plan if isinstance(verdict, Fits) else None
     context = Context(
         deployment, replicas, plan, key_id,
-        planned_for=planned_for, images=images, scrapers=scrapers, loaded=loaded,
+        planned_for=planned_for, images=images, scrapers=scrapers, operator=operator, loaded=loaded,
     )  # fmt: skip
     gateway = snapshot.child("Deployment", context.children.gateway)
     key = engine_key(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods)

@@ -9,7 +9,7 @@ from mamba_operator.objects.kinds import Kind
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.revision import EngineRevision
-from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_planner.model_report import ModelReport
 
 
@@ -44,6 +44,8 @@ class Context:
     """Used where the spec names none."""
     scrapers: tuple[Scraper, ...] = PROMETHEUS
     """Who may read the engines' metrics, beside gateway and operator."""
+    operator: Scraper = OPERATOR
+    """The operator's own pods."""
 
     @property
     def children(self) -> names.Children:

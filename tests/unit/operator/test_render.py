@@ -21,7 +21,7 @@ from mamba_operator.render import render
 from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.loader import loader_job
-from mamba_operator.render.scrapers import Scraper
+from mamba_operator.render.scrapers import Scraper, operator_pods
 from mamba_planner.engine_settings import EngineSettings
 from model_loads import loaded
 from operator_objects import UID, fitting_owner, nano_config, owner, planned
@@ -353,6 +353,18 @@ def test_the_admin_port_is_open_to_the_operator_alone() -> None:
     [admin] = [rule for rule in ingress if rule["ports"][0]["port"] == "admin"]
     [peer] = admin["from"]
     assert peer["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+
+
+def test_a_pod_that_calls_itself_the_operator_in_another_namespace_is_not_let_in() -> None:
+    context = Context(MambaDeployment.model_validate(owner()), 1, None, operator=operator_pods("system"))
+    [policy] = [one for one in render(context) if one["kind"] == "NetworkPolicy"]
+
+    for rule in policy["spec"]["ingress"]:
+        [peer] = [one for one in rule["from"] if "operator" in json.dumps(one)]
+        assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "system"}}
+    assert policy["spec"]["ingress"][0]["from"].count(operator_pods("system").peer()) == 1
+    # One outside of the cluster has no namespace, and no pod to be taken for.
+    assert operator_pods(None).peer()["namespaceSelector"] == {}
 
 
 def test_scrapers_reach_the_metrics_and_nothing_else() -> None:
