@@ -56,6 +56,13 @@ class Watched:
         found = re.findall(series, self.metrics(), re.MULTILINE)
         return sum(float(count) for method, count in found if not methods or method in methods)
 
+    def by_resource(self) -> str:
+        """Its requests by method and resource, one a line, most first."""
+        series = r'^mambaserve_operator_requests_total{method="(\w+)",resource="(\w+)"} (\S+)$'
+        found = re.findall(series, self.metrics(), re.MULTILINE)
+        ordered = sorted(found, key=lambda one: -float(one[2]))
+        return "".join(f"  {float(number):6g} {method} {resource}\n" for method, resource, number in ordered)
+
     def changed(self, kind: str) -> int:
         """Children of a kind that it wrote."""
         series = rf'^mambaserve_operator_child_changes_total{{[^}}]*kind="{kind}"[^}}]*}} (\S+)$'
@@ -174,6 +181,8 @@ def measure(count: int, idle: float, timeout: float, options: Sequence[str]) -> 
             settle(operator, timeout)
             found["all_settled_s"] = time.monotonic() - began
             found["all_settled_requests"] = operator.requests()
+            found["requests_per_object"] = operator.requests() / count
+            say(operator.by_resource())
             found["all_settled_operator_cpu_s"] = operator.cpu_seconds()
             say(f"idle for {idle:g} s")
             marks = operator.requests(), operator.requests("PATCH", "POST", "DELETE"), operator.cpu_seconds()

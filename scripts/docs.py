@@ -105,7 +105,14 @@ def _children() -> list[str]:
             children.admin_secret("UID", "KEY"),
             "token of the engines' admin port; `UID`: the object's uid, 8 characters; `KEY`: what made it",
         ),
+        (
+            "Secret",
+            children.engine_key("UID"),
+            "key that engines ask gateways for, with `spec.gateway.auth`",
+        ),
         ("PersistentVolumeClaim", children.model_cache, "downloaded weights, with `spec.model.cache`"),
+        ("Job", f"{children.owner}-load-HASH", "the loader, which downloads them before engines start"),
+        ("ConfigMap", children.model_report, "what it found: commit, configuration, size of the weights"),
     ]
     return [
         "A MambaDeployment `X` owns:",

@@ -55,11 +55,14 @@ LABEL_ROLE = f"{GROUP}/role"
 """On an engine pod: unified, the only role of this version."""
 LABEL_REVISION = f"{GROUP}/revision"
 """On an engine pod: short hash of its template."""
+LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
+"""On a node, by NVIDIA's feature discovery: MiB of one GPU; every node that has GPUs carries it."""
 
-Component = Literal["engine", "gateway"]
+Component = Literal["engine", "gateway", "loader"]
 
 ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
+LOADER_CONTAINER = "loader"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
@@ -85,6 +88,8 @@ WAKE_KEY = "heldAt"
 INDEX_TROUBLE_KEY = "prefixIndexTrouble"
 """Key beside it: when (RFC 3339) the prefix index missed its Redis, a blank, and what was the matter."""
 ADMIN_TOKEN_KEY = "token"  # noqa: S105 - a key inside the Secret, not a secret
+ENGINE_KEY_KEY = "key"
+"""Key inside the Secret with the key that engines ask gateways for."""
 REDIS_URL_KEY = "url"
 """Key of the Secret with the address of a Redis."""
 API_KEYS_KEY = "api-keys"
@@ -118,9 +123,23 @@ class Children:
         the key that the token is made with, so that another key rolls the pods that mount it."""
         return f"{self.owner}-admin-{uid[:8]}" + (f"-{key_id}" if key_id else "")
 
+    def engine_key(self, uid: str) -> str:
+        """Secret with the key that engines ask gateways for. By the owner's `uid`, as `admin_secret`."""
+        return f"{self.owner}-engine-key-{uid[:8]}"
+
     @property
     def model_cache(self) -> str:
         """PersistentVolumeClaim for downloaded weights, when asked for."""
+        return f"{self.owner}-model"
+
+    def loader(self, load: str) -> str:
+        """Job that downloads a model to `model_cache`; `load` is the hash of what it downloads, of which the
+        name has as much as a DNS label leaves room for."""
+        return f"{self.owner}-load-{load[:5]}"
+
+    @property
+    def model_report(self) -> str:
+        """ConfigMap with what the loader found: the commit, the configuration, the bytes of the weights."""
         return f"{self.owner}-model"
 
     @property

@@ -99,8 +99,9 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, settled:
             return False
         return True
     if before is None:
-        await _name_is_free(client, snapshot, one)
-    after = await client.apply(change.manifest if before is None else _same_object(change.manifest, before))
+        after = await _make(client, snapshot, change.manifest)
+    else:
+        after = await client.apply(_same_object(change.manifest, before))
     if drift(change.manifest, after):
         settled[str(metadata(after).get("uid"))] = made_of(change.manifest, after)
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
@@ -127,10 +128,23 @@ def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "uid": before["metadata"]["uid"]}}
 
 
-async def _name_is_free(client: KubeClient, snapshot: Snapshot, one: Ref) -> None:
-    """Apply with force would take over whatever has the name: look before."""
-    found = await client.get(BY_NAME[one.kind], snapshot.key.namespace, one.name)
-    if found is None or owner_uid(found) == snapshot.uid:
+async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> Manifest:
+    """Apply with force would take over whatever has the name: it is looked at when there is something."""
+    try:
+        return await client.make(manifest)
+    except Conflict:
+        one = ref(manifest)
+        found = await client.list(BY_NAME[one.kind], snapshot.key.namespace, name=one.name)
+        if not found:
+            # It went in between: the next pass makes it.
+            raise
+        _check_ours(found[0], snapshot, one)
+        return await client.apply(_same_object(manifest, found[0]))
+
+
+def _check_ours(found: Manifest, snapshot: Snapshot, one: Ref) -> None:
+    """Raises `Terminating` or `NameTaken` where a name is not ours."""
+    if owner_uid(found) == snapshot.uid:
         return
     of = owner_name(found)
     if is_terminating(found) or of == snapshot.key.name:

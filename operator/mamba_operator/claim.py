@@ -28,7 +28,7 @@ def kept(wanted: Manifest, observed: Manifest) -> str | None:
     name = metadata(observed).get("name")
     return (
         f"PersistentVolumeClaim {name} {' and '.join(differing)}: a claim cannot be changed so, and it is "
-        "used as it is; delete it (engines download again), or set spec.model.cache back"
+        "used as it is; delete it (the model is downloaded again), or set spec.model.cache back"
     )
 
 

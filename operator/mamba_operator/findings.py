@@ -140,6 +140,13 @@ def _progressing(view: View) -> Finding:
     if view.plan_mode:
         return Finding("False", Reason.PLAN_MODE, "spec.mode is Plan: nothing is changed")
     engine, gateway = view.engine, view.gateway
+    if (load := view.plan.load) is not None:
+        stopped = load.failed and load.again_in is not None
+        return Finding(
+            "False" if stopped else "True",
+            Reason.DOWNLOAD_FAILED if stopped else Reason.DOWNLOADING_MODEL,
+            load.says,
+        )
     for which, state in (("engine", engine), ("gateway", gateway)):
         # What the controller says of engines may still be about the revision that was taken back.
         if state.stuck is not None and (which == "gateway" or view.plan.failed is None):
@@ -179,6 +186,9 @@ def _progressing(view: View) -> Finding:
         return Finding("True", Reason.SCALING_UP, f"{engine.ready} of {wanted} engines are ready")
     if not gateway.exists or not gateway.current or gateway.ready < gateway.wanted:
         return Finding("True", Reason.ROLLING_OUT, f"{gateway.ready} of {gateway.wanted} gateways are ready")
+    if view.plan.key_waits:
+        said = "engines ask gateways for a key when the last gateway without one has ended"
+        return Finding("True", Reason.ROLLING_OUT, said)
     if view.plan.failed is not None:
         return Finding("False", Reason.ROLLED_BACK, _rolled_back(view.plan))
     return Finding("False", Reason.UP_TO_DATE, "every pod runs the wanted revision")
@@ -210,6 +220,8 @@ def _degraded(view: View) -> Finding:
     found = trouble(view.snapshot.pods, view.now)
     if found is not None:
         return Finding("True", found.reason, found.message)
+    if (load := view.plan.load) is not None and load.failed:
+        return Finding("True", Reason.DOWNLOAD_FAILED, load.says)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
             return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")

@@ -11,8 +11,6 @@ from typing import Any
 from mamba_api.errors import InvalidQuantity
 from mamba_api.quantity import parse_quantity
 
-GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""MiB of one GPU; every node that has GPUs carries it."""
 NODE_NAME = "metadata.name"
 _SHARED = ".shared"
 """What feature discovery adds to the name of a resource whose devices several pods share."""

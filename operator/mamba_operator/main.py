@@ -37,6 +37,7 @@ from mamba_operator.process.watching import make_registry, make_settings
 from mamba_operator.process.workqueue import WorkQueue
 from mamba_operator.reconcile import Reconciler
 from mamba_operator.render.default_images import DefaultImages
+from mamba_operator.render.scrapers import operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
 
 log = structlog.get_logger(__name__)
@@ -135,6 +136,7 @@ class Operator:
             indices=indices,
             images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
             scrapers=settings.scrapers,
+            operator=operator_pods(_pods_namespace()),
             key=key,
             decided=autoscaler.decided,
             attempts=rollouts.attempts,
@@ -276,9 +278,12 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 def own_namespace(settings: OperatorSettings) -> str:
     """Where the operator itself lives, its lease included."""
-    if named := settings.lease_namespace or os.environ.get("POD_NAMESPACE"):
-        return named
-    return pod_namespace() or next(iter(settings.namespaces), "default")
+    return settings.lease_namespace or _pods_namespace() or next(iter(settings.namespaces), "default")
+
+
+def _pods_namespace() -> str | None:
+    """That of the pod this runs in; None outside of one."""
+    return os.environ.get("POD_NAMESPACE") or pod_namespace()
 
 
 async def run(settings: OperatorSettings, shipped: ShippedConfig = nothing_shipped) -> None:

@@ -11,13 +11,18 @@ import mamba_planner
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict
+from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.served import why_not_served
 from mamba_planner.spec_settings import engine_settings
+from mamba_planner.weights_size import WeightsSize
 
 
 def plan_memory(
-    deployment: MambaDeployment, gpu_memory: int | None, config: Mapping[str, Any] | None = None
+    deployment: MambaDeployment,
+    gpu_memory: int | None,
+    config: Mapping[str, Any] | None = None,
+    weights: WeightsSize | None = None,
 ) -> Verdict:
     """What the planner says.
 
@@ -25,14 +30,16 @@ def plan_memory(
         deployment: the object.
         gpu_memory: bytes of one GPU by node labels; the spec wins over it.
         config: the model's config.json when it is known from elsewhere; the spec's own wins over it.
+        weights: the size of its files when that is known; None = by parameter count.
     """
     spec = deployment.spec
     known = spec.model.config if spec.model.config is not None else config
     if known is None:
         return Unknown(
             Reason.MODEL_UNKNOWN,
-            f"the configuration of {spec.model.uri} is not known before an engine has started; put its "
-            "config.json into spec.model.config to see the plan at once",
+            f"the configuration of {spec.model.uri} is not known before "
+            + ("it is downloaded" if spec.model.cache is not None else "an engine has started")
+            + "; put its config.json into spec.model.config to see the plan at once",
         )
     try:
         model = model_config_from_hf(known, "spec.model.config")
@@ -51,7 +58,8 @@ def plan_memory(
             "spec.memory.deviceMemory or spec.memory.arena",
         )
     try:
-        planned = mamba_planner.plan_engine(model, engine_settings(deployment), device)
+        settings = engine_settings(deployment)
+        planned = mamba_planner.plan_engine(model, settings, device, _loaded_bytes(weights, settings))
     except mamba_planner.UnusableInput as error:
         return Invalid(str(error))
     except mamba_planner.DoesNotFit as error:
@@ -63,6 +71,11 @@ def plan_memory(
     )
     notes = "".join(f"; {note}" for note in (*planned.notes, *((not_served,) if not_served else ())))
     return Fits(PlanStatus.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
+
+
+def _loaded_bytes(weights: WeightsSize | None, settings: EngineSettings) -> int | None:
+    constraints = mamba_planner.Constraints.of(settings)
+    return None if weights is None else weights.loaded(constraints.dtype, constraints.quantization)
 
 
 def depends_on_nodes(deployment: MambaDeployment) -> bool:

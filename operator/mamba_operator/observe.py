@@ -10,7 +10,7 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
-from mamba_operator.gpu_memory import GPU_MEMORY_LABEL, NODE_NAME
+from mamba_operator.gpu_memory import NODE_NAME
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import Forbidden, NotFound
 from mamba_operator.objects.indices import Indices
@@ -28,17 +28,18 @@ async def observe(
     *,
     shipped: ShippedConfig = nothing_shipped,
     seen: Seen | None = None,
-    childless: bool = False,
+    new: Manifest | None = None,
 ) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
 
-    With `childless` no children are listed: watches that are complete hold none, and each is looked for by
-    its name before it is made.
+    `new` is the object as watches hold it that are complete and hold no child of it. Then neither is asked
+    for: what is made is only made where its name is free, and the status is for that version of the object.
 
     Raises:
         ClusterError: the API server did not give an answer; nothing partial is returned.
     """
-    owner = await client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
+    childless = new is not None
+    owner = new or await client.get(MAMBA_DEPLOYMENT, key.namespace, key.name)
     if owner is None:
         return Snapshot(key, None)
     owner = {**owner, "apiVersion": names.API_VERSION, "kind": names.KIND}
@@ -63,7 +64,7 @@ async def observe(
             not_served[kind.kind] = found
         else:
             unwatched += found
-    if seen is not None:
+    if seen is not None and not childless:
         for kind, item in (*watched, (MAMBA_DEPLOYMENT, owner)):
             seen(kind, item)
     return Snapshot(
@@ -132,7 +133,7 @@ async def _nodes(client: KubeClient, owner: Manifest) -> tuple[Mapping[str, Any]
     ):
         return ()
     try:
-        nodes = await client.list(NODE, None, selector=GPU_MEMORY_LABEL, metadata_only=True)
+        nodes = await client.list(NODE, None, selector=names.LABEL_GPU_MEMORY, metadata_only=True)
     except Forbidden:
         # An operator of some namespaces may not read nodes: then the spec has to say it.
         return ()

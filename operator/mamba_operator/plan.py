@@ -18,26 +18,27 @@ from mamba_operator.autoscale.scale import scaling_status, wake_text
 from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
-from mamba_operator.memory_plan import depends_on_nodes, plan_memory
+from mamba_operator.model_load import ModelLoad, model_load
 from mamba_operator.objects.errors import InvalidPatch
 from mamba_operator.objects.kinds import CLAIM
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, is_terminating, metadata, ref, sealed
-from mamba_operator.objects.pod_trouble import is_being_created
+from mamba_operator.objects.pod_trouble import is_being_created, waits_for_mounts
 from mamba_operator.objects.record import readable
-from mamba_operator.planned_for import plan_for
+from mamba_operator.planned_for import verdict_for
 from mamba_operator.render import render
 from mamba_operator.render.access import admin_secret
 from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.engine import engine_revision, last_ready
+from mamba_operator.render.engine_key import engine_key_secret
 from mamba_operator.render.revision import revision_in
-from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.render.tuning import AGAIN, Refusal, Tune, to_tell, tuning
+from mamba_operator.rollout.engine_key import engine_key, has_key
 from mamba_operator.rollout.in_place import replaced_in_place
-from mamba_operator.rollout.rollback import FailedRevision, choose_revision, is_ready
+from mamba_operator.rollout.rollback import Choice, FailedRevision, choose_revision, is_ready
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
-from mamba_planner.byte_size import binary_size
 
 WAITING_PERIOD = 30.0
 """Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
@@ -112,6 +113,10 @@ class ReconcilePlan:
     """As `Snapshot.as_wanted`, of all children that are as wanted now."""
     in_place: bool = False
     """An old engine goes before a new one comes: no node has room for both."""
+    load: ModelLoad | None = None
+    """How far the download of the model is, while that is not done."""
+    key_waits: bool = False
+    """Engines ask gateways for a key once no gateway is left that shows none."""
     cache_kept: str | None = None
     """Why the claim of the model cache stays as it is though the spec says otherwise."""
 
@@ -124,6 +129,7 @@ def make_plan(
     key_id: str = "",
     images: DefaultImages = OF_THIS_VERSION,
     scrapers: tuple[Scraper, ...] = PROMETHEUS,
+    operator: Scraper = OPERATOR,
 ) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
@@ -134,6 +140,7 @@ def make_plan(
         key_id: key it is made from; empty: it is fresh each time, and engines cannot be told anything.
         images: for pods whose images the object does not name.
         scrapers: who may read the engines' metrics.
+        operator: the operator's own pods.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -143,26 +150,38 @@ def make_plan(
     except ValidationError as error:
         return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
     engine = snapshot.child("Deployment", names.Children(deployment.name).engine)
+    load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
+    loaded = load.report if load is not None else None
     try:
-        verdict, planned_for, differs = _plan(deployment, engine, snapshot, key_id)
+        verdict, planned_for, differs = verdict_for(deployment, engine, snapshot, key_id, loaded)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
-        return ReconcilePlan(deployment, verdict, plan_differs=differs)
+        # The report is kept all the same: its pod may be gone when there is a plan that fits.
+        found = load.apply if load is not None and loaded is not None else None
+        noted = (Apply(found, Change.RECORDED),) if found is not None else ()
+        return ReconcilePlan(deployment, verdict, applies=noted, plan_differs=differs)
     asked = snapshot.child("ConfigMap", names.Children(deployment.name).wake)
     old = deployment.status.scaling if deployment.status is not None else None
     scaling = scaling_status(deployment, old, engine, wake_text(asked), snapshot.decided, now)
     replicas = scaling.desired if scaling is not None else deployment.spec.replicas
     plan = verdict.plan if isinstance(verdict, Fits) else None
     context = Context(
-        deployment, replicas, plan, key_id, planned_for=planned_for, images=images, scrapers=scrapers
-    )
+        deployment, replicas, plan, key_id,
+        planned_for=planned_for, images=images, scrapers=scrapers, operator=operator, loaded=loaded,
+    )  # fmt: skip
+    gateway = snapshot.child("Deployment", context.children.gateway)
+    key = engine_key(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods)
+    context = replace(context, key_shown=key.shown, key_asked=key.asked)
     tuned = None
     last = snapshot.child("ConfigMap", context.children.last_ready)
+    kept_revision = revision_in(last)
+    # Engines of a model that is not there yet are not made; those that serve another one go on.
+    loading = load if loaded is None else None
     try:
         revision = engine_revision(context)
-        choice = choose_revision(
-            revision, revision_in(last), engine, snapshot.pods,
+        choice = Choice(kept_revision) if loading is not None else choose_revision(
+            revision, kept_revision, engine, snapshot.pods,
             attempts=snapshot.attempts, paused=deployment.spec.rollout.pause, now=now,
         )  # fmt: skip
         revision = choice.instead or revision
@@ -178,6 +197,8 @@ def make_plan(
             tuned = tuning(revision.document, config, engine, now)
             context = replace(context, tuned=tuned.annotation())
         wanted = render(context)
+        if later := _later(context) if loading is not None and choice.instead is None else set[Ref]():
+            wanted = [manifest for manifest in wanted if ref(manifest) not in later]
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
     not_served = [snapshot.not_served[one["kind"]] for one in wanted if one["kind"] in snapshot.not_served]
@@ -191,29 +212,35 @@ def make_plan(
         and (apply := _compare(manifest, snapshot, as_wanted)) is not None
     ]
     waiting = any(map(is_being_created, snapshot.pods))
-    if waiting or engine is None or _mounts_another(engine, context.admin_secret):
+    if not later and (waiting or engine is None or _mounts_another(engine, context.admin_secret)):
         # Before everything else: pods that mount it wait for it with a warning. It is not read: whether it is
         # there is asked by making it, and only where somebody may wait for it.
         applies.insert(0, Apply(admin_secret(context, new_token()), Change.MISSING, create_only=True))
-    keep = {ref(manifest) for manifest in wanted}
+    without_key = key.shown and any(map(waits_for_mounts, snapshot.pods))
+    if without_key or (key.shown and not has_key(gateway)):
+        applies.insert(0, Apply(engine_key_secret(context, new_token()), Change.MISSING, create_only=True))
+    keep = {ref(manifest) for manifest in wanted} | later
+    if load is not None:
+        keep |= load.keep
+        if load.apply is not None:
+            applies.append(Apply(load.apply, Change.MISSING if loading is not None else Change.RECORDED))
     record = sealed(last_ready(context))
     changing = any(ref(one.manifest) == Ref("Deployment", context.children.engine) for one in applies)
-    if choice.failed is None and not changing and is_ready(engine, revision.label):
+    if choice.instead is None and not (changing or later) and is_ready(engine, revision.label):
         if _compare(record, snapshot, as_wanted) is not None:
             applies.append(Apply(record, Change.RECORDED))
         ready_revision: str | None = revision.label
     else:
-        kept_revision = revision_in(last)
         ready_revision = kept_revision.label if kept_revision is not None else None
     if last is not None:
         keep.add(ref(record))
     tunes = to_tell(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else ()
     trouble = index_trouble(deployment, asked, now)
     moments = [
-        *([WAITING_PERIOD] if waiting or not_served else []),
+        *([WAITING_PERIOD] if waiting or without_key or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
         *([AGAIN] if tunes else []),
-        *(one.again_in for one in (choice, in_place) if one.again_in is not None),
+        *(one.again_in for one in (choice, in_place, load) if one and one.again_in is not None),
     ]
     return ReconcilePlan(
         deployment,
@@ -232,31 +259,15 @@ def make_plan(
         scaling=scaling,
         as_wanted=as_wanted,
         in_place=in_place.now,
+        load=loading,
+        key_waits=key.waits,
         cache_kept=cache_kept,
     )
 
 
-def _plan(
-    deployment: MambaDeployment, engine: Manifest | None, snapshot: Snapshot, key_id: str
-) -> tuple[Verdict, str | None, str | None]:
-    """The verdict, the annotation with what it was made for, and what would be planned for today's nodes."""
-    if not depends_on_nodes(deployment):
-        return plan_memory(deployment, None, snapshot.model_config), None, None
-    last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
-    planned, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id)
-    verdict = plan_memory(deployment, planned.gpu_memory, snapshot.model_config)
-    differs = None
-    # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
-    if now is not None and now != planned.gpu_memory:
-        other = plan_memory(deployment, now, snapshot.model_config)
-        if other != verdict:
-            differs = (
-                f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
-                f"{other.message}; what serves stays as it is until its pods are replaced: annotate the "
-                f"MambaDeployment with a new {names.ANNOTATION_RESTART} to have that now, or set "
-                "spec.memory.deviceMemory"
-            )
-    return verdict, planned.annotation(), differs
+def _later(context: Context) -> set[Ref]:
+    """What engines are made of and with, which waits for their model."""
+    return {Ref(kind, context.children.engine) for kind in ("Deployment", "ConfigMap")}
 
 
 def _cache_kept(wanted: list[Manifest], snapshot: Snapshot) -> str | None:

@@ -12,9 +12,14 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.gpu_memory import Labels, smallest_gpu
+from mamba_operator.memory_plan import depends_on_nodes, plan_memory
 from mamba_operator.objects.manifest import Manifest, annotation, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
+from mamba_operator.snapshot import Snapshot
+from mamba_operator.verdict import Verdict
+from mamba_planner.byte_size import binary_size
+from mamba_planner.model_report import ModelReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,11 @@ class PlannedFor:
 
 
 def plan_for(
-    deployment: MambaDeployment, kept: Iterable[Manifest | None], nodes: Iterable[Labels], key_id: str
+    deployment: MambaDeployment,
+    kept: Iterable[Manifest | None],
+    nodes: Iterable[Labels],
+    key_id: str,
+    loaded: ModelReport | None = None,
 ) -> tuple[PlannedFor, int | None]:
     """What to plan for, and the memory that node labels tell of now.
 
@@ -40,13 +49,13 @@ def plan_for(
         deployment: the object; its plan depends on nodes.
         kept: objects that may say it: the engine Deployment, and what was last ready.
         nodes: labels of the nodes with GPUs.
-        key_id: as in `Context`.
+        key_id, loaded: as in `Context`.
 
     Raises:
         InvalidPatch: `spec.podTemplate` cannot be merged.
     """
     # Without a plan: what the planner chose must not tell one revision from another.
-    template = engine_pod_template(Context(deployment, 0, None, key_id))
+    template = engine_pod_template(Context(deployment, 0, None, key_id, loaded=loaded))
     pod = template.get("spec")
     now = smallest_gpu(nodes, pod if isinstance(pod, dict) else {}, deployment.spec.resources.gpu_resource)
     revision = digest(template)
@@ -66,3 +75,35 @@ def recorded_for(engine: Manifest | None, revision: str) -> PlannedFor | None:
     memory = told.get("gpuMemory")
     known = type(memory) is int and memory > 0
     return PlannedFor(revision, memory if known else None) if known or memory is None else None
+
+
+def verdict_for(
+    deployment: MambaDeployment,
+    engine: Manifest | None,
+    snapshot: Snapshot,
+    key_id: str,
+    loaded: ModelReport | None,
+) -> tuple[Verdict, str | None, str | None]:
+    """The verdict, the annotation with what it was made for, and what would be planned for today's nodes.
+
+    `loaded` is as in `Context`. Raises InvalidPatch when `spec.podTemplate` cannot be merged.
+    """
+    config = loaded.config if loaded is not None else snapshot.model_config
+    weights = loaded.weights if loaded is not None else None
+    if not depends_on_nodes(deployment):
+        return plan_memory(deployment, None, config, weights), None, None
+    last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
+    planned, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
+    verdict = plan_memory(deployment, planned.gpu_memory, config, weights)
+    differs = None
+    # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
+    if now is not None and now != planned.gpu_memory:
+        other = plan_memory(deployment, now, config, weights)
+        if other != verdict:
+            differs = (
+                f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
+                f"{other.message}; what serves stays as it is until its pods are replaced: annotate the "
+                f"MambaDeployment with a new {names.ANNOTATION_RESTART} to have that now, or set "
+                "spec.memory.deviceMemory"
+            )
+    return verdict, planned.annotation(), differs

@@ -45,7 +45,7 @@ from mamba_operator.observe import look_up, observe
 from mamba_operator.plan import ReconcilePlan, make_plan
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
-from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.status import summarize, unobserved
@@ -84,6 +84,7 @@ class Reconciler:
         indices: Indices | None = None,
         images: DefaultImages = OF_THIS_VERSION,
         scrapers: tuple[Scraper, ...] = PROMETHEUS,
+        operator: Scraper = OPERATOR,
         key: AdminKey | None = None,
         put: Put = put_strategy,
         decided: Callable[[Key], Decided | None] = lambda _: None,
@@ -100,7 +101,7 @@ class Reconciler:
         self._now = now
         self._token = token
         self._shipped = shipped
-        self._images, self._scrapers = images, scrapers
+        self._images, self._scrapers, self._operator = images, scrapers, operator
         self._indices = indices or Indices()
         self._key, self._put, self._read = key, put, read
         self._decided, self._attempts = decided, attempts
@@ -144,8 +145,11 @@ class Reconciler:
             self._metrics.seconds.observe(time.monotonic() - started)
 
     async def _pass(self, key: Key) -> float | None:
+        new: Manifest | None = None
         if key in self._doubted:
             self._doubted.discard(key)
+        elif key not in self._met and (new := self._indices.childless(key)) is not None:
+            pass
         elif (again_in := await self._by_watches(key)) is not None:
             return again_in
         asked = time.monotonic()
@@ -156,7 +160,7 @@ class Reconciler:
                 key,
                 shipped=self._shipped,
                 seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
-                childless=key not in self._met and self._indices.holds_nothing_of(key),
+                new=new,
             )
             self._met.add(key)
         except Forbidden as error:
@@ -208,6 +212,7 @@ class Reconciler:
             key_id=key.id if key else "",
             images=self._images,
             scrapers=self._scrapers,
+            operator=self._operator,
         )
         self._as_wanted[snapshot.key] = plan.as_wanted
         return plan

@@ -26,6 +26,7 @@ COMMANDS: tuple[str, ...] = (
     "chat",
     "config",
     "crd",
+    "download",
     "gateway",
     "operate",
     "plan",

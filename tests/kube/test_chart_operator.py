@@ -173,6 +173,20 @@ def shrink(installed: Installed) -> None:
     engines(1)
 
 
+def load_another_model(installed: Installed) -> None:
+    """The loader of the one before goes, and another comes."""
+    plane, namespace = installed.plane, installed.namespace
+
+    def loaders() -> set[str]:
+        found = plane.list("jobs", namespace, "app.kubernetes.io/instance=full")
+        return {one["metadata"]["name"] for one in found}
+
+    before = plane.wait_for(loaders, "a loader")
+    patch = json.dumps({"spec": {"model": {"uri": "hf://org/other"}}})
+    plane.kubectl("patch", "mdep", "full", "-n", namespace, "--type=merge", "-p", patch)
+    plane.wait_for(lambda: (now := loaders()) and not now & before, "another loader")
+
+
 def repeat_an_event(installed: Installed) -> None:
     """One that an operator before this one said too."""
     owner = installed.plane.get("mdep", "full", installed.namespace)
@@ -259,6 +273,7 @@ def test_what_the_chart_grants_is_enough_to_serve_the_quick_start(installed: Ins
     installed.wait_for("persistentvolumeclaim", "full-model")
     installed.wait_for("deployment", "full")
     leave_behind(installed)
+    load_another_model(installed)
     repeat_an_event(installed)
     held = rights((installed.plane.get("role", "full", installed.namespace) or {})["rules"])
     # An API server that checks owner references asks for that one itself, and its log has no line of it.

@@ -5,6 +5,7 @@ from seeded import Mutant
 OPERATOR, API = "operator/mamba_operator/", "operator/mamba_api/"
 UNIT = "tests/unit/operator/"
 STATUS, PLAN, RENDER = UNIT + "test_status.py", UNIT + "test_plan.py", UNIT + "test_render.py"
+LOAD = UNIT + "test_model_load.py"
 DECIDE, COST = UNIT + "test_decide.py", UNIT + "test_deletion_cost.py"
 PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
 
@@ -62,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "a Secret that went is not made again for the pods that wait for it", OPERATOR + "plan.py",
-        "if waiting or engine", "if engine", (PLAN,),
+        "(waiting or engine is None or", "(engine is None or", (PLAN,),
     ),
     Mutant(
         "the token of the admin port is made anew in every pass", OPERATOR + "plan.py",
@@ -115,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "a taken name is taken over", OPERATOR + "apply.py",
-        "    if before is None:\n        await _name_is_free(client, snapshot, one)\n", "",
+        "await _make(client, snapshot, change.manifest)", "await client.apply(change.manifest)",
         (UNIT + "test_apply.py",),
     ),
     Mutant(
@@ -183,8 +184,34 @@ MUTANTS = (
         '"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"', '"OTEL_TRACES_SAMPLER": "traceidratio"', (PODS,),
     ),
     Mutant(
+        "engines are made before their model is downloaded", OPERATOR + "plan.py",
+        "loading = load if loaded is None else None", "loading = None", (LOAD,),
+    ),
+    Mutant(
+        "a loader begins while another one writes", OPERATOR + "model_load.py",
+        "if (other := _still_running(snapshot.pods)) is not None:",
+        "if (other := None) is not None:", (LOAD,),
+    ),
+    Mutant(
+        "a loader that gave up is never made again", OPERATOR + "model_load.py",
+        "if left <= 0:\n            return again", "if False:\n            return again", (LOAD,),
+    ),
+    Mutant(
+        "engines follow a branch", OPERATOR + "render/engine_pod.py",
+        "context.loaded is not None and context.loaded.commit", "False", (LOAD,),
+    ),
+    Mutant(
+        "engines ask for a key that an old gateway does not show", OPERATOR + "rollout/engine_key.py",
+        "state.ready > 0 and all(map(mounts_key, pods))", "state.ready > 0", (UNIT + "test_engine_key.py",),
+    ),
+    Mutant(
+        "gateways stop showing a key that an old engine asks for", OPERATOR + "rollout/engine_key.py",
+        "has_key(engine) or any(is_engine(pod) and mounts_key(pod) for pod in living)", "has_key(engine)",
+        (UNIT + "test_engine_key.py",),
+    ),
+    Mutant(
         "the drain timeout is cut off by the pod's grace period", OPERATOR + "render/engine_pod.py",
-        "grace = math.ceil(spec.rollout.drain_timeout.seconds) + GRACE_MARGIN", "grace = 30",
+        "grace = math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN", "grace = 30",
         (RENDER,),
     ),
     Mutant(

@@ -67,17 +67,23 @@ class FakeCluster(KubeClient):
         return copied(self.objects.get((kind.kind, namespace or "", name)))
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        name: str = "",
+        metadata_only: bool = False,
     ) -> list[Manifest]:
-        self._enter("list", kind.kind, "")
+        self._enter("list", kind.kind, name)
         pairs = [part.partition("=") for part in selector.split(",") if part]
         found = []
-        for (of, where, _), one in self.objects.items():
+        for (of, where, called), one in self.objects.items():
             labels = one["metadata"].get("labels") or {}
             matches = all(
                 key in labels and (not equals or labels[key] == value) for key, equals, value in pairs
             )
-            if of == kind.kind and (namespace is None or where == namespace) and matches:
+            if of == kind.kind and namespace in (None, where) and name in ("", called) and matches:
                 found.append(copied(one))
         return found
 
@@ -92,6 +98,9 @@ class FakeCluster(KubeClient):
             if old["metadata"]["resourceVersion"] != meta.get("resourceVersion"):
                 raise Conflict("changed", status=409)
             return self.put({**old, "status": _status(old.get("status") or {}, manifest["status"])})
+        version = meta.get("resourceVersion")
+        if old is not None and version not in (None, old["metadata"]["resourceVersion"]):
+            raise Conflict("the object has been modified", status=409)
         _check_uid(old, meta)
         kept = {"uid": old["metadata"]["uid"]} if old else {}
         fresh = {**copied(manifest), "metadata": {**copied(meta), **kept}}

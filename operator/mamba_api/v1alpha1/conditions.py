@@ -49,6 +49,7 @@ class Reason(StrEnum):
     SCALING_UP = "ScalingUp"
     SCALING_DOWN = "ScalingDown"
     DRAINING = "Draining"
+    DOWNLOADING_MODEL = "DownloadingModel"
     LOADING_MODEL = "LoadingModel"
     SWITCHING_STRATEGY = "SwitchingStrategy"
     STRATEGY_REFUSED = "StrategyRefused"
@@ -59,6 +60,7 @@ class Reason(StrEnum):
     CONTAINER_NOT_CREATED = "ContainerNotCreated"
     VOLUMES_NOT_MOUNTED = "VolumesNotMounted"
     PODS_REFUSED = "PodsRefused"
+    DOWNLOAD_FAILED = "DownloadFailed"
     MODEL_NOT_LOADED = "ModelNotLoaded"
     ENGINE_CRASHING = "EngineCrashing"
     GATEWAY_CRASHING = "GatewayCrashing"
@@ -120,6 +122,11 @@ REASONS: dict[Reason, str] = {
     Reason.SCALING_UP: "Engines are being added.",
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
     Reason.DRAINING: "An engine finishes its requests before it ends.",
+    Reason.DOWNLOADING_MODEL: (
+        "A Job downloads the model to the volume of spec.model.cache; the message names its pod, whose log "
+        "tells how far it is. Engines of that model are made when it is there; those that serve another one "
+        "go on."
+    ),
     Reason.LOADING_MODEL: "Pods run and load the weights.",
     Reason.SWITCHING_STRATEGY: (
         "Engines are being told another strategy or other checkpoints, which they take over while they "
@@ -146,6 +153,11 @@ REASONS: dict[Reason, str] = {
     Reason.PODS_REFUSED: (
         "The cluster refuses to make pods: a quota, pod security or an admission webhook; the message is its "
         "own. Raise the quota, or meet the rule with spec.podTemplate."
+    ),
+    Reason.DOWNLOAD_FAILED: (
+        "The model cannot be downloaded to the volume of spec.model.cache; the message has the loader's last "
+        "words and the time of the next attempt. Correct spec.model.uri or spec.model.tokenSecretRef, give "
+        "the volume more room, or open the way to the Hub; deleting the Job tries again at once."
     ),
     Reason.MODEL_NOT_LOADED: (
         "An engine does not start with what it was given; the message has its last words. Check that the "
@@ -199,6 +211,7 @@ OF_PODS = frozenset(
         Reason.OUT_OF_MEMORY,
         Reason.IMAGE_PULL_FAILED,
         Reason.CONTAINER_NOT_CREATED,
+        Reason.DOWNLOAD_FAILED,
         Reason.MODEL_NOT_LOADED,
         Reason.ENGINE_CRASHING,
         Reason.GATEWAY_CRASHING,
@@ -246,6 +259,8 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.SCALING_UP,
             Reason.SCALING_DOWN,
             Reason.DRAINING,
+            Reason.DOWNLOADING_MODEL,
+            Reason.DOWNLOAD_FAILED,
             Reason.LOADING_MODEL,
             Reason.SWITCHING_STRATEGY,
             Reason.PROGRESS_DEADLINE_EXCEEDED,

@@ -32,10 +32,12 @@ Uri = Annotated[
 
 
 class ModelCache(ApiModel):
-    """A volume that keeps downloaded weights, so that later pods start without a download."""
+    """A volume that keeps downloaded weights. A Job fills it before engines start; they then serve the commit
+    that it downloaded and ask the Hub nothing."""
 
     size: Quantity
-    """Size of the volume, at least that of the weights; it may grow where the storage class allows it."""
+    """Size of the volume, at least that of the weights, and of those of the next model beside them when the
+    URI changes; it may grow where the storage class allows it."""
     storage_class_name: ObjectName | None = None
     """Storage class of the volume; absent = the cluster's default."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
@@ -80,8 +82,8 @@ class Model(ApiModel):
     token_secret_ref: SecretKeyRef | None = None
     """Secret with the access token for gated models; hf:// only."""
     cache: ModelCache | None = None
-    """Keep weights downloaded from hf:// on a volume; absent = each pod downloads into its own scratch space.
-    """
+    """Keep weights downloaded from hf:// on a volume, which also tells their configuration to the plan before
+    any engine starts; absent = each pod downloads into its own scratch space."""
 
     rules = (
         Rule(

@@ -23,7 +23,8 @@ class Routing(ApiModel):
 
 
 class Auth(ApiModel):
-    """Authentication of clients."""
+    """Authentication of clients. Engines then ask for a key of the deployment's own, which its gateways show:
+    nobody passes them by."""
 
     secret_ref: SecretRef
     """Secret whose key api-keys holds one accepted API key a line, behind it, after a blank, its name."""

@@ -28,7 +28,7 @@ from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import CONFIG_MAP, MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating, name_of
-from mamba_operator.objects.pod_trouble import answers, is_engine
+from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
 from mamba_operator.objects.record import readable
 from mamba_operator.objects.side_by_side import side_by_side
 
@@ -137,7 +137,7 @@ class Autoscaler:
         pods = [pod for pod in self._indices.of(POD, key) if _lives(pod)]
         engines = [pod for pod in pods if is_engine(pod)]
         ready = [pod for pod in engines if answers(pod)]
-        doors = [pod for pod in pods if not is_engine(pod) and answers(pod)]
+        doors = [pod for pod in pods if is_gateway(pod) and answers(pod)]
         told, heard = await asyncio.gather(
             pod_reports(self._read, ready, lambda text: engine_report(text, config)),
             pod_reports(self._read, doors, gateway_report),

@@ -15,6 +15,8 @@ from mamba_operator.objects.kinds import BY_NAME, Kind
 from mamba_operator.objects.manifest import Manifest
 
 PAGE = 500
+NO_VERSION = "1"
+"""Older than any object: an apply for that version makes what is not there, and conflicts with what is."""
 
 
 class KubeClient:
@@ -34,10 +36,19 @@ class KubeClient:
             return None
 
     async def list(
-        self, kind: Kind, namespace: str | None, *, selector: str = "", metadata_only: bool = False
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        name: str = "",
+        metadata_only: bool = False,
     ) -> list[Manifest]:
-        """All objects of a kind, page by page; items carry their kind as single objects do."""
+        """All objects of a kind, or the one of that name, page by page; items carry their kind as single
+        objects do."""
         query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        if name:
+            query["fieldSelector"] = f"metadata.name={name}"
         items: list[Manifest] = []
         while True:
             answer = await self._request(
@@ -66,6 +77,11 @@ class KubeClient:
             body=manifest,
             content_type=APPLY_PATCH,
         )
+
+    async def make(self, manifest: Manifest) -> Manifest:
+        """Server-side apply of an object that must not exist yet. Raises Conflict when it does."""
+        meta = {**manifest["metadata"], "resourceVersion": NO_VERSION}
+        return await self.apply({**manifest, "metadata": meta})
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object that must not exist yet. Raises Conflict when it does."""

@@ -58,9 +58,10 @@ class Indices:
         """Whose objects of a kind there are, sorted."""
         return sorted(self._by_id.get(index_id(kind)) or ())
 
-    def holds_nothing_of(self, key: Key) -> bool:
-        """Whether the watches have seen all there is, and no child or pod of `key` was among it."""
-        return self.complete and not any(self.of(kind, key) for kind in WATCHED)
+    def childless(self, key: Key) -> Manifest | None:
+        """The MambaDeployment, if the watches have seen all there is and no child or pod of it among that."""
+        owners = self.of(MAMBA_DEPLOYMENT, key) if self.complete else []
+        return owners[0] if len(owners) == 1 and not any(self.of(kind, key) for kind in WATCHED) else None
 
     def differing(self, kind: Kind, listed: Iterable[Manifest]) -> set[Key]:
         """Whose objects a list shows in another version than the index has, or not at all."""

@@ -49,6 +49,7 @@ SECRET = Kind("v1", "Secret", "secrets")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SERVICE = Kind("v1", "Service", "services")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+JOB = Kind("batch/v1", "Job", "jobs")
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
@@ -69,7 +70,7 @@ SUBJECT_ACCESS_REVIEW = Kind(
 
 OWNED: tuple[Kind, ...] = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY,
-    DISRUPTION_BUDGET, DEPLOYMENT,
+    DISRUPTION_BUDGET, JOB, DEPLOYMENT,
 )  # fmt: skip
 """Children, in the order they are applied: what pods need comes before the pods. The Secret of the admin
 token is made and never read: whoever may list Secrets may read all of a cluster's."""

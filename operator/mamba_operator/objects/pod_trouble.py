@@ -79,17 +79,36 @@ def is_loading(pod: Manifest) -> bool:
 
 def is_being_created(pod: Manifest) -> bool:
     """Whether an engine waits for its first container, as it does for what it mounts."""
+    return is_engine(pod) and waits_for_mounts(pod)
+
+
+def waits_for_mounts(pod: Manifest) -> bool:
+    """Whether any pod does."""
     status = pod.get("status") or {}
     waits = [
         ((one.get("state") or {}).get("waiting") or {}).get("reason")
         for one in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     ]
-    return is_engine(pod) and not is_terminating(pod) and "ContainerCreating" in waits
+    return not is_terminating(pod) and "ContainerCreating" in waits
 
 
 def is_engine(pod: Manifest) -> bool:
     """Whether the pod is an engine."""
-    return (metadata(pod).get("labels") or {}).get(names.LABEL_COMPONENT) == "engine"
+    return _component(pod) == "engine"
+
+
+def is_loader(pod: Manifest) -> bool:
+    """Whether the pod downloads the model."""
+    return _component(pod) == "loader"
+
+
+def is_gateway(pod: Manifest) -> bool:
+    """Whether the pod is a gateway."""
+    return _component(pod) == "gateway"
+
+
+def _component(pod: Manifest) -> str | None:
+    return (metadata(pod).get("labels") or {}).get(names.LABEL_COMPONENT)
 
 
 def is_draining(pod: Manifest) -> bool:
@@ -116,7 +135,7 @@ def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            words = _words(condition)
+            words = last_words(condition)
             claim = _OF_CLAIMS.search(words) is not None
             yield _trouble(
                 Reason.CLAIM_NOT_BOUND if claim else Reason.UNSCHEDULABLE, f"pod {name_of(pod)}: {words}"
@@ -139,9 +158,9 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
         "terminated"
     )
     if waiting.get("reason") in PULL:
-        yield _trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {_words(waiting)}")
+        yield _trouble(Reason.IMAGE_PULL_FAILED, f"{where}: {last_words(waiting)}")
     if waiting.get("reason") in NOT_CREATED:
-        yield _trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {_words(waiting)}")
+        yield _trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {last_words(waiting)}")
     elif ended and ended.get("reason") == "OOMKilled" and not container.get("ready"):
         field = "spec.resources.memory" if is_engine(pod) else "the memory in spec.gateway.podTemplate"
         yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {field}")
@@ -151,7 +170,7 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
         code = f"exit code {ended.get('exitCode')}: " if ended else ""
         yield _trouble(
             _crash(pod, container, ended or {}),
-            f"{where} ended again and again: {code}{_words(ended or waiting)}",
+            f"{where} ended again and again: {code}{last_words(ended or waiting)}",
         )
 
 
@@ -181,6 +200,7 @@ def _mounts(pod: Manifest) -> str:
     return f"its network or its volumes: {', '.join(found)}" if found else "its network"
 
 
-def _words(source: dict[str, Any]) -> str:
+def last_words(source: dict[str, Any]) -> str:
+    """What a part of a status says of itself: of a long text its end, where the cause stands."""
     text = str(source.get("message") or source.get("reason") or "no message").strip()
     return text if len(text) <= MAX_WORDS else "…" + text[-MAX_WORDS:]

@@ -15,8 +15,6 @@ from mamba_operator.objects.kinds import (
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child
 
-ANY_NAMESPACE: dict[str, Any] = {"namespaceSelector": {}}
-
 
 def service_account(context: Context) -> Manifest:
     """One account per deployment, so that RBAC and image pull secrets can be told apart."""
@@ -86,12 +84,7 @@ def network_policy(context: Context) -> Manifest:
     """
     owner = context.deployment.name
     gateway = {"podSelector": {"matchLabels": names.selector(owner, "gateway")}}
-    operator = {
-        **ANY_NAMESPACE,
-        "podSelector": {
-            "matchLabels": {names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"},
-        },
-    }
+    operator = context.operator.peer()
     scrapers = [scraper.peer() for scraper in context.scrapers]
     pool = context.deployment.spec.gateway.inference_pool
     proxies: list[dict[str, Any]] = []

@@ -9,7 +9,8 @@ from mamba_operator.objects.kinds import Kind
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.revision import EngineRevision
-from mamba_operator.render.scrapers import PROMETHEUS, Scraper
+from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
+from mamba_planner.model_report import ModelReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,24 @@ class Context:
     """Annotation with the settings that running engines take over; None where they cannot be told."""
     planned_for: str | None = None
     """Annotation with what the plan was made for; None where the spec says how much memory there is."""
+    loaded: ModelReport | None = None
+    """What the loader downloaded to the model cache; None where there is no cache, or nothing in it yet."""
     revision: EngineRevision | None = None
     """What engines are started with, once that was chosen; None: the spec's own."""
     failed: str | None = None
     """Annotation that says that the spec's own has failed."""
     in_place: bool = False
     """An old engine goes before a new one comes."""
+    key_shown: bool = False
+    """Gateways show engines a key."""
+    key_asked: bool = False
+    """Engines ask for it."""
     images: DefaultImages = OF_THIS_VERSION
     """Used where the spec names none."""
     scrapers: tuple[Scraper, ...] = PROMETHEUS
     """Who may read the engines' metrics, beside gateway and operator."""
+    operator: Scraper = OPERATOR
+    """The operator's own pods."""
 
     @property
     def children(self) -> names.Children:

@@ -6,6 +6,7 @@ from typing import Any
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, digest
 from mamba_operator.render.context import Context
+from mamba_operator.render.engine_key import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
     ENDS_WHEN_TOLD,
@@ -40,9 +41,13 @@ def engine_document(context: Context) -> dict[str, Any]:
     With the planner's choice in place of `Auto`, so that what joins or leaves the cluster never changes the
     strategy of a serving deployment. What differs from pod to pod is not here: it is in the environment.
     """
+    spec = context.deployment.spec
     choice: dict[str, Any] = {}
+    if context.loaded is not None and context.loaded.commit:
+        # All engines of a revision serve the same weights, whatever becomes of the branch.
+        choice["model"] = f"hf://{spec.model.location.name}@{context.loaded.commit}"
     if context.plan is not None:
-        choice = {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
+        choice |= {"strategy": context.plan.strategy, "state_dtype": context.plan.state_dtype}
     settings = engine_settings(context.deployment).model_copy(
         update={
             **choice,
@@ -51,6 +56,7 @@ def engine_document(context: Context) -> dict[str, Any]:
             "admin_port": names.ADMIN_PORT,
             "drain_quiet": DRAIN_QUIET,
             "admin_token_file": f"{ADMIN_TOKEN_MOUNT}/{names.ADMIN_TOKEN_KEY}",
+            **({"api_key_file": KEY_FILE} if context.key_asked else {}),
         }
     )
     return settings.document()
@@ -89,9 +95,8 @@ def _restart(context: Context) -> dict[str, str]:
 
 def _pod_spec(context: Context) -> dict[str, Any]:
     deployment = context.deployment
-    spec, scheduling = deployment.spec, deployment.spec.scheduling
-    grace = math.ceil(spec.rollout.drain_timeout.seconds) + GRACE_MARGIN
-    pod: dict[str, Any] = {
+    grace = math.ceil(deployment.spec.rollout.drain_timeout.seconds) + GRACE_MARGIN
+    return {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -100,7 +105,14 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         "securityContext": pod_security(),
         "containers": [_container(context)],
         "volumes": _volumes(context),
+        **placement(context),
     }
+
+
+def placement(context: Context) -> dict[str, Any]:
+    """Fields of a pod that say on which nodes it may run, and with which image pull secrets."""
+    scheduling = context.deployment.spec.scheduling
+    pod: dict[str, Any] = {}
     if references := context.images.references():
         pod["imagePullSecrets"] = references
     if scheduling.node_selector:
@@ -139,12 +151,26 @@ def _container(context: Context) -> dict[str, Any]:
 
 
 def _environment(context: Context) -> list[dict[str, Any]]:
+    variables: list[dict[str, Any]] = [from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP")]
+    if context.deployment.spec.model.cache is None:
+        variables += download_environment(context)
+    else:
+        # All is there, and what is not is the loader's to fetch: engines do without the Hub and its token.
+        variables += [*_places(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
+    if sharing := prefix_sharing(context.deployment):
+        # Discovery has the pod's name for it, so what it publishes is found under that.
+        variables += [from_pod("POD_NAME", "metadata.name"), *sharing]
+    return variables + tracing(context.deployment)
+
+
+def _places() -> list[dict[str, Any]]:
+    return [{"name": "HOME", "value": SCRATCH_MOUNT}, {"name": "HF_HOME", "value": CACHE_MOUNT}]
+
+
+def download_environment(context: Context) -> list[dict[str, Any]]:
+    """Environment of a container that downloads the model."""
     spec = context.deployment.spec
-    variables: list[dict[str, Any]] = [
-        from_pod(f"{names.ENV_PREFIX}ADMIN_HOST", "status.podIP"),
-        {"name": "HOME", "value": SCRATCH_MOUNT},
-        {"name": "HF_HOME", "value": CACHE_MOUNT},
-    ]
+    variables = _places()
     if spec.model.token_secret_ref is not None:
         reference = spec.model.token_secret_ref
         variables.append(
@@ -153,10 +179,7 @@ def _environment(context: Context) -> list[dict[str, Any]]:
                 "valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}},
             }
         )
-    if sharing := prefix_sharing(context.deployment):
-        # Discovery has the pod's name for it, so what it publishes is found under that.
-        variables += [from_pod("POD_NAME", "metadata.name"), *sharing]
-    return variables + tracing(context.deployment)
+    return variables
 
 
 def _resources(context: Context) -> dict[str, Any]:
@@ -191,6 +214,8 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         {"name": "settings", "configMap": {"name": children.engine}},
         {"name": "admin", "secret": {"secretName": context.admin_secret, "defaultMode": 0o440}},
     ]
+    if context.key_asked:
+        volumes.append(key_volume(context))
     location = spec.model.location
     if location.scheme == "pvc":
         volumes.append(
@@ -211,6 +236,8 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
         {"name": "settings", "mountPath": SETTINGS_MOUNT, "readOnly": True},
         {"name": "admin", "mountPath": ADMIN_TOKEN_MOUNT, "readOnly": True},
     ]
+    if context.key_asked:
+        mounts.append(key_mount())
     location = spec.model.location
     if location.scheme == "pvc":
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})

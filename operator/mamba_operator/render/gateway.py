@@ -9,6 +9,7 @@ from mamba_api.v1alpha1.gateway import Limits, NamedKeyLimits
 from mamba_operator.objects.kinds import DEPLOYMENT, DISRUPTION_BUDGET, SERVICE
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.render.context import Context, child, number
+from mamba_operator.render.engine_key import KEY_FILE, key_mount, key_volume
 from mamba_operator.render.pod import (
     DRAIN_QUIET,
     ENDS_WHEN_TOLD,
@@ -101,6 +102,9 @@ def _container(context: Context) -> dict[str, Any]:
     if deployment.spec.gateway.auth is not None:
         arguments += ["--api-key-file", f"{API_KEYS_MOUNT}/{names.API_KEYS_KEY}"]
         mounts.append({"name": "api-keys", "mountPath": API_KEYS_MOUNT, "readOnly": True})
+    if context.key_shown:
+        arguments += ["--backend-key-file", KEY_FILE]
+        mounts.append(key_mount())
     if deployment.spec.gateway.inference_pool is not None:
         arguments += ["--endpoint-picker-port", str(names.ENDPOINT_PICKER_PORT)]
     return {
@@ -187,6 +191,8 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         volumes.append(
             {"name": "api-keys", "secret": {"secretName": auth.secret_ref.name, "defaultMode": 0o440}}
         )
+    if context.key_shown:
+        volumes.append(key_volume(context))
     return volumes
 
 

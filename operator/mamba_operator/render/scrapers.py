@@ -37,3 +37,14 @@ def _read(value: Any) -> Any:
 
 Scrapers = Annotated[tuple[Scraper, ...], BeforeValidator(_read)]
 PROMETHEUS = (Scraper(pods={names.LABEL_NAME: "prometheus"}),)
+
+
+def operator_pods(namespace: str | None) -> Scraper:
+    """The operator's own pods; None: its namespace is not known, since it runs in none."""
+    where = {"kubernetes.io/metadata.name": namespace} if namespace else {}
+    return Scraper(
+        namespaces=where, pods={names.LABEL_NAME: names.APP_NAME, names.LABEL_COMPONENT: "operator"}
+    )
+
+
+OPERATOR = operator_pods(None)

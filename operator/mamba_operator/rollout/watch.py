@@ -14,7 +14,7 @@ from mamba_operator.autoscale.reports import ReportInvalid, series
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, name_of
-from mamba_operator.objects.pod_trouble import answers, is_engine
+from mamba_operator.objects.pod_trouble import answers, is_engine, is_gateway
 from mamba_operator.objects.side_by_side import side_by_side
 from mamba_operator.render.revision import pod_revision
 from mamba_operator.rollout.attempts import Attempts, AttemptWindow
@@ -84,7 +84,7 @@ class RolloutWatch:
 
     async def _look_at(self, key: Key, revisions: Mapping[str, str]) -> None:
         window = self._windows.setdefault(key, AttemptWindow())
-        doors = [pod for pod in self._indices.of(POD, key) if not is_engine(pod) and answers(pod)]
+        doors = [pod for pod in self._indices.of(POD, key) if is_gateway(pod) and answers(pod)]
         told = await pod_reports(self._read, doors, attempts_told)
         if window.look(self._now(), revisions, told):
             self._wake(key)

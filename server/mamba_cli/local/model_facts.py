@@ -16,9 +16,10 @@ from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_planner.arithmetic import DTYPE_BYTES
 from mamba_planner.families import ModelConfigError, load_model_config, model_config_from_hf
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.errors import ModelError
 from mamba_server.model.source import resolve
-from mamba_server.model.weight_files import WeightsSize, weights_size
+from mamba_server.model.weight_files import weights_size
 
 HUB_INDEX = "model.safetensors.index.json"
 

@@ -7,12 +7,14 @@ Torch-free; never reads weights, never guesses that a plain name means the Hub.
 import importlib.resources
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from mamba_server.model.errors import DownloadFailed, InvalidSource, SourceNotFound
+from mamba_planner.byte_size import binary_size
+from mamba_server.model.errors import DownloadFailed, InvalidSource, NoRoom, SourceNotFound
 
 Progress = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: bytes done of bytes in all, of one stage."""
@@ -38,7 +40,7 @@ def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT)
     Takes a plain path, file://PATH, hf://OWNER/NAME[@REVISION], pvc://CLAIM/PATH and builtin://NAME. A Hub
     model is downloaded into the Hub's cache (HF_HOME); an interrupted download goes on where it stopped.
 
-    Raises InvalidSource, SourceNotFound, DownloadFailed.
+    Raises InvalidSource, SourceNotFound, NoRoom, DownloadFailed.
     """
     scheme, rest = _split(uri)
     if scheme == "hf":
@@ -144,9 +146,12 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
     try:
         total = _bytes_to_fetch(repo, wanted)
         if total:
+            _room_for(total, uri)
             progress("download", 0, total)
             wanted["tqdm_class"] = _reporting_bar(progress, total)
         path = Path(snapshot_download(repo, **wanted))
+    except NoRoom:
+        raise
     except HFValidationError as error:
         raise InvalidSource(f"{uri}: {error}") from error
     except GatedRepoError as error:
@@ -171,6 +176,19 @@ def _download(uri: str, rest: str, progress: Progress) -> Path:
     if total:
         progress("download", total, total)
     return path
+
+
+def _room_for(total: int, uri: str) -> None:
+    """Before the first byte: half a model is of no use, and may have filled somebody else's disk."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    free = shutil.disk_usage(next(one for one in (cache, *cache.parents) if one.exists())).free
+    if total > free:
+        raise NoRoom(
+            f"{uri}: {binary_size(total)} are to be fetched and {cache} has {binary_size(free)} left: free "
+            "some of it, or point HF_HOME to a larger volume (in a cluster spec.model.cache.size)"
+        )
 
 
 def _bytes_to_fetch(repo: str, wanted: dict[str, Any]) -> int:

@@ -4,34 +4,14 @@ The planner asks before anything is loaded; checking and loading tensors is `wei
 """
 
 import json
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from mamba_api.quantization import Quantization
-from mamba_planner.arithmetic import loaded_bytes
+from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.errors import WeightsError
 
 INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsSize:
-    """Bytes as stored, the number of elements they are, and how many of those are in matrices."""
-
-    bytes: int
-    elements: int
-    of_matrices: int
-
-    def loaded(self, dtype: str | None, quantization: Quantization = "none") -> int:
-        """Bytes in memory as `dtype`; None = as stored, but for what quantization takes."""
-        if quantization == "none" and dtype is None:
-            return self.bytes
-        if dtype is None:
-            rest = self.bytes * (self.elements - self.of_matrices) // max(self.elements, 1)
-            return rest + loaded_bytes(self.of_matrices, self.of_matrices, "float32", quantization)
-        return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)
 
 
 def weights_size(directory: Path) -> WeightsSize | None:

@@ -13,7 +13,7 @@ from mamba_operator.objects import kinds
 from mamba_operator.objects.kinds import Kind
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
-CHILDREN = {"get", "list", "watch", "create", "patch", "delete"}
+CHILDREN = {"list", "watch", "create", "patch", "delete"}
 
 
 def rules() -> dict[tuple[str, str], set[str]]:

@@ -17,11 +17,13 @@ from mamba_operator.objects.manifest import Key, Manifest
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from model_loads import cached, loading
 from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, planned
 from virtual_time import in_virtual_time
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
 POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
+CACHED = cached(memory={})
 KEY = Key("models", "nano")
 Right = tuple[str, str, str]
 
@@ -98,7 +100,7 @@ def kind_of(manifest: Manifest) -> Kind:
 
 
 def leftover(kind: str) -> Manifest:
-    one = next(child for child in applied(POOLED) if child["kind"] == kind)
+    one = next(child for child in (*applied(POOLED), *loading(CACHED)) if child["kind"] == kind)
     return {**one, "metadata": {**one["metadata"], "name": "nano-old", "uid": f"old-{kind}"}}
 
 
@@ -117,7 +119,7 @@ def ready_engine(name: str) -> Manifest:
 async def work(cluster: Watched) -> None:
     """Make, mend, shrink, prune, repeat an event after a restart, meet a stranger."""
     theirs = {"kind": "Service", "metadata": {"name": "nano", "namespace": "models", "uid": "theirs"}}
-    for kind in {one["kind"] for one in applied(POOLED)} - {"Secret"}:
+    for kind in {one["kind"] for one in applied(POOLED)} - {"Secret"} | {"Job"}:
         cluster.put(leftover(kind))
     for step in range(6):
         again = Reconciler(
@@ -125,8 +127,8 @@ async def work(cluster: Watched) -> None:
         )  # fmt: skip
         with contextlib.suppress(OperatorError):
             await again(KEY)
-        if step in (1, 3):
-            cluster.find("Deployment", "nano-engine")["spec"]["replicas"] = 9
+        if step in (1, 3) and (engine := cluster.find("Deployment", "nano-engine")) is not None:
+            engine["spec"]["replicas"] = 9
         if step == 2:
             cluster.put(creating_pod())
             for name in ("one", "other"):
@@ -145,7 +147,7 @@ async def test_a_working_operator_never_asks_for_more_than_the_chart_grants() ->
 
 
 async def test_of_the_writing_rights_to_children_none_is_granted_in_vain() -> None:
-    cluster = Watched(fitting_owner(memory={}, model={"uri": "hf://org/model", "cache": {"size": "1Gi"}}))
+    cluster = Watched(CACHED)
     await work(cluster)
     await work(plain := Watched(fitting_owner(memory={})))
     await work(pooled := Watched(POOLED))

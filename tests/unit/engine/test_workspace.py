@@ -12,10 +12,10 @@ import torch
 from mamba_kernels.dispatch import backend
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.memory import RUNTIME_BYTES
+from mamba_planner.weights_size import WeightsSize
 from mamba_server.engine import boot as booting
 from mamba_server.engine.boot import NO_TRIAL, Engine, Trial
 from mamba_server.model.layers import hybrid
-from mamba_server.model.weight_files import WeightsSize
 from mamba_server.wire import AddRequest, SamplingParams
 from peak_memory import peak_bytes
 

@@ -45,7 +45,8 @@ async def reconciled(example: MambaDeployment) -> FakeCluster:
         token=lambda: TOKEN,
         shipped=shipped_config,
     )
-    for _ in range(2):
+    # A volume, its loader, and what there is to say of it.
+    for _ in range(3):
         await again(Key("models", example.name))
     cluster.calls.clear()
     await again(Key("models", example.name))

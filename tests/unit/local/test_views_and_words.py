@@ -25,8 +25,9 @@ from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, pla
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.readiness import Readiness, readiness_of
 from mamba_planner import LedgerLine
+from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.errors import WeightsError
-from mamba_server.model.weight_files import WeightsSize, weights_size
+from mamba_server.model.weight_files import weights_size
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 

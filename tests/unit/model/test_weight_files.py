@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.errors import WeightsError
-from mamba_server.model.weight_files import INDEX, WeightsSize, shards, weights_size
+from mamba_server.model.weight_files import INDEX, shards, weights_size
 from mamba_server.model.weights import Weights
 
 FILE = "model.safetensors"

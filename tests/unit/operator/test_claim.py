@@ -7,7 +7,8 @@ import pytest
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.status import summarize
-from operator_objects import NOW, applied, edited, fitting_owner, nano_config, planned, running, snapshot
+from model_loads import loaded
+from operator_objects import NOW, edited, fitting_owner, nano_config, planned, running, snapshot
 
 
 def cached(**cache: Any) -> Manifest:
@@ -20,7 +21,7 @@ def there(of: Manifest, phase: str = "Bound") -> list[Manifest]:
         claim["status"] = {"phase": phase}
         claim["spec"].setdefault("storageClassName", "standard")
 
-    return edited(running(applied(of)), "PersistentVolumeClaim", "nano-model", bind)
+    return edited(running(loaded(of)), "PersistentVolumeClaim", "nano-model", bind)
 
 
 def claims(of: Manifest, children: list[Manifest]) -> list[Manifest]:

@@ -72,6 +72,27 @@ async def test_a_list_is_read_page_by_page_and_its_items_know_their_kind() -> No
     assert {query["labelSelector"] for _, _, query, _, _ in seen.requests} == {"a=b"}
 
 
+async def test_what_must_not_exist_yet_is_applied_for_a_version_that_nothing_has() -> None:
+    seen = Recorded({"metadata": {"resourceVersion": "7"}})
+    made = {"kind": "Service", "metadata": {"name": "a", "namespace": "models"}}
+    async with client(seen) as kube:
+        await kube.make(made)
+
+    [(method, path, _, _, body)] = seen.requests
+    assert (method, path) == ("PATCH", "/api/v1/namespaces/models/services/a")
+    assert body["metadata"]["resourceVersion"] == "1"
+    assert "resourceVersion" not in made["metadata"]
+
+
+async def test_one_of_a_kind_is_found_by_its_name_with_the_right_to_list() -> None:
+    seen = Recorded({"items": [{"metadata": {"name": "a"}}], "metadata": {}})
+    async with client(seen) as kube:
+        assert [one["metadata"]["name"] for one in await kube.list(SERVICE, "models", name="a")] == ["a"]
+
+    [(_, path, query, _, _)] = seen.requests
+    assert (path, query["fieldSelector"]) == ("/api/v1/namespaces/models/services", "metadata.name=a")
+
+
 async def test_nodes_are_read_without_their_bodies() -> None:
     seen = Recorded(POD_LIST)
     async with client(seen) as kube:

@@ -16,12 +16,14 @@ import yaml
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
-from mamba_operator.objects.manifest import Manifest, metadata
+from mamba_operator.objects.manifest import Manifest, metadata, sealed
 from mamba_operator.render import render
 from mamba_operator.render.context import Context
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
-from mamba_operator.render.scrapers import Scraper
+from mamba_operator.render.loader import loader_job
+from mamba_operator.render.scrapers import Scraper, operator_pods
 from mamba_planner.engine_settings import EngineSettings
+from model_loads import loaded
 from operator_objects import UID, fitting_owner, nano_config, owner, planned
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "operator"
@@ -36,7 +38,10 @@ def stored(text: str, source: str) -> MambaDeployment:
 
 
 def rendered(of: MambaDeployment, images: DefaultImages = OF_THIS_VERSION) -> list[Manifest]:
-    return render(Context(of, of.spec.replicas, None, images=images))
+    auth = of.spec.gateway.auth is not None
+    context = Context(of, of.spec.replicas, None, images=images, key_shown=auth, key_asked=auth)
+    loader = [sealed(loader_job(context, "0" * 16))] if of.spec.model.cache is not None else []
+    return [*render(context), *loader]
 
 
 def flat(value: Any, path: str) -> dict[str, Any]:
@@ -223,7 +228,8 @@ def test_weights_that_go_to_the_nodes_disk_are_asked_for_there() -> None:
 
     # 17.8 GB of weights, and what a download needs beside them.
     assert requests(model=hub, **planned)["ephemeral-storage"] == "18Gi"
-    assert "ephemeral-storage" not in requests(model={**hub, "cache": {"size": "50Gi"}}, **planned)
+    cached = {**hub, "cache": {"size": "50Gi"}}
+    assert "ephemeral-storage" not in str(loaded(owner(model=cached, **planned)))
     assert "ephemeral-storage" not in requests(model={"uri": "pvc://a/b", "config": hub["config"]}, **planned)
 
 
@@ -347,6 +353,18 @@ def test_the_admin_port_is_open_to_the_operator_alone() -> None:
     [admin] = [rule for rule in ingress if rule["ports"][0]["port"] == "admin"]
     [peer] = admin["from"]
     assert peer["podSelector"]["matchLabels"][names.LABEL_COMPONENT] == "operator"
+
+
+def test_a_pod_that_calls_itself_the_operator_in_another_namespace_is_not_let_in() -> None:
+    context = Context(MambaDeployment.model_validate(owner()), 1, None, operator=operator_pods("system"))
+    [policy] = [one for one in render(context) if one["kind"] == "NetworkPolicy"]
+
+    for rule in policy["spec"]["ingress"]:
+        [peer] = [one for one in rule["from"] if "operator" in json.dumps(one)]
+        assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "system"}}
+    assert policy["spec"]["ingress"][0]["from"].count(operator_pods("system").peer()) == 1
+    # One outside of the cluster has no namespace, and no pod to be taken for.
+    assert operator_pods(None).peer()["namespaceSelector"] == {}
 
 
 def test_scrapers_reach_the_metrics_and_nothing_else() -> None:

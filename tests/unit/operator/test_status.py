@@ -15,6 +15,7 @@ from mamba_operator.findings import Failure
 from mamba_operator.objects.manifest import Manifest, ref
 from mamba_operator.render.tuning import Refusal, Tune
 from mamba_operator.status import summarize
+from model_loads import loaded, loading, with_status
 from operator_objects import (
     CONFIGS,
     NOW,
@@ -295,7 +296,14 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("a claim has no volume", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[{**NO_NODE, "message": 'persistentvolumeclaim "a" not found'}]),)), {
         "Degraded": ("True", "ClaimNotBound"), "Ready": ("False", "ClaimNotBound")}),
-    ("the claim of the cache cannot be made another", status_of(OTHER_CACHE, running(applied(CACHED))), {
+    ("the model is downloaded to the cache", status_of(CACHED, loading(CACHED)), {
+        "Available": ("False", "NoReadyReplica"), "Progressing": ("True", "DownloadingModel"),
+        "Degraded": ("False", "AsExpected"), "UpToDate": ("False", "DownloadingModel"),
+        "Ready": ("False", "DownloadingModel")}),
+    ("the model cannot be downloaded", status_of(CACHED, with_status(loading(CACHED), "Failed")), {
+        "Progressing": ("False", "DownloadFailed"), "Degraded": ("True", "DownloadFailed"),
+        "Ready": ("False", "DownloadFailed")}),
+    ("the claim of the cache cannot be made another", status_of(OTHER_CACHE, running(loaded(CACHED))), {
         "Degraded": ("True", "CacheKept"), "Ready": ("True", "Serving")}),
     ("no node takes the pod", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[

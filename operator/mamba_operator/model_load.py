@@ -1,0 +1,183 @@
+"""How far the download of a model to its cache is: what the loader's Job, its pods and the record tell. Pure.
+
+Called by `plan`. Engines of a revision are made once its model is there; until then what runs stays. What was
+downloaded is known by a hash of the URI, of the claim and of `restarted-at`: any other is downloaded anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from mamba_api import names
+from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.conditions import timestamp
+from mamba_operator.objects.kinds import CLAIM, CONFIG_MAP, JOB
+from mamba_operator.objects.manifest import (
+    Manifest,
+    Ref,
+    annotation,
+    digest,
+    is_terminating,
+    metadata,
+    name_of,
+    sealed,
+)
+from mamba_operator.objects.moment import moment
+from mamba_operator.objects.pod_trouble import is_loader, last_words
+from mamba_operator.render.context import Context
+from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, loader_job, model_report
+from mamba_operator.snapshot import Snapshot
+from mamba_planner.model_report import ModelReport
+
+RETRY = 600.0
+"""Seconds after a Job gave up until another is made: a Hub, a Secret or terms of use may be right by then."""
+REPORT_LAG = 30.0
+"""Seconds in which the pod of a finished Job may yet be seen; later it is gone, and its report with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """How far it is, and what is to be done about it."""
+
+    says: str
+    """For people."""
+    report: ModelReport | None = None
+    """What was downloaded; None: nothing yet."""
+    failed: bool = False
+    """The last attempts came to nothing, and a person may have to look."""
+    apply: Manifest | None = None
+    """The Job or the record to make."""
+    keep: frozenset[Ref] = frozenset()
+    """What of it must stay."""
+    again_in: float | None = None
+    """Seconds until time alone changes it."""
+
+
+def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad | None:
+    """None where the model is not kept on a volume."""
+    model = context.deployment.spec.model
+    if model.cache is None:
+        return None
+    children = context.children
+    record_ref = Ref(CONFIG_MAP.kind, children.model_report)
+    claim = snapshot.child(CLAIM.kind, children.model_cache)
+    if claim is None:
+        return ModelLoad(f"waits for {CLAIM.kind} {children.model_cache}", keep=frozenset({record_ref}))
+    load = load_id(context.deployment, claim)
+    job_ref = Ref(JOB.kind, children.loader(load))
+    job = snapshot.children.get(job_ref)
+    keep = frozenset({record_ref, job_ref})
+    if (known := _recorded(snapshot.children.get(record_ref), load)) is not None:
+        return ModelLoad(f"{model.uri} is downloaded", known, keep=keep)
+    made = sealed(loader_job(context, load))
+    if job is None:
+        if (other := _still_running(snapshot.pods)) is not None:
+            return ModelLoad(f"waits for pod {other}, which downloads to the same volume, to end", keep=keep)
+        return ModelLoad(_begins(model.uri, children), apply=made, keep=keep)
+    again = ModelLoad(_begins(model.uri, children), keep=keep - {job_ref})
+    if is_terminating(job):
+        return again
+    pods = sorted((pod for pod in snapshot.pods if _is_of(pod, job)), key=_made)
+    if since := _condition(job, "Complete"):
+        done = next((pod for pod in pods if _phase(pod) == "Succeeded"), None)
+        if done is not None:
+            report = ModelReport.read(str(_ended(done).get("message") or ""))
+            record = sealed(model_report(context, load, report))
+            return ModelLoad(f"{model.uri} is downloaded", report, apply=record, keep=keep)
+        if (left := REPORT_LAG - _age(since, now)) > 0:
+            return ModelLoad(f"waits for the report of {job_ref}", keep=keep, again_in=left)
+        return again
+    if annotation(job, names.ANNOTATION_SPEC_HASH) != annotation(made, names.ANNOTATION_SPEC_HASH):
+        # What it is made of cannot change: an image that was corrected needs another one.
+        return again
+    if since := _condition(job, "Failed"):
+        left = RETRY - _age(since, now)
+        if left <= 0:
+            return again
+        at = timestamp(now + timedelta(seconds=left))
+        said = f"{_failure(pods, job)}; tried again at {at}, and at once when {job_ref} is deleted"
+        return ModelLoad(f"{job_ref} gave up: {said}", failed=True, keep=keep, again_in=left)
+    attempts = int((job.get("status") or {}).get("failed") or 0)
+    says = f"{_begins(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
+    if running := next((name_of(pod) for pod in pods if _phase(pod) in ("Pending", "Running")), None):
+        says += f" by pod {running}, whose log tells how far it is"
+    if attempts:
+        says += f"; the last one: {_failure(pods, job)}"
+    return ModelLoad(says, failed=attempts > 1, keep=keep)
+
+
+def load_id(deployment: MambaDeployment, claim: Manifest) -> str:
+    """Hash of what is downloaded, and where to."""
+    restart = deployment.metadata.annotations.get(names.ANNOTATION_RESTART, "")
+    return digest([deployment.spec.model.uri, metadata(claim).get("uid"), restart])
+
+
+def _begins(uri: str, children: names.Children) -> str:
+    return f"downloads {uri} to {CLAIM.kind} {children.model_cache}"
+
+
+def _recorded(record: Manifest | None, load: str) -> ModelReport | None:
+    data: Any = (record or {}).get("data")
+    if not isinstance(data, dict) or data.get(LOAD_KEY) != load:
+        return None
+    return ModelReport.read(str(data.get(REPORT_KEY)))
+
+
+def _still_running(pods: Iterable[Manifest]) -> str | None:
+    """A loader that has not ended, of a Job that is gone or going."""
+    found = (name_of(pod) for pod in pods if is_loader(pod) and _phase(pod) not in ("Succeeded", "Failed"))
+    return min(found, default=None)
+
+
+def _is_of(pod: Manifest, job: Manifest) -> bool:
+    uid = metadata(job).get("uid")
+    return is_loader(pod) and any(one.get("uid") == uid for one in metadata(pod).get("ownerReferences") or ())
+
+
+def _made(pod: Manifest) -> tuple[str, str]:
+    return str(metadata(pod).get("creationTimestamp") or ""), name_of(pod)
+
+
+def _phase(pod: Manifest) -> str:
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def _ended(pod: Manifest) -> dict[str, Any]:
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        if container.get("name") == names.LOADER_CONTAINER:
+            ended = (container.get("state") or {}).get("terminated")
+            return ended if isinstance(ended, dict) else {}
+    return {}
+
+
+def _failure(pods: list[Manifest], job: Manifest) -> str:
+    """What the last attempt ended with, in its own words and with what to do."""
+    failed = [pod for pod in pods if _phase(pod) == "Failed"]
+    if not failed:
+        said = (_conditions(job).get("Failed") or {}).get("message") or "its pods are gone"
+        return f"{said}; look at the events of the Job"
+    ended = _ended(failed[-1])
+    if ended.get("reason") == "OOMKilled":
+        return f"pod {name_of(failed[-1])} was killed for memory; choose nodes with more in spec.scheduling"
+    words = last_words(ended or failed[-1].get("status") or {})
+    return (
+        f"pod {name_of(failed[-1])}: {words}; check spec.model.uri, spec.model.tokenSecretRef and the way to "
+        "the Hub"
+    )
+
+
+def _conditions(job: Manifest) -> dict[str, dict[str, Any]]:
+    return {str(one.get("type")): one for one in (job.get("status") or {}).get("conditions") or ()}
+
+
+def _condition(job: Manifest, kind: str) -> str | None:
+    """Since when a condition of the Job is true; None where it is not."""
+    found = _conditions(job).get(kind) or {}
+    return str(found.get("lastTransitionTime") or "-") if found.get("status") == "True" else None
+
+
+def _age(since: str, now: datetime) -> float:
+    """Seconds; of a time that cannot be read, many."""
+    then = moment(since)
+    return (now - then).total_seconds() if then is not None else float("inf")

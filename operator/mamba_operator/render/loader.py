@@ -1,0 +1,138 @@
+"""The loader: a Job that downloads the model to `spec.model.cache` before engines start. Pure.
+
+Engines then read it from there by its commit and ask the Hub nothing. Whether a loader is due is decided by
+`model_load`.
+"""
+
+from typing import Any
+
+from mamba_api import names
+from mamba_operator.objects.kinds import CONFIG_MAP, JOB
+from mamba_operator.objects.manifest import Manifest
+from mamba_operator.objects.pod_trouble import WRONG_INPUT
+from mamba_operator.render.context import Context, child
+from mamba_operator.render.engine_pod import (
+    CACHE_MOUNT,
+    SCRATCH_MOUNT,
+    download_environment,
+    placement,
+)
+from mamba_operator.render.pod import ENDS_WHEN_TOLD, container_security, pod_security
+from mamba_operator.render.strategic_merge import merge
+from mamba_planner.model_report import ModelReport
+
+LOAD_KEY = "load"
+"""Key inside the ConfigMap X-model: hash of what was downloaded."""
+REPORT_KEY = "report.json"
+TERMINATION_LOG = "/dev/termination-log"
+ATTEMPTS = 7
+"""With the Job controller's back-off (10 s, then twice as long each time) about ten minutes of a Hub that is
+away. Each goes on where the one before stopped."""
+REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+"""Enough for files to go through; a pod that asks for nothing is the first to be evicted."""
+
+
+def loader_job(context: Context, load: str) -> Manifest:
+    """The Job X-load-HASH; `load` is the hash of what it downloads and where to."""
+    name = context.children.loader(load)
+    return {
+        **child(context, JOB, name, "loader"),
+        "spec": {
+            "parallelism": 1,
+            "completions": 1,
+            "backoffLimit": ATTEMPTS - 1,
+            # Two that write to one volume at once would hinder each other.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": names.LOADER_CONTAINER,
+                            "operator": "In",
+                            "values": [WRONG_INPUT],
+                        },
+                    },
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": {
+                "metadata": {"labels": names.labels(context.deployment.name, "loader")},
+                "spec": _pod_spec(context),
+            },
+        },
+    }
+
+
+def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
+    """The ConfigMap X-model: the report outlives the loader's pod."""
+    return {
+        **child(context, CONFIG_MAP, context.children.model_report, "loader"),
+        "data": {LOAD_KEY: load, REPORT_KEY: report.text()},
+    }
+
+
+def _pod_spec(context: Context) -> dict[str, Any]:
+    spec = context.deployment.spec
+    ours = {"env": download_environment(context)}
+    theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
+    return {
+        "serviceAccountName": context.children.service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        **ENDS_WHEN_TOLD,
+        # What the Hub said last decides; the Job's back-off counts pods.
+        "restartPolicy": "Never",
+        "securityContext": pod_security(),
+        "containers": [
+            {
+                "name": names.LOADER_CONTAINER,
+                "image": spec.engine.image or context.images.engine,
+                "command": ["mambaserve"],
+                "args": ["download", spec.model.uri, "--report", TERMINATION_LOG],
+                # Proxies and another Hub are told to engines so, too.
+                "env": merge(ours, theirs, "loader")["env"],
+                "resources": {"requests": REQUESTS},
+                "securityContext": container_security(),
+                "terminationMessagePath": TERMINATION_LOG,
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "volumeMounts": [
+                    {"name": "scratch", "mountPath": SCRATCH_MOUNT},
+                    {"name": "cache", "mountPath": CACHE_MOUNT},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {}},
+            {"name": "cache", "persistentVolumeClaim": {"claimName": context.children.model_cache}},
+        ],
+        **placement(context),
+        "affinity": _affinity(context),
+    }
+
+
+def _affinity(context: Context) -> dict[str, Any]:
+    """Where engines can run, and best where they do: a volume of one node or zone is made where its first pod
+    is, and one that is mounted on a node may be out of reach from any other. Both are wishes: a loader that
+    waits for room helps nobody."""
+    spec = context.deployment.spec
+    given = spec.scheduling.affinity or {}
+    affinity = {kind: dict(terms) for kind, terms in given.items() if isinstance(terms, dict)}
+    engines = {
+        "weight": 100,
+        "podAffinityTerm": {
+            "labelSelector": {"matchLabels": names.selector(context.deployment.name, "engine")},
+            "topologyKey": "kubernetes.io/hostname",
+        },
+    }
+    _prefer(affinity, "podAffinity", engines)
+    if spec.resources.gpus:
+        has_gpu = {"matchExpressions": [{"key": names.LABEL_GPU_MEMORY, "operator": "Exists"}]}
+        _prefer(affinity, "nodeAffinity", {"weight": 100, "preference": has_gpu})
+    return affinity
+
+
+def _prefer(affinity: dict[str, Any], kind: str, term: dict[str, Any]) -> None:
+    name = "preferredDuringSchedulingIgnoredDuringExecution"
+    terms = affinity.setdefault(kind, {})
+    terms[name] = [*(terms.get(name) or []), term]

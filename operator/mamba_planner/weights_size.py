@@ -1,0 +1,27 @@
+"""`WeightsSize`: how large the files of a model are, and what that becomes in memory. Pure.
+
+Read from the files by engines and loaders, used by whoever plans.
+"""
+
+from dataclasses import dataclass
+
+from mamba_api.quantization import Quantization
+from mamba_planner.arithmetic import loaded_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsSize:
+    """Bytes as stored, the number of elements they are, and how many of those are in matrices."""
+
+    bytes: int
+    elements: int
+    of_matrices: int
+
+    def loaded(self, dtype: str | None, quantization: Quantization = "none") -> int:
+        """Bytes in memory as `dtype`; None = as stored, but for what quantization takes."""
+        if quantization == "none" and dtype is None:
+            return self.bytes
+        if dtype is None:
+            rest = self.bytes * (self.elements - self.of_matrices) // max(self.elements, 1)
+            return rest + loaded_bytes(self.of_matrices, self.of_matrices, "float32", quantization)
+        return loaded_bytes(self.elements, self.of_matrices, dtype, quantization)

@@ -1,0 +1,79 @@
+"""`mambaserve download`: fetches a model from the Hub once, for engines that then read it from there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mamba_cli.errors import InvalidInput, RunFailed
+
+if TYPE_CHECKING:
+    from mamba_planner.model_report import ModelReport
+    from mamba_server.model.source import Progress
+
+HUB = "hf://"
+
+
+def command(
+    uri: Annotated[
+        str,
+        typer.Argument(
+            metavar="URI",
+            envvar="MAMBASERVE_DOWNLOAD_URI",
+            help="Model on the Hub: hf://OWNER/NAME[@REVISION].",
+        ),
+    ],
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_DOWNLOAD_REPORT",
+            help="File that gets commit, configuration and size of the weights, as JSON; default: standard "
+            "output.",
+        ),
+    ] = None,
+) -> None:
+    """Download a model from the Hub into its cache (HF_HOME) and say what it is; goes on where it stopped."""
+    from rich.console import Console
+
+    from mamba_cli.local.loading_view import LoadingView
+    from mamba_cli.local.readiness import Readiness
+    from mamba_server.model.errors import ModelError
+
+    view = LoadingView(Console(stderr=True))
+    try:
+        found = _download(
+            uri, lambda stage, done, total: view.show(uri, Readiness(False, stage, done, total))
+        )
+    except ModelError as error:
+        wrong = error.exit_code == InvalidInput.exit_code
+        raise (InvalidInput if wrong else RunFailed)(str(error)) from error
+    finally:
+        view.close()
+    if report is None:
+        typer.echo(found.text())
+        return
+    try:
+        report.write_text(found.text(), encoding="utf-8")
+    except OSError as error:
+        raise RunFailed(f"--report: {report} cannot be written: {error.strerror}") from error
+
+
+def _download(uri: str, progress: "Progress") -> "ModelReport":
+    """Raises `InvalidInput` and the errors of `mamba_server.model`."""
+    from mamba_planner.families.errors import UnreadableConfig
+    from mamba_planner.families.registry import read_config
+    from mamba_planner.model_report import ModelReport
+    from mamba_server.model.source import resolve
+    from mamba_server.model.weight_files import weights_size
+
+    if not uri.startswith(HUB):
+        raise InvalidInput(f"{uri}: only models of the Hub are downloaded: write {HUB}OWNER/NAME[@REVISION]")
+    directory = resolve(uri, progress)
+    try:
+        config = read_config(directory)
+    except UnreadableConfig as error:
+        raise InvalidInput(str(error)) from error
+    size = weights_size(directory)
+    if size is None:
+        raise InvalidInput(f"{uri}: it has no *.safetensors files: choose a model that is published so")
+    return ModelReport(directory.name, config, size)

@@ -1,0 +1,159 @@
+"""The loader on a real API server with its Job controller: what it is made of, what follows from how it ends.
+
+No kubelet runs its pods; the test writes their status as one does.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mamba_api import names
+from model_loads import COMMIT, REPORT
+from operator_process import running_operator
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+ENGINE = "nano-engine"
+
+
+class Cache:
+    """A namespace with an operator."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane, self.namespace = plane, namespace
+
+    def apply(self, name: str, uri: str, **engine: Any) -> None:
+        spec = {
+            "model": {"uri": uri, "cache": {"size": "40Gi"}},
+            "memory": {"deviceMemory": "80Gi"},
+            "engine": engine,
+        }
+        made = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": spec}
+        self.plane.apply(made, self.namespace)
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        return self.plane.get(kind, name, self.namespace)
+
+    def jobs(self, name: str) -> list[dict[str, Any]]:
+        return self.plane.list("jobs", self.namespace, f"app.kubernetes.io/instance={name}")
+
+    def pod(self, name: str, *, but: str = "") -> dict[str, Any]:
+        selector = ",".join(f"{key}={value}" for key, value in names.selector(name, "loader").items())
+
+        def found() -> list[dict[str, Any]]:
+            pods = self.plane.list("pods", self.namespace, selector)
+            return [one for one in pods if one["metadata"]["name"] != but]
+
+        return dict(self.plane.wait_for(found, "a pod of the loader")[0])
+
+    def ends(self, pod: dict[str, Any], code: int, message: str) -> None:
+        """What a kubelet writes when the loader has ended."""
+        ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
+        status = {
+            "phase": "Failed" if code else "Succeeded",
+            "containerStatuses": [
+                {"name": "loader", "image": "i", "imageID": "", "ready": False, "restartCount": 0,
+                 "state": {"terminated": ended}},
+            ],
+        }  # fmt: skip
+        self.plane.kubectl(
+            "patch", "pod", pod["metadata"]["name"], "-n", self.namespace, "--subresource=status",
+            "--type=merge", "-p", json.dumps({"status": status}),
+        )  # fmt: skip
+
+    def condition(self, name: str, kind: str) -> dict[str, str]:
+        status = (self.get("mdep", name) or {}).get("status") or {}
+        found = {one["type"]: one for one in status.get("conditions") or ()}
+        return found.get(kind) or {"status": "", "reason": "", "message": ""}
+
+    def becomes(self, name: str, kind: str, reason: str) -> str:
+        self.plane.wait_for(
+            lambda: self.condition(name, kind)["reason"] == reason,
+            f"{kind} of {name} to be {reason}",
+        )
+        return self.condition(name, kind)["message"]
+
+
+@pytest.fixture(scope="module")
+def cache(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
+    namespace = plane.create_namespace()
+    log: Path = tmp_path_factory.mktemp("operator") / "operator.log"
+    with running_operator(plane.kubeconfig, log, ["--namespace", namespace]):
+        yield Cache(plane, namespace)
+    plane.delete_namespace(namespace)
+
+
+def test_the_plan_is_known_and_engines_are_made_when_the_model_is_downloaded(cache: Cache) -> None:
+    cache.apply("nano", "hf://org/model@main")
+    pod = cache.pod("nano")
+    assert "hf://org/model@main" in cache.becomes("nano", "Progressing", "DownloadingModel")
+    assert cache.condition("nano", "Planned")["status"] == "Unknown"
+    assert cache.get("deployment", "nano") is not None, "gateways need no model"
+    assert cache.get("deployment", ENGINE) is None
+    assert pod["spec"]["containers"][0]["args"][:2] == ["download", "hf://org/model@main"]
+
+    cache.ends(pod, 0, REPORT.text())
+    cache.becomes("nano", "Planned", "PlanComputed")
+    engine = cache.plane.wait_for(lambda: cache.get("deployment", ENGINE), "the engines")
+    [container] = engine["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
+    config = cache.get("configmap", ENGINE)
+    assert config is not None
+    assert json.loads(config["data"]["engine.json"])["model"] == f"hf://org/model@{COMMIT}"
+    status = (cache.get("mdep", "nano") or {})["status"]
+    assert {one["item"]: one["bytes"] for one in status["plan"]["ledger"]}["weights"] == REPORT.weights.bytes  # type: ignore[union-attr]
+
+    # What was found stays when its pod and its Job are gone.
+    [job] = cache.jobs("nano")
+    cache.plane.kubectl("delete", "job", job["metadata"]["name"], "-n", cache.namespace)
+    cache.plane.kubectl("annotate", "mdep/nano", "touched=1", "-n", cache.namespace)
+    cache.becomes("nano", "Planned", "PlanComputed")
+
+    # Another model is downloaded by another Job, while engines stay as they are.
+    cache.apply("nano", "hf://org/other")
+    assert "hf://org/other" in cache.becomes("nano", "Progressing", "DownloadingModel")
+    second = cache.pod("nano", but=pod["metadata"]["name"])
+    [other] = cache.jobs("nano")
+    assert other["metadata"]["name"] != job["metadata"]["name"]
+    now = cache.get("deployment", ENGINE)
+    assert now is not None
+    assert now["spec"]["template"] == engine["spec"]["template"]
+
+    # And all of it goes with its owner.
+    cache.plane.kubectl("delete", "mdep", "nano", "-n", cache.namespace)
+    cache.plane.wait_for(lambda: not cache.jobs("nano"), "the loader to be collected")
+    cache.plane.wait_for(
+        lambda: cache.get("pod", second["metadata"]["name"]) is None, "its pod to be collected"
+    )
+
+
+def test_a_download_that_cannot_succeed_ends_at_once_and_a_deleted_job_tries_again(cache: Cache) -> None:
+    cache.apply("wrong", "hf://org/missing")
+    pod = cache.pod("wrong")
+    cache.ends(pod, 2, "error: hf://org/missing: the Hub has no model org/missing")
+    message = cache.becomes("wrong", "Degraded", "DownloadFailed")
+    assert "the Hub has no model org/missing; check spec.model.uri" in message
+    assert "tried again at" in message
+    assert cache.condition("wrong", "Ready")["reason"] == "DownloadFailed"
+    [job] = cache.jobs("wrong")
+
+    cache.plane.kubectl("delete", "job", job["metadata"]["name"], "-n", cache.namespace)
+    again = cache.pod("wrong", but=pod["metadata"]["name"])
+    assert cache.jobs("wrong")[0]["metadata"]["uid"] != job["metadata"]["uid"]
+
+    # A corrected image replaces a loader that is not done.
+    cache.apply("wrong", "hf://org/missing", image="registry.test/engine:corrected")
+    third = cache.plane.wait_for(
+        lambda: [
+            one
+            for one in cache.jobs("wrong")
+            if one["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.test/engine:corrected"
+        ],
+        "the loader to be made anew",
+    )
+    assert len(third) == 1
+    assert cache.get("pod", again["metadata"]["name"]) is None, "two of them never run at once"
+    cache.plane.kubectl("delete", "mdep", "wrong", "-n", cache.namespace)

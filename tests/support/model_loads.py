@@ -1,0 +1,75 @@
+"""Downloads to a model cache as a cluster shows them: the Job, its pods, and what comes after."""
+
+import copy
+from typing import Any
+
+from mamba_api import names
+from mamba_operator.objects.manifest import Manifest, ref
+from mamba_planner.model_report import ModelReport
+from mamba_planner.weights_size import WeightsSize
+from operator_objects import NOW, applied, fitting_owner, nano_config, planned
+
+COMMIT = "c0ffee" + "0" * 34
+REPORT = ModelReport(COMMIT, nano_config(), WeightsSize(17_778_000_000, 8_888_000_000, 8_880_000_000))
+
+
+def cached(uri: str = "hf://org/model", *, cache: dict[str, Any] | None = None, **spec: Any) -> Manifest:
+    """A deployment with a model cache, whose configuration nobody tells."""
+    given = dict(spec)
+    model = {"uri": uri, "cache": {"size": "40Gi", **(cache or {})}, **given.pop("model", {})}
+    return fitting_owner(model=model, **given)
+
+
+def grown(of: Manifest, children: list[Manifest], **more: Any) -> list[Manifest]:
+    """The children after another pass."""
+    plan = planned(of, children, **more)
+    gone = {one.ref for one in plan.deletes} | {ref(one.manifest) for one in plan.applies}
+    kept = [copy.deepcopy(child) for child in children if ref(child) not in gone]
+    for number, change in enumerate(plan.applies):
+        made = copy.deepcopy(change.manifest)
+        uid = next((one["metadata"]["uid"] for one in children if ref(one) == ref(made)), None)
+        uid = uid or f"{made['kind']}-{len(children)}-{number}"
+        made["metadata"] |= {"uid": uid, "resourceVersion": str(900 + number), "generation": 1}
+        kept.append(made)
+    return kept
+
+
+def job_of(children: list[Manifest]) -> Manifest:
+    """The one loader."""
+    [found] = [child for child in children if child["kind"] == "Job"]
+    return found
+
+
+def with_status(children: list[Manifest], condition: str = "", *, failed: int = 0) -> list[Manifest]:
+    """The children when the Job controller says so of the loader."""
+    changed = copy.deepcopy(children)
+    said = {"type": condition, "status": "True", "lastTransitionTime": NOW.isoformat(), "message": "it says"}
+    job_of(changed)["status"] = {"failed": failed, **({"conditions": [said]} if condition else {})}
+    return changed
+
+
+def loader_pod(job: Manifest, phase: str, message: str = "", *, name: str = "", **ended: Any) -> Manifest:
+    """A pod of the loader; `message`: what it ended with."""
+    state: dict[str, Any] = {}
+    if phase in ("Succeeded", "Failed"):
+        state = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 1, "message": message, **ended}}
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": name or f"{job['metadata']['name']}-a",
+            "labels": names.labels("nano", "loader"),
+            "ownerReferences": [{"kind": "Job", "uid": job["metadata"]["uid"], "controller": True}],
+        },
+        "status": {"phase": phase, "containerStatuses": [{"name": "loader", "state": state}]},
+    }
+
+
+def loading(of: Manifest) -> list[Manifest]:
+    """The children when the loader was just made."""
+    return grown(of, applied(of))
+
+
+def loaded(of: Manifest, report: ModelReport = REPORT) -> list[Manifest]:
+    """The children when the model is there and engines were made."""
+    children = with_status(loading(of), "Complete")
+    return grown(of, children, pods=(loader_pod(job_of(children), "Succeeded", report.text()),))

@@ -1,0 +1,120 @@
+"""`mambaserve download`: what it fetches, what it reports, and what it ends with."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.main import application
+from mamba_planner.model_report import MAX_BYTES, ModelReport
+from mamba_planner.weights_size import WeightsSize
+from mamba_server.model.source import resolve
+from small_hub import COMMIT, Hub, small_hub
+
+CONFIG = {"model_type": "mamba2", "hidden_size": 64}
+
+
+def weights() -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(32)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    files = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights()}
+    with small_hub(monkeypatch, str(tmp_path / "cache"), files) as found:
+        yield found
+
+
+def run(*arguments: str) -> None:
+    result = CliRunner().invoke(application(), ["download", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+
+
+def test_the_report_has_commit_configuration_and_the_size_of_the_weights(hub: Hub, tmp_path: Path) -> None:
+    run("hf://owner/name", "--report", str(tmp_path / "report"))
+    found = ModelReport.read((tmp_path / "report").read_text())
+    assert found == ModelReport(COMMIT, CONFIG, WeightsSize(32, 8, 8))
+    assert found.config == CONFIG
+
+
+def test_what_was_downloaded_is_found_by_its_commit_without_the_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("hf://owner/name", "--report", str(tmp_path / "report"))
+    fetched = len(hub.served)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub.refuse = (500, "")
+    path = resolve(f"hf://owner/name@{COMMIT}")
+    assert (path / "model.safetensors").read_bytes() == weights()
+    assert len(hub.served) == fetched
+
+
+@pytest.mark.parametrize(
+    ("uri", "error", "words"),
+    [
+        ("builtin://tiny-recall", InvalidInput, "only models of the Hub"),
+        ("hf://only-a-name", InvalidInput, "hf://OWNER/NAME"),
+    ],
+)
+def test_other_places_are_refused(hub: Hub, uri: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        run(uri)
+
+
+def test_a_model_that_the_hub_does_not_have_is_wrong_input(hub: Hub) -> None:
+    hub.refuse = (404, "RepoNotFound")
+    with pytest.raises(InvalidInput, match="no model owner/name"):
+        run("hf://owner/name")
+
+
+def test_a_hub_that_breaks_off_is_worth_another_attempt(hub: Hub) -> None:
+    hub.refuse = (401, "GatedRepo")
+    with pytest.raises(RunFailed, match="HF_TOKEN"):
+        run("hf://owner/name")
+
+
+def test_a_model_without_safetensors_is_refused_with_what_to_choose(hub: Hub) -> None:
+    del hub.files["model.safetensors"]
+    with pytest.raises(InvalidInput, match="published so"):
+        run("hf://owner/name")
+
+
+def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10))
+    with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache\.size"):
+        run("hf://owner/name")
+    assert hub.served == []
+
+
+def test_a_report_that_cannot_be_written_is_a_failure(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="--report"):
+        run("hf://owner/name", "--report", str(tmp_path / "missing" / "report"))
+
+
+def test_a_report_always_fits_a_termination_message() -> None:
+    small = ModelReport("c", {"a": "ü"}, None)
+    large = ModelReport("c", {"a": "ü" * MAX_BYTES}, WeightsSize(1, 1, 1))
+    assert ModelReport.read(small.text()).config == {"a": "ü"}
+    assert len(large.text().encode()) <= MAX_BYTES
+    assert ModelReport.read(large.text()) == ModelReport("c", None, WeightsSize(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "out of memory", "[]", "{}", '{"commit":1,"config":null,"weights":null}',
+     '{"commit":"c","config":[],"weights":null}', '{"commit":"c","config":null,"weights":{"bytes":1}}',
+     '{"commit":"c","config":null,"weights":{"bytes":-1,"elements":1,"of_matrices":1}}'],
+)  # fmt: skip
+def test_of_what_is_no_report_nothing_is_believed(text: str) -> None:
+    assert ModelReport.read(text) == ModelReport()
