@@ -51,6 +51,8 @@ class Library:
         self.paged_decode: Callable[..., None] = self._function("mamba_paged_decode", pointer)
         self.paged_extend: Callable[..., None] = self._function("mamba_paged_extend", pointer)
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
+        self.gated_delta_update: Callable[..., None] = self._function("mamba_gated_delta_update", pointer)
+        self.gated_delta_prefill: Callable[..., None] = self._function("mamba_gated_delta_prefill", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:
         function = getattr(self._dll, name)

@@ -3,6 +3,8 @@
 
 #include "linear.h"
 #include "experts.h"
+#include "gated_delta_prefill.h"
+#include "gated_delta_update.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
 #include "norms.h"
@@ -10,4 +12,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx512;
-const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>};
+const KernelTable kernels_avx512 = {"avx512", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, gated_delta_update, gated_delta_prefill};

@@ -105,6 +105,8 @@ void mamba_rms_norm(const RmsNorm* call) { table->rms_norm(call); }
 void mamba_paged_decode(const PagedDecode* call) { table->paged_decode(call); }
 void mamba_paged_extend(const PagedExtend* call) { table->paged_extend(call); }
 void mamba_moe(const Experts* call) { table->moe(call); }
+void mamba_gated_delta_update(const GatedDeltaUpdate* call) { table->gated_delta_update(call); }
+void mamba_gated_delta_prefill(const GatedDeltaPrefill* call) { table->gated_delta_prefill(call); }
 
 #pragma GCC visibility pop
 }

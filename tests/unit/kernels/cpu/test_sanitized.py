@@ -30,5 +30,6 @@ def test_no_kernel_reads_or_writes_beside_its_arrays(name: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    expected = ["linear", "decode", "prefill", "norm", "attend", "extend", "mixture", "caught"]
+    deltas = ["delta_update", "delta_prefill"]
+    expected = ["linear", "decode", "prefill", *deltas, "norm", "attend", "extend", "mixture", "caught"]
     assert done.stdout.split() == expected
