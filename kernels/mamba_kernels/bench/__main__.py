@@ -1,7 +1,8 @@
 """`python -m mamba_kernels.bench`: the machine's limits first, then each operator beside them.
 
-On a CUDA device Triton's kernels are measured; without one, the references, so that the bench itself can be
-tried anywhere. Progress goes to standard error, JSON to standard output or `--out`.
+On a CUDA device Triton's kernels are measured; on a CPU the C++ ones that are an operator by themselves,
+beside torch's time, and the references of all others. Progress goes to standard error, JSON to standard
+output or `--out`.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from mamba_kernels.bench.measurement import measured
 from mamba_kernels.bench.model_shape import MODEL_SHAPES
 from mamba_kernels.bench.row_cases import row_cases
 from mamba_kernels.bench.scan_cases import scan_cases
-from mamba_kernels.dispatch.operators import REFERENCE, Operators, triton_operators
+from mamba_kernels.cpu.library import UnknownKernels
+from mamba_kernels.dispatch.backend import TRITON, Backend, backend_for
+from mamba_kernels.dispatch.operators import Operators, triton_operators
 
 Entries = dict[tuple[str, str], dict[str, Any]]
 """Launch configurations by kernel and shape."""
@@ -36,7 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.tune and device.type != "cuda":
         print("--tune: only a CUDA device has launches to tune, and torch sees none here", file=sys.stderr)
         return 2
-    operators = triton_operators() if device.type == "cuda" else REFERENCE
+    try:
+        backend = _backend(device)
+    except UnknownKernels as why:
+        print(why, file=sys.stderr)
+        return why.exit_code
+    operators = backend.operators
     with torch.inference_mode():
         machine = measure(device)
         print(
@@ -60,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = json.dumps(
         {
             "machine": machine.to_json(),
-            "kernels": "triton" if device.type == "cuda" else "torch",
+            "kernels": backend.name,
             "results": results,
             **({"launch_table": _table(entries, machine.device)} if options.tune else {}),
         },
@@ -71,6 +79,16 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(text)
     return 1 if any("error" in each for each in results) else 0
+
+
+def _backend(device: torch.device) -> Backend:
+    """On a CPU what a model would get, with as many threads as torch has. Raises UnknownKernels."""
+    if device.type == "cuda":
+        return Backend(TRITON, triton_operators())
+    backend = backend_for(device, torch.bfloat16)
+    if backend.library is not None:
+        backend.library.set_threads(torch.get_num_threads())
+    return backend
 
 
 def cases_of(model: str, device: torch.device, *, small: bool) -> list[Case]:
@@ -121,6 +139,8 @@ def _line(result: dict[str, Any]) -> str:
     text = head + f"{result['seconds'] * 1e6:.1f} us, {result['share_of_copy']:.2f} of copy"
     if "share_of_product" in result:
         text += f", {result['share_of_product']:.2f} of product"
+    if "times_torch" in result:
+        text += f", {result['times_torch']:.2f} times torch"
     if "times_peer" in result:
         text += f", {result['times_peer']:.2f} times its peer"
     return text + (f" (peer: {result['peer_error']})" if "peer_error" in result else "")

@@ -20,7 +20,8 @@ class WrongResult(Exception):
 def measured(
     case: Case, operators: Operators, machine: Machine, device: torch.device, *, peer: bool
 ) -> dict[str, Any]:
-    """Its numbers as JSON: seconds, the share of this machine's limits, and its peer's seconds."""
+    """Its numbers as JSON: seconds, the share of this machine's limits, and the seconds of its peer and, of
+    a kernel on a CPU, torch's."""
     told: dict[str, Any] = {"operator": case.operator, "shape": case.shape}
     try:
         check(case, operators)
@@ -36,6 +37,9 @@ def measured(
     }
     if case.flops:
         told["share_of_product"] = case.flops / seconds / machine.flops_per_second
+    if device.type == "cpu" and getattr(operators, case.operator) is not getattr(REFERENCE, case.operator):
+        torchs = seconds_of(lambda: case.run(REFERENCE, given), device)
+        told |= {"torch_seconds": torchs, "times_torch": torchs / seconds}
     if peer and case.peer is not None:
         told |= _peers(case, given, seconds, device)
     return told

@@ -55,6 +55,8 @@ class Library:
             "mamba_largest", pointer, wide, wide, ctypes.c_int32, pointer, pointer
         )
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
+        self.gated_delta_update: Callable[..., None] = self._function("mamba_gated_delta_update", pointer)
+        self.gated_delta_prefill: Callable[..., None] = self._function("mamba_gated_delta_prefill", pointer)
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:
         function = getattr(self._dll, name)

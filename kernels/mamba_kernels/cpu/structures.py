@@ -154,6 +154,71 @@ class PagedExtend(Structure):
     )
 
 
+class DeltaRows(Structure):
+    """Rows of the gated delta rule, and states."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_row", c_int64),
+        ("q_head", c_int64),
+        ("k", c_void_p),
+        ("k_row", c_int64),
+        ("k_head", c_int64),
+        ("v", c_void_p),
+        ("v_row", c_int64),
+        ("v_head", c_int64),
+        ("a", c_void_p),
+        ("a_row", c_int64),
+        ("b", c_void_p),
+        ("b_row", c_int64),
+        ("rate", c_void_p),
+        ("step_bias", c_void_p),
+        ("state", c_void_p),
+        ("state_slab", c_int64),
+        ("state_head", c_int64),
+        ("state_row", c_int64),
+        ("out", c_void_p),
+        ("out_row", c_int64),
+        ("out_head", c_int64),
+        ("least_square", c_float),
+        ("scale", c_float),
+        ("heads", c_int32),
+        ("key_heads", c_int32),
+        ("value_dim", c_int32),
+        ("key_dim", c_int32),
+        ("kind", c_int32),
+        ("state_kind", c_int32),
+    )
+
+
+class GatedDeltaUpdate(Structure):
+    """One token of the gated delta rule for each of some sequences."""
+
+    _fields_ = (
+        ("delta", DeltaRows),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("track", c_void_p),
+        ("noise", c_void_p),
+        ("rows", c_int32),
+    )
+
+
+class GatedDeltaPrefill(Structure):
+    """Pieces of prompts through the gated delta rule."""
+
+    _fields_ = (
+        ("delta", DeltaRows),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("piece_chunk", c_void_p),
+        ("chunk_start", c_void_p),
+        ("chunk_track", c_void_p),
+        ("chunk_noise", c_void_p),
+        ("pieces", c_int32),
+    )
+
+
 class Experts(Structure):
     """Rows and the experts that they go through."""
 

@@ -14,7 +14,7 @@ import torch
 
 from mamba_kernels.cpu.library import INSTRUCTION_SETS, VARIABLE, Library, UnknownKernels, library
 from mamba_kernels.cpu.packed_linear import KINDS
-from mamba_kernels.dispatch.operators import REFERENCE, Operators, triton_operators
+from mamba_kernels.dispatch.operators import REFERENCE, Operators, cpu_operators, triton_operators
 
 INTERPRETER = "TRITON_INTERPRET"
 TRITON = "triton"
@@ -53,7 +53,7 @@ def backend_for(
         _warn_of("CPU", dtype)
         return TORCH
     chosen = library()
-    return TORCH if chosen is None else Backend(chosen.name, REFERENCE, chosen)
+    return TORCH if chosen is None else Backend(chosen.name, cpu_operators(chosen), chosen)
 
 
 def _triton(device: torch.device, dtype: torch.dtype, environment: Mapping[str, str], wanted: str) -> Backend:

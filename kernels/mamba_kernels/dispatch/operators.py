@@ -1,19 +1,22 @@
-"""What computes each operator of a model: the references in torch, or Triton's kernels where they can.
+"""What computes each operator of a model: the references in torch, or kernels of ours where they can.
 
-A Triton kernel that cannot take what it is given says so before its launch; its reference then computes, and
-one warning names what it was.
+A kernel that cannot take what it is given says so before it runs; its reference then computes, and one
+warning names what it was.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 
+from mamba_kernels.arguments import UnsupportedArgument
 from mamba_kernels.conv1d_prefill import conv1d_prefill
 from mamba_kernels.conv1d_update import conv1d_update
+from mamba_kernels.cpu.gated_delta import GatedDelta
+from mamba_kernels.cpu.library import Library
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.gated_norm import gated_norm
 from mamba_kernels.kv_write import kv_write
@@ -70,6 +73,21 @@ REFERENCE = Operators(
 )
 
 
+def cpu_operators(library: Library) -> Operators:
+    """The C++ kernels that have the arguments of a reference. Layers themselves call those that join several
+    operators, as a Mamba2 mixer does."""
+    delta = GatedDelta(library)
+    return replace(
+        REFERENCE,
+        gated_delta_prefill=KernelOrReference(
+            "gated_delta_prefill", delta.prefill, gated_delta_prefill, backend="C++"
+        ),
+        gated_delta_update=KernelOrReference(
+            "gated_delta_update", delta.update, gated_delta_update, backend="C++"
+        ),
+    )
+
+
 @cache
 def triton_operators() -> Operators:
     """The kernels. Raises ImportError where there is no Triton."""
@@ -110,19 +128,19 @@ def triton_operators() -> Operators:
 
 
 class KernelOrReference:
-    """A Triton kernel, and the reference that computes what it cannot take."""
+    """A kernel, and the reference that computes what it cannot take."""
 
-    def __init__(self, name: str, kernel: Operator, reference: Operator) -> None:
-        self.name, self._kernel, self._reference = name, kernel, reference
+    def __init__(self, name: str, kernel: Operator, reference: Operator, *, backend: str = "Triton") -> None:
+        self.name, self._kernel, self._reference, self._backend = name, kernel, reference, backend
         self._warned = False
 
     def __call__(self, *arguments: torch.Tensor | Any) -> Any:
-        from mamba_kernels.triton_support import UnsupportedArgument
-
         try:
             return self._kernel(*arguments)
         except UnsupportedArgument as why:
             if not self._warned:
                 self._warned = True
-                log.warning("the Triton kernel %s cannot take this, torch computes: %s", self.name, why)
+                log.warning(
+                    "the %s kernel %s cannot take this, torch computes: %s", self._backend, self.name, why
+                )
             return self._reference(*arguments)

@@ -1,26 +1,22 @@
 """What the delta rule reads and writes, checked and named, the same for prefill and decode."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
+from mamba_kernels.arguments import UnsupportedArgument, check
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
-from mamba_kernels.triton_support import UnsupportedArgument, check
-
-STATE_TYPES = (torch.float32, torch.float16)
-MOST_KEY = 256
-"""Widest keys: a row of the state stays in registers."""
 
 
 def check_delta(
-    state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor
+    state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor, *, states: Collection[torch.dtype]
 ) -> tuple[int, int, int, int, int]:
-    """Raises UnsupportedArgument; returns rows T, value heads H, key heads G, V, K."""
+    """states: the types that the kernels store. Raises UnsupportedArgument; returns rows T, value heads H,
+    key heads G, V, K."""
     device = state.device
-    check("state", state, (None, None, None, None), dtypes=STATE_TYPES)
+    check("state", state, (None, None, None, None), dtypes=states)
     _, H, V, K = state.shape
-    if K > MOST_KEY:
-        raise UnsupportedArgument(f"state has keys of {K}; the kernels take {MOST_KEY} at most")
     check("v", inputs.v, (None, H, V), device=device)
     T = len(inputs.v)
     check("k", inputs.k, (T, None, K), dtypes=(inputs.v.dtype,), device=device)

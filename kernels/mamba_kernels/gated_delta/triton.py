@@ -13,6 +13,7 @@ from mamba_kernels.triton_support import (
     LOG2_E_CONSTANT,
     KernelCall,
     Launch,
+    UnsupportedArgument,
     as_stored,
     block_of,
     ceil_div,
@@ -24,6 +25,9 @@ from mamba_kernels.triton_support import (
     softplus,
 )
 
+STATE_TYPES = (torch.float32, torch.float16)
+MOST_KEY = 256
+"""Widest keys: a row of the state stays in registers."""
 LEAST = 16
 """The narrowest tile of a product."""
 
@@ -48,7 +52,7 @@ def update_call(
     state: torch.Tensor, inputs: DeltaInputs, routes: torch.Tensor, noise: torch.Tensor, out: torch.Tensor
 ) -> KernelCall:
     """The launch; routes: [3, n] int32 and noise: [n] int32 as of `SlotPlan`."""
-    n, H, G, V, K = check_delta(state, inputs, out)
+    n, H, G, V, K = _check(state, inputs, out)
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     width = block_of(K)
@@ -70,7 +74,7 @@ def update_call(
 
 def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
     """The launch: a program for each piece, value head and block of the head's V rows of state."""
-    _, H, G, V, K = check_delta(state, inputs, out)
+    _, H, G, V, K = _check(state, inputs, out)
     check_rows("v", inputs.v, plan.tokens)
     width = block_of(K, least=LEAST)
     launch = launch_for(
@@ -102,6 +106,13 @@ def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out:
         },
         launch,
     )
+
+
+def _check(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
+    sizes = check_delta(state, inputs, out, states=STATE_TYPES)
+    if sizes[4] > MOST_KEY:
+        raise UnsupportedArgument(f"state has keys of {sizes[4]}; the kernels take {MOST_KEY} at most")
+    return sizes
 
 
 @triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes", "noise"])

@@ -1,6 +1,6 @@
 """What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
 
-from mamba_kernels.triton_support.arguments import UnsupportedArgument, check, check_rows
+from mamba_kernels.arguments import UnsupportedArgument, check, check_rows
 from mamba_kernels.triton_support.arithmetic import (
     LOG2_E,
     LOG2_E_CONSTANT,

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from mamba_kernels.arguments import UnsupportedArgument, check
 from mamba_kernels.scan_inputs import ScanInputs
-from mamba_kernels.triton_support.arguments import UnsupportedArgument, check
 
 STATE_TYPES = (torch.float32, torch.float16)
 

@@ -5,11 +5,14 @@ import logging
 import pytest
 import torch
 
+from mamba_kernels.arguments import UnsupportedArgument
 from mamba_kernels.cpu.library import VARIABLE, UnknownKernels
 from mamba_kernels.dispatch import backend
 from mamba_kernels.dispatch.backend import INTERPRETER, TORCH, backend_for
 from mamba_kernels.dispatch.operators import KernelOrReference
-from mamba_kernels.triton_support import UnsupportedArgument
+from mamba_kernels.gated_delta import gated_delta_prefill
+from testmodels.chunks import PiecePlan, chunk_plan
+from testmodels.delta import Delta
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -66,5 +69,30 @@ def test_what_a_kernel_cannot_take_the_reference_computes_with_one_warning(
         assert operator(torch.zeros(3)).tolist() == [-1] * 3
         assert operator(torch.zeros(4)).tolist() == [-1] * 4
     (record,) = caplog.records
-    assert "grow" in record.getMessage()
+    assert "the Triton kernel grow cannot take this" in record.getMessage()
     assert "x has 3 rows" in record.getMessage()
+
+
+def test_on_a_cpu_the_delta_rule_is_cpps_and_what_that_cannot_take_is_torchs_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chosen = backend_for(CPU, torch.float32, {})
+    if chosen.library is None:
+        pytest.skip("there are no C++ kernels here")
+    rows, plan = Delta(2, 1, 8, 16, 70, torch.float32), chunk_plan([PiecePlan(0, 70, -1, 1, {})], 64)
+    (state, out), (reference, expected) = (
+        (torch.zeros(2, 2, 8, 16), torch.empty(70, 2, 8)) for _ in range(2)
+    )
+    chosen.operators.gated_delta_prefill(state, rows.inputs, plan, out)
+    gated_delta_prefill(reference, rows.inputs, plan, expected)
+    assert not torch.equal(out, expected), "other sums than torch's"
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            chosen.operators.gated_delta_update(
+                state.double(), rows.part(slice(1)).inputs, plan.slots, out[:1].double()
+            )
+    (record,) = caplog.records
+    told = "the C++ kernel gated_delta_update cannot take this, torch computes: state is float64"
+    assert record.getMessage().startswith(told)

@@ -10,6 +10,8 @@ import torch
 from mamba_kernels.bench import __main__ as bench
 from mamba_kernels.bench import machine, measurement, timing
 from mamba_kernels.bench.model_shape import MODEL_SHAPES, ModelShape
+from mamba_kernels.cpu.library import VARIABLE
+from mamba_kernels.dispatch.backend import INTERPRETER, Backend, backend_for
 from mamba_kernels.dispatch.operators import REFERENCE
 
 CPU = torch.device("cpu")
@@ -33,6 +35,10 @@ def test_every_operator_is_measured_and_told_in_json(
     told = json.loads((tmp_path / "out.json").read_text())
     assert {each["operator"] for each in told["results"]} == OPERATORS
     assert all(each["seconds"] > 0 and each["share_of_copy"] > 0 for each in told["results"])
+    chosen = backend_for(CPU, torch.bfloat16)
+    assert told["kernels"] == chosen.name
+    beside_torch = {each["operator"] for each in told["results"] if each.get("times_torch", 0) > 0}
+    assert beside_torch == ({"gated_delta_update", "gated_delta_prefill"} if chosen.library else set())
     assert told["machine"]["copy_bytes_per_second"] > 0
     assert torch.__version__.startswith(told["machine"]["versions"]["torch"])
     assert len(capsys.readouterr().err.splitlines()) == 1 + len(told["results"])
@@ -45,7 +51,8 @@ def test_what_is_wrong_has_no_figure(
         out: torch.Tensor = REFERENCE.rms_norm(*arguments)
         return out * 1.03 if out.dtype != torch.float64 else out
 
-    monkeypatch.setattr(bench, "REFERENCE", replace(REFERENCE, rms_norm=nearly))
+    made = Backend("nearly", replace(REFERENCE, rms_norm=nearly))
+    monkeypatch.setattr(bench, "backend_for", lambda device, dtype: made)
     assert bench.main(["--device", "cpu", "--model", "small", "--operator", "rms_norm"]) == 1
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result.keys() == {"operator", "shape", "error"}
@@ -71,6 +78,15 @@ def test_a_device_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) 
     for option in (["--device", "cuda"], ["--tune"]):
         assert bench.main(option) == 2
     assert capsys.readouterr().err.count("CUDA device") == 2
+
+
+def test_kernels_that_are_not_for_this_device_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "triton")
+    monkeypatch.delenv(INTERPRETER, raising=False)
+    assert bench.main(["--device", "cpu"]) == 2
+    assert "MAMBASERVE_KERNELS=triton needs a CUDA device" in capsys.readouterr().err
 
 
 def test_a_peer_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

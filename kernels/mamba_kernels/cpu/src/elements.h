@@ -1,12 +1,16 @@
 // Elements of memory as float32 lanes: whole vectors, and the last few of a row. Included after Lanes.
 #pragma once
 #include <cstring>
+#include <type_traits>
 
 #include "interface.h"
 
 namespace {
 
 constexpr int kLanes = 16;
+
+// Rounded up to whole vectors.
+inline int64_t whole_lanes(int64_t elements) { return (elements + kLanes - 1) / kLanes * kLanes; }
 
 struct Half {
   uint16_t bits;
@@ -53,10 +57,10 @@ inline void store_some(T* at, int count, Lanes x) {
 }
 
 // What is stored of lanes of a state whose first one is `element` of it: float16 by stochastic rounding, as
-// stochastic_rounding.py has it. No instruction where states are float32.
+// stochastic_rounding.py has it. No instruction where states are of another type.
 template <typename State>
 inline Lanes as_stored(Lanes x, uint32_t element, uint32_t noise) {
-  if constexpr (sizeof(State) == sizeof(Half)) return Lanes::rounded_stochastically(x, element, noise);
+  if constexpr (std::is_same_v<State, Half>) return Lanes::rounded_stochastically(x, element, noise);
   return x;
 }
 

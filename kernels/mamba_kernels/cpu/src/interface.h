@@ -183,6 +183,62 @@ struct DecodeStep {
   int32_t rows;
 };
 
+// Rows of the gated delta rule and the states that they move on. A row of q, k, v, a, b, out and of a state is dense.
+struct DeltaRows {
+  const void* q;  // [rows, key_heads, key_dim] of `kind`
+  int64_t q_row;
+  int64_t q_head;
+  const void* k;
+  int64_t k_row;
+  int64_t k_head;
+  const void* v;  // [rows, heads, value_dim] of `kind`
+  int64_t v_row;
+  int64_t v_head;
+  const void* a;  // [rows, heads] of `kind`
+  int64_t a_row;
+  const void* b;
+  int64_t b_row;
+  const float* rate;       // [heads] A, negative
+  const float* step_bias;  // [heads]
+  void* state;             // [slabs, heads, value_dim, key_dim] of `state_kind`
+  int64_t state_slab;
+  int64_t state_head;
+  int64_t state_row;
+  void* out;  // [rows, heads, value_dim] of `kind`
+  int64_t out_row;
+  int64_t out_head;
+  float least_square;  // added to the sum of squares of queries and keys
+  float scale;         // of queries
+  int32_t heads;
+  int32_t key_heads;
+  int32_t value_dim;
+  int32_t key_dim;
+  int32_t kind;
+  int32_t state_kind;
+};
+
+// One token for each of `rows` sequences.
+struct GatedDeltaUpdate {
+  DeltaRows delta;
+  const int64_t* source;  // [rows] slot read from; -1 = the zero state
+  const int64_t* target;  // [rows] slot written to; -1 = padding, of which no state is kept
+  const int64_t* track;   // [rows] second slot written to, or -1
+  const uint32_t* noise;  // [rows] what a float16 state is rounded by
+  int32_t rows;
+};
+
+// The pieces of prompts, one after another in the rows, cut into chunks.
+struct GatedDeltaPrefill {
+  DeltaRows delta;
+  const int64_t* source;  // [pieces] slot read from; -1 = the zero state
+  const int64_t* target;  // [pieces] slot written to; -1 = the state is not kept
+  const int32_t* piece_chunk;  // as of MambaPrefill
+  const int32_t* chunk_start;
+  const int32_t* chunk_track;
+  const uint32_t* chunk_noise;
+  int32_t pieces;
+};
+
 // What one instruction set implements.
 struct KernelTable {
   const char* name;
@@ -196,4 +252,6 @@ struct KernelTable {
   void (*packed_rows)(const LinearLayer*, const int32_t* outputs, int64_t rows, void* out, int32_t out_kind);
   void (*largest)(const void* x, int64_t rows, int64_t columns, int32_t kind, int64_t* where, uint8_t* finite);
   void (*multiply)(void* x, const void* y, int64_t count, int32_t kind);  // x = x * y
+  void (*gated_delta_update)(const GatedDeltaUpdate*);
+  void (*gated_delta_prefill)(const GatedDeltaPrefill*);
 };

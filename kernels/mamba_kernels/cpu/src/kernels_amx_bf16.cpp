@@ -3,6 +3,8 @@
 
 #include "linear_amx.h"
 #include "experts.h"
+#include "gated_delta_prefill.h"
+#include "gated_delta_update.h"
 #include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
@@ -13,4 +15,4 @@
 #include "paged_extend_amx.h"
 
 extern const KernelTable kernels_amx_bf16;
-const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply};
+const KernelTable kernels_amx_bf16 = {"amx_bf16", linear_amx, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend_amx, moe<linear_amx>, packed_rows, largest, multiply, gated_delta_update, gated_delta_prefill};

@@ -3,6 +3,8 @@
 
 #include "linear.h"
 #include "experts.h"
+#include "gated_delta_prefill.h"
+#include "gated_delta_update.h"
 #include "largest.h"
 #include "mamba_decode.h"
 #include "mamba_prefill.h"
@@ -13,4 +15,4 @@
 #include "paged_extend.h"
 
 extern const KernelTable kernels_avx512_bf16;
-const KernelTable kernels_avx512_bf16 = {"avx512_bf16", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply};
+const KernelTable kernels_avx512_bf16 = {"avx512_bf16", linear, mamba_decode, mamba_prefill, rms_norm, paged_decode, paged_extend, moe<linear>, packed_rows, largest, multiply, gated_delta_update, gated_delta_prefill};

@@ -71,6 +71,19 @@ inline void for_each_row_tile(int64_t rows, const Body& body) {
   for (; row < rows; ++row) body(RowCount<1>{}, row);
 }
 
+// out[c][r] = block[r][c] of sixteen by sixteen, of the first `columns` columns. Of fours, in registers that every
+// x86-64 has: numbers are moved, not computed.
+inline void turn_block(const float* block, float* out, int64_t out_stride, int64_t columns) {
+  for (int64_t c = 0; c < kLanes && c < columns; c += 4) {
+    for (int64_t r = 0; r < kLanes; r += 4) {
+      __m128 rows[4];
+      for (int i = 0; i < 4; ++i) rows[i] = _mm_loadu_ps(block + (r + i) * kLanes + c);
+      _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+      for (int i = 0; i < 4 && c + i < columns; ++i) _mm_storeu_ps(out + (c + i) * out_stride + r, rows[i]);
+    }
+  }
+}
+
 // out[c][r] = in[r][c]
 template <typename T>
 inline void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, T* out, int64_t out_stride) {

@@ -28,7 +28,10 @@ from mamba_kernels.cpu.structures import (  # noqa: E402
     WHOLE,
     DecodeBlock,
     DecodeStep,
+    DeltaRows,
     Experts,
+    GatedDeltaPrefill,
+    GatedDeltaUpdate,
     LinearLayer,
     MambaDecode,
     MambaPrefill,
@@ -123,6 +126,49 @@ def prefill(library: Library) -> None:
             chunk_noise=array(8), pieces=3, **caches(int(start[-1]), *sizes, kind, state),
         )  # fmt: skip
         library.mamba_prefill(ctypes.addressof(call))
+
+
+DELTAS = ((3, 3, 1, 1), (4, 2, 5, 63), (2, 1, 100, 17))
+DELTA_TYPES = tuple(product((FLOAT32, BFLOAT16), (FLOAT32, BFLOAT16, FLOAT16), DELTAS))
+
+
+def delta(rows: int, H: int, G: int, V: int, K: int, kind: int, state: int) -> DeltaRows:
+    """Dense rows and five slots."""
+    return DeltaRows(
+        q=array(rows, G, K, kind=kind), q_row=G * K, q_head=K, k=array(rows, G, K, kind=kind), k_row=G * K,
+        k_head=K, v=array(rows, H, V, kind=kind), v_row=H * V, v_head=V, a=array(rows, H, kind=kind), a_row=H,
+        b=array(rows, H, kind=kind), b_row=H, rate=array(H), step_bias=array(H),
+        state=array(5, H, V, K, kind=state), state_slab=H * V * K, state_head=V * K, state_row=K,
+        out=array(rows, H, V, kind=kind), out_row=H * V, out_head=V, least_square=1e-6, scale=1.0, heads=H,
+        key_heads=G, value_dim=V, key_dim=K, kind=kind, state_kind=state,
+    )  # fmt: skip
+
+
+def delta_update(library: Library) -> None:
+    for kind, state, sizes in DELTA_TYPES:
+        routes = np.array([[1, -1, 3, -1], [1, 2, 0, -1], [-1, 4, -1, -1]], np.int64)
+        kept.append(routes)
+        row = routes.strides[0]
+        call = GatedDeltaUpdate(
+            delta=delta(4, *sizes, kind, state), source=routes.ctypes.data, target=routes.ctypes.data + row,
+            track=routes.ctypes.data + 2 * row, noise=array(4), rows=4,
+        )  # fmt: skip
+        library.gated_delta_update(ctypes.addressof(call))
+
+
+def delta_prefill(library: Library) -> None:
+    for (kind, state, sizes), chunk in product(DELTA_TYPES, (5, 70)):
+        routes = np.array([[1, -1, 3], [1, 2, -1]], np.int64)
+        pieces = np.array([0, 1, 3, 4], np.int32)
+        start = np.cumsum([0, 1, chunk, chunk, 2], dtype=np.int32)
+        track = np.array([-1, 4, -1, -1], np.int32)
+        kept.extend((routes, pieces, start, track))
+        call = GatedDeltaPrefill(
+            delta=delta(int(start[-1]), *sizes, kind, state), source=routes.ctypes.data,
+            target=routes.ctypes.data + routes.strides[0], piece_chunk=pieces.ctypes.data,
+            chunk_start=start.ctypes.data, chunk_track=track.ctypes.data, chunk_noise=array(4), pieces=3,
+        )  # fmt: skip
+        library.gated_delta_prefill(ctypes.addressof(call))
 
 
 def norm(library: Library) -> None:
@@ -271,6 +317,9 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
-for check in (linear, decode, prefill, norm, attend, extend, mixture, step, largest, caught):
+CHECKS = (
+    linear, decode, prefill, delta_update, delta_prefill, norm, attend, extend, mixture, step, largest, caught,
+)  # fmt: skip
+for check in CHECKS:
     check(library)
     sys.stdout.write(check.__name__ + "\n")

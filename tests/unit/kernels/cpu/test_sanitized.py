@@ -34,6 +34,8 @@ def test_no_kernel_reads_or_writes_beside_its_arrays(name: str) -> None:
         "linear",
         "decode",
         "prefill",
+        "delta_update",
+        "delta_prefill",
         "norm",
         "attend",
         "extend",

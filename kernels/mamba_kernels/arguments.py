@@ -1,4 +1,4 @@
-"""Checks of a kernel's arguments before its launch: a wrong one is an error with its name."""
+"""Checks of a kernel's arguments before it runs: a wrong one is an error with its name."""
 
 from collections.abc import Collection, Sequence
 

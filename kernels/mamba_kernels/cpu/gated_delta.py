@@ -1,0 +1,99 @@
+"""The gated delta rule over decoding rows and pieces of prompts, a call each: see README.md."""
+
+import ctypes
+
+import torch
+
+from mamba_kernels.arguments import check, check_rows
+from mamba_kernels.cpu.library import Library
+from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.structures import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    DeltaRows,
+    GatedDeltaPrefill,
+    GatedDeltaUpdate,
+)
+from mamba_kernels.gated_delta.arguments import check_delta
+from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
+from mamba_kernels.slot_plan import SlotPlan
+from mamba_kernels.ssd_prefill.plan import ChunkPlan
+
+STATE_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+CPU = torch.device("cpu")
+
+
+class GatedDelta:
+    """The calls of one library, with the arguments of the reference.
+
+    state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (stochastically), K dense, read
+    and written at the plan's slots; inputs float32 or bfloat16, all of one type, but A and dt_bias, which are
+    float32; out: [T, H, V] in their type, V dense, written. UnsupportedArgument says what is otherwise.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._update, self._prefill = library.gated_delta_update, library.gated_delta_prefill
+
+    def update(self, state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
+        """One token for each of the plan's states; of one whose target is -1 nothing is kept.
+
+        Raises UnsupportedArgument.
+        """
+        rows, routes = _rows(state, inputs, out), plan.routes
+        check_rows("v", inputs.v, routes.shape[1])
+        first, stride = routes.data_ptr(), 8 * routes.stride(0)
+        call = GatedDeltaUpdate(
+            delta=rows,
+            source=first,
+            target=first + stride,
+            track=first + 2 * stride,
+            noise=plan.noise.data_ptr(),
+            rows=routes.shape[1],
+        )
+        self._update(ctypes.addressof(call))
+
+    def prefill(self, state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
+        """The pieces of the plan. Up to 32 tokens of a chunk are solved for together, counted from its start,
+        so that results depend on where chunks begin and not on how a prompt was cut into pieces.
+
+        Raises UnsupportedArgument.
+        """
+        rows, routes = _rows(state, inputs, out), plan.slots.routes
+        check_rows("v", inputs.v, plan.tokens)
+        call = GatedDeltaPrefill(
+            delta=rows,
+            source=routes.data_ptr(),
+            target=routes.data_ptr() + 8 * routes.stride(0),
+            piece_chunk=plan.piece_chunk.data_ptr(),
+            chunk_start=plan.chunk_start.data_ptr(),
+            chunk_track=plan.chunk_track.data_ptr(),
+            chunk_noise=plan.chunk_noise.data_ptr(),
+            pieces=routes.shape[1],
+        )
+        self._prefill(ctypes.addressof(call))
+
+
+def _rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> DeltaRows:
+    """Raises UnsupportedArgument."""
+    check("state", state, state.shape, dtypes=STATE_KINDS, device=CPU)
+    _, H, G, V, K = check_delta(state, inputs, out, states=tuple(STATE_KINDS))
+    check("v", inputs.v, inputs.v.shape, dtypes=KINDS)
+    for name, tensor in (("a", inputs.a), ("b", inputs.b), ("out", out)):
+        check(name, tensor, tensor.shape, dtypes=(inputs.v.dtype,))
+    for name, tensor in (("A", inputs.A), ("dt_bias", inputs.dt_bias)):
+        check(name, tensor, tensor.shape, dtypes=(torch.float32,))
+    q, k, v, a, b = inputs.q, inputs.k, inputs.v, inputs.a, inputs.b
+    return DeltaRows(
+        q=q.data_ptr(), q_row=q.stride(0), q_head=q.stride(1),
+        k=k.data_ptr(), k_row=k.stride(0), k_head=k.stride(1),
+        v=v.data_ptr(), v_row=v.stride(0), v_head=v.stride(1),
+        a=a.data_ptr(), a_row=a.stride(0), b=b.data_ptr(), b_row=b.stride(0),
+        rate=inputs.A.data_ptr(), step_bias=inputs.dt_bias.data_ptr(),
+        state=state.data_ptr(), state_slab=state.stride(0), state_head=state.stride(1),
+        state_row=state.stride(2),
+        out=out.data_ptr(), out_row=out.stride(0), out_head=out.stride(1),
+        least_square=LEAST_SQUARE, scale=K**-0.5,
+        heads=H, key_heads=G, value_dim=V, key_dim=K,
+        kind=KINDS[v.dtype], state_kind=STATE_KINDS[state.dtype],
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+// What the gated delta rule reads of a row, and where its states lie: the same for decodes and prompts. Included
+// after Lanes.
+#pragma once
+#include "elements.h"
+#include "functions.h"
+#include "interface.h"
+
+namespace {
+
+// Types are asked for at each vector: what is read here is little beside what is computed of it, and prompts have one
+// function instead of six.
+class DeltaTensors {
+ public:
+  explicit DeltaTensors(const DeltaRows& rows) : rows_(rows), heads_to_a_key_(rows.heads / rows.key_heads) {}
+
+  int key_head(int head) const { return head / heads_to_a_key_; }
+
+  // Sixteen elements of a row of V from `at` on, of which there may be fewer, or none: those are zero.
+  Lanes v(int64_t row, int head, int64_t at) const {
+    return load(rows_.kind, rows_.v, row * rows_.v_row + head * rows_.v_head + at, rows_.value_dim - at);
+  }
+  void put_out(int64_t row, int head, int64_t at, Lanes x) const {
+    const int64_t first = row * rows_.out_row + head * rows_.out_head + at;
+    if (rows_.kind == kBfloat16) {
+      put(static_cast<uint16_t*>(rows_.out) + first, rows_.value_dim - at, x);
+    } else {
+      put(static_cast<float*>(rows_.out) + first, rows_.value_dim - at, x);
+    }
+  }
+
+  // Sixteen elements of row `v` of a state from `k` on, in the same way.
+  Lanes state(int64_t slot, int head, int64_t v, int64_t k) const {
+    return load(rows_.state_kind, rows_.state, place(slot, head, v) + k, rows_.key_dim - k);
+  }
+  void put_state(int64_t slot, int head, int64_t v, int64_t k, Lanes x, uint32_t noise) const {
+    const int64_t at = place(slot, head, v) + k, count = rows_.key_dim - k;
+    if (rows_.state_kind == kFloat16) {
+      const uint32_t element = first_element(head) + static_cast<uint32_t>(v * rows_.key_dim + k);
+      put(static_cast<Half*>(rows_.state) + at, count, as_stored<Half>(x, element, noise));
+    } else if (rows_.state_kind == kBfloat16) {
+      put(static_cast<uint16_t*>(rows_.state) + at, count, x);
+    } else {
+      put(static_cast<float*>(rows_.state) + at, count, x);
+    }
+  }
+  // Where row `v` of a state lies among all of them, in elements.
+  int64_t place(int64_t slot, int head, int64_t v) const {
+    return slot * rows_.state_slab + head * rows_.state_head + v * rows_.state_row;
+  }
+  // Where a head begins among the elements of a dense state, by which float16 ones are rounded.
+  uint32_t first_element(int head) const {
+    return static_cast<uint32_t>(int64_t{head} * rows_.value_dim * rows_.key_dim);
+  }
+
+  // What `rate` is multiplied by in the logarithm of the decay; never negative.
+  float step(int64_t row, int head) const {
+    return softplus(load(rows_.kind, rows_.a, row * rows_.a_row + head, 1).sum() + rows_.step_bias[head]);
+  }
+  float beta(int64_t row, int head) const {
+    return 1.0f / (1.0f + std::exp(-load(rows_.kind, rows_.b, row * rows_.b_row + head, 1).sum()));
+  }
+
+  // The key of length 1 and the query of length `scale`, with zeros up to a whole number of vectors.
+  void key(int64_t row, int key_head, float* out) const {
+    normalise(rows_.k, row * rows_.k_row + key_head * rows_.k_head, 1.0f, out);
+  }
+  void query(int64_t row, int key_head, float* out) const {
+    normalise(rows_.q, row * rows_.q_row + key_head * rows_.q_head, rows_.scale, out);
+  }
+
+ private:
+  static Lanes load(int32_t kind, const void* from, int64_t at, int64_t count) {
+    if (count <= 0) return Lanes::zero();
+    const int some = static_cast<int>(count);
+    if (kind == kFloat16) return load_some(static_cast<const Half*>(from) + at, some);
+    if (kind == kBfloat16) return load_some(static_cast<const uint16_t*>(from) + at, some);
+    return load_some(static_cast<const float*>(from) + at, some);
+  }
+  template <typename T>
+  static void put(T* at, int64_t count, Lanes x) {
+    if (count > 0) store_some(at, static_cast<int>(count), x);
+  }
+
+  void normalise(const void* from, int64_t at, float length, float* out) const {
+    const int64_t size = rows_.key_dim;
+    Lanes squares = Lanes::zero();
+    for (int64_t k = 0; k < size; k += kLanes) {
+      const Lanes part = load(rows_.kind, from, at + k, size - k);
+      squares = Lanes::fused(part, part, squares);
+      part.store(out + k);
+    }
+    const Lanes factor = Lanes::all(length / std::sqrt(squares.sum() + rows_.least_square));
+    for (int64_t k = 0; k < size; k += kLanes) (Lanes::load(out + k) * factor).store(out + k);
+  }
+
+  const DeltaRows& rows_;
+  int heads_to_a_key_;
+};
+
+}  // namespace

@@ -1,0 +1,138 @@
+// One token of the gated delta rule (Yang et al. 2024) for each of some sequences. Included once by each
+// instruction set.
+//
+//   u = beta (v - g S k)    S' = g S + u k^T    o = S' q = g S q + u (k . q)
+//
+// Work is cut by sequence and by heads of a sequence. Some rows of a state are read, give their sums with k and
+// q, and are written while the first cache still holds them: memory sees a state once in each direction.
+#pragma once
+#include "delta_rows.h"
+#include "scratch.h"
+#include "worker_pool.h"
+
+namespace {
+
+constexpr int64_t kDeltaElements = 1 << 15;  // of a chunk's states: 128 KB, tens of microseconds
+constexpr int kDeltaRows = 4;                // of a state at once: eight chains, k and q loaded once
+
+template <typename State>
+class GatedDeltaUpdateCall {
+ public:
+  explicit GatedDeltaUpdateCall(const GatedDeltaUpdate& call)
+      : call_(call), delta_(call.delta), tensors_(call.delta), V_(call.delta.value_dim), K_(call.delta.key_dim) {}
+
+  void run() const {
+    const int64_t per_head = int64_t{V_} * K_;
+    const int together = static_cast<int>(per_head < kDeltaElements ? kDeltaElements / per_head : 1);
+    const int parts = (delta_.heads + together - 1) / together;
+    for_each_chunk(call_.rows * parts, [&](int chunk) {
+      const int first = chunk % parts * together;
+      update_heads(chunk / parts, first, first + together < delta_.heads ? first + together : delta_.heads);
+    });
+  }
+
+ private:
+  // A state's rows before and after, none where there are none.
+  struct Places {
+    const State* before;
+    State* after;
+    State* copy;
+    uint32_t first;
+    uint32_t noise;
+  };
+
+  void update_heads(int row, int first, int end) const {
+    static thread_local Scratch kept;
+    const int64_t K_wide = whole_lanes(K_);
+    float* k = kept.get<float>(2 * K_wide + whole_lanes(V_));
+    float* q = k + K_wide;
+    float* y = q + K_wide;
+    int key_head = -1;
+    for (int head = first; head < end; ++head) {
+      if (tensors_.key_head(head) != key_head) {
+        key_head = tensors_.key_head(head);
+        tensors_.key(row, key_head, k);
+        tensors_.query(row, key_head, q);
+      }
+      update(row, head, k, q, y);
+    }
+  }
+
+  State* state(int64_t slot, int head) const {
+    return slot < 0 ? nullptr : static_cast<State*>(delta_.state) + tensors_.place(slot, head, 0);
+  }
+
+  // y: what a row of V gets, v at first.
+  void update(int row, int head, const float* k, const float* q, float* y) const {
+    const int64_t source = call_.source[row], target = call_.target[row], track = call_.track[row];
+    const Places places = {state(source, head), state(target, head), state(track, head),
+                           tensors_.first_element(head), call_.noise[row]};
+    const float decay = std::exp(delta_.rate[head] * tensors_.step(row, head)), beta = tensors_.beta(row, head);
+    Lanes both = Lanes::zero();
+    for (int n = 0; n < K_; n += kLanes) both = Lanes::fused(Lanes::load(k + n), Lanes::load(q + n), both);
+    const float kq = both.sum();
+    for (int p = 0; p < V_; p += kLanes) tensors_.v(row, head, p).store(y + p);
+    for (int p = 0; p < V_;) {
+      if (V_ - p >= kDeltaRows) {
+        update_rows<kDeltaRows>(places, p, decay, beta, kq, k, q, y);
+        p += kDeltaRows;
+      } else {
+        update_rows<1>(places, p, decay, beta, kq, k, q, y);
+        ++p;
+      }
+    }
+    for (int p = 0; p < V_; p += kLanes) tensors_.put_out(row, head, p, Lanes::load(y + p));
+  }
+
+  template <int kRows>
+  void update_rows(const Places& places, int p, float decay, float beta, float kq, const float* k, const float* q,
+                   float* y) const {
+    Lanes sk[kRows], sq[kRows], inflow[kRows];
+    for (int r = 0; r < kRows; ++r) sk[r] = sq[r] = Lanes::zero();
+    if (places.before != nullptr) {
+      for (int n = 0; n < K_; n += kLanes) {
+        const Lanes key = Lanes::load(k + n), query = Lanes::load(q + n);
+        for (int r = 0; r < kRows; ++r) {
+          const State* at = places.before + (p + r) * delta_.state_row + n;
+          if (Lanes::kReadAhead > 0) ask_ahead(at, kLanes * sizeof(State));
+          const Lanes s = load_some(at, K_ - n);
+          sk[r] = Lanes::fused(s, key, sk[r]);
+          sq[r] = Lanes::fused(s, query, sq[r]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const float u = beta * std::fma(-decay, sk[r].sum(), y[p + r]);
+      y[p + r] = std::fma(u, kq, decay * sq[r].sum());
+      inflow[r] = Lanes::all(u);
+    }
+    if (places.after == nullptr && places.copy == nullptr) return;
+    const Lanes kept = Lanes::all(decay);
+    for (int n = 0; n < K_; n += kLanes) {
+      const Lanes key = Lanes::load(k + n);
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t at = (p + r) * delta_.state_row + n;
+        const Lanes s = places.before == nullptr
+                            ? inflow[r] * key
+                            : Lanes::fused(load_some(places.before + at, K_ - n), kept, inflow[r] * key);
+        const uint32_t element = places.first + static_cast<uint32_t>((p + r) * K_ + n);
+        const Lanes stored = as_stored<State>(s, element, places.noise);
+        if (places.after != nullptr) store_some(places.after + at, K_ - n, stored);
+        if (places.copy != nullptr) store_some(places.copy + at, K_ - n, stored);
+      }
+    }
+  }
+
+  const GatedDeltaUpdate& call_;
+  const DeltaRows& delta_;
+  DeltaTensors tensors_;
+  int V_, K_;
+};
+
+void gated_delta_update(const GatedDeltaUpdate* call) {
+  if (call->delta.state_kind == kFloat16) return GatedDeltaUpdateCall<Half>(*call).run();
+  if (call->delta.state_kind == kBfloat16) return GatedDeltaUpdateCall<uint16_t>(*call).run();
+  GatedDeltaUpdateCall<float>(*call).run();
+}
+
+}  // namespace
