@@ -87,19 +87,13 @@ class GatedDeltaUpdateCall {
   template <int kRows>
   void update_rows(const Places& places, int p, float decay, float beta, float kq, const float* k, const float* q,
                    float* y) const {
+    // Whole vectors by themselves: no call stands between them, so that sums stay in registers.
+    const int whole = K_ / kLanes * kLanes;
     Lanes sk[kRows], sq[kRows], inflow[kRows];
     for (int r = 0; r < kRows; ++r) sk[r] = sq[r] = Lanes::zero();
     if (places.before != nullptr) {
-      for (int n = 0; n < K_; n += kLanes) {
-        const Lanes key = Lanes::load(k + n), query = Lanes::load(q + n);
-        for (int r = 0; r < kRows; ++r) {
-          const State* at = places.before + (p + r) * delta_.state_row + n;
-          if (Lanes::kReadAhead > 0) ask_ahead(at, kLanes * sizeof(State));
-          const Lanes s = load_some(at, K_ - n);
-          sk[r] = Lanes::fused(s, key, sk[r]);
-          sq[r] = Lanes::fused(s, query, sq[r]);
-        }
-      }
+      for (int n = 0; n < whole; n += kLanes) add_sums<kRows, true>(places.before, p, n, k, q, sk, sq);
+      if (whole < K_) add_sums<kRows, false>(places.before, p, whole, k, q, sk, sq);
     }
     for (int r = 0; r < kRows; ++r) {
       const float u = beta * std::fma(-decay, sk[r].sum(), y[p + r]);
@@ -107,19 +101,47 @@ class GatedDeltaUpdateCall {
       inflow[r] = Lanes::all(u);
     }
     if (places.after == nullptr && places.copy == nullptr) return;
-    const Lanes kept = Lanes::all(decay);
-    for (int n = 0; n < K_; n += kLanes) {
-      const Lanes key = Lanes::load(k + n);
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t at = (p + r) * delta_.state_row + n;
-        const Lanes s = places.before == nullptr
-                            ? inflow[r] * key
-                            : Lanes::fused(load_some(places.before + at, K_ - n), kept, inflow[r] * key);
-        const uint32_t element = places.first + static_cast<uint32_t>((p + r) * K_ + n);
-        const Lanes stored = as_stored<State>(s, element, places.noise);
-        if (places.after != nullptr) store_some(places.after + at, K_ - n, stored);
-        if (places.copy != nullptr) store_some(places.copy + at, K_ - n, stored);
+    for (int n = 0; n < whole; n += kLanes) write<kRows, true>(places, p, n, decay, k, inflow);
+    if (whole < K_) write<kRows, false>(places, p, whole, decay, k, inflow);
+  }
+
+  template <bool kWhole>
+  static Lanes take(const State* at, int count) {
+    return kWhole ? load(at) : load_some(at, count);
+  }
+  template <bool kWhole>
+  static void put(State* at, int count, Lanes x) {
+    kWhole ? store(at, x) : store_some(at, count, x);
+  }
+
+  // sk[r] += S[p + r] k and sq[r] += S[p + r] q, of the columns from `n` on: sixteen, or as many as are left.
+  template <int kRows, bool kWhole>
+  void add_sums(const State* before, int p, int n, const float* k, const float* q, Lanes (&sk)[kRows],
+                Lanes (&sq)[kRows]) const {
+    const Lanes key = Lanes::load(k + n), query = Lanes::load(q + n);
+    for (int r = 0; r < kRows; ++r) {
+      const State* at = before + (p + r) * delta_.state_row + n;
+      if (Lanes::kReadAhead > 0) ask_ahead(at, kLanes * sizeof(State));
+      const Lanes s = take<kWhole>(at, K_ - n);
+      sk[r] = Lanes::fused(s, key, sk[r]);
+      sq[r] = Lanes::fused(s, query, sq[r]);
+    }
+  }
+
+  // S'[p + r] = g S[p + r] + inflow[r] k, of the same columns.
+  template <int kRows, bool kWhole>
+  void write(const Places& places, int p, int n, float decay, const float* k, const Lanes (&inflow)[kRows]) const {
+    const Lanes key = Lanes::load(k + n), kept = Lanes::all(decay);
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t at = (p + r) * delta_.state_row + n;
+      Lanes s = inflow[r] * key;
+      if (places.before != nullptr) {
+        s = Lanes::fused(take<kWhole>(places.before + at, K_ - n), kept, s);
       }
+      const uint32_t element = places.first + static_cast<uint32_t>((p + r) * K_ + n);
+      const Lanes stored = as_stored<State>(s, element, places.noise);
+      if (places.after != nullptr) put<kWhole>(places.after + at, K_ - n, stored);
+      if (places.copy != nullptr) put<kWhole>(places.copy + at, K_ - n, stored);
     }
   }
 
