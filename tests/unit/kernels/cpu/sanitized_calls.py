@@ -317,9 +317,9 @@ def caught(library: Library) -> None:
 
 library = Library(Path(sys.argv[1]), sys.argv[2])
 library.set_threads(2)
-CHECKS = (
-    linear, decode, prefill, delta_update, delta_prefill, norm, attend, extend, mixture, step, largest, caught,
-)  # fmt: skip
-for check in CHECKS:
+for check in (
+    linear, decode, prefill, delta_update, delta_prefill, norm, attend, extend, mixture, step, largest,
+    caught,
+):  # fmt: skip
     check(library)
     sys.stdout.write(check.__name__ + "\n")
