@@ -211,11 +211,11 @@ def installed(control_plane: ControlPlane, helm: Command, namespace: str) -> str
 
 ALLOWED = [
     (verb, resource)
-    for verb in ("get", "list", "watch", "create", "patch", "delete")
+    for verb in ("list", "watch", "create", "patch", "delete")
     for resource in (
         "deployments.apps", "services", "configmaps", "serviceaccounts",
         "poddisruptionbudgets.policy",
-        "networkpolicies.networking.k8s.io", "persistentvolumeclaims",
+        "networkpolicies.networking.k8s.io", "persistentvolumeclaims", "jobs.batch",
     )
     # What was downloaded outlives what asked for it.
     if (verb, resource) != ("delete", "persistentvolumeclaims")
@@ -224,7 +224,7 @@ ALLOWED = [
     ("patch", "pods"),
 ] + [
     ("create", "secrets"),
-    ("watch", "mambadeployments.serving.mambaserve.io"),
+    ("get", "mambadeployments.serving.mambaserve.io"), ("watch", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io/status"),
     ("create", "events"), ("get", "events"), ("patch", "events"),
     ("create", "leases.coordination.k8s.io"), ("update", "leases.coordination.k8s.io"),
@@ -234,6 +234,8 @@ ALLOWED = [
 REFUSED = [
     ("get", "secrets"), ("list", "secrets"), ("watch", "secrets"), ("patch", "secrets"),
     ("delete", "secrets"),
+    # What is there is found by lists.
+    ("get", "deployments.apps"), ("get", "configmaps"), ("get", "jobs.batch"), ("get", "pods"),
     ("create", "pods"), ("create", "pods/exec"), ("delete", "mambadeployments.serving.mambaserve.io"),
     ("patch", "mambadeployments.serving.mambaserve.io"), ("delete", "pods"), ("update", "pods"),
     ("create", "clusterroles.rbac.authorization.k8s.io"), ("delete", "nodes"), ("patch", "nodes"),

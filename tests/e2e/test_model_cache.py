@@ -1,0 +1,114 @@
+"""A model of a Hub is downloaded by the loader to a volume, and served from there without the Hub."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from product import SYSTEM, Deployed, chart, questions
+from small_hub import COMMIT
+from testcluster.host_view import HOST_IMAGE, TREE
+from testcluster.node import Node
+
+pytestmark = pytest.mark.e2e
+HUB = f"""
+import pathlib, sys
+from http.server import ThreadingHTTPServer
+sys.path.insert(0, "{TREE}/tests/support")
+from small_hub import Handler, Hub
+folder = pathlib.Path("{TREE}/server/mamba_server/builtin/tiny-recall")
+hub = Hub(files={{one.name: one.read_bytes() for one in folder.iterdir()}})
+ThreadingHTTPServer(("", 8080), type("Bound", (Handler,), {{"hub": hub}})).serve_forever()
+"""
+
+
+@pytest.fixture
+def volume(node: Node) -> Iterator[str]:
+    """Name of a storage class with one volume, which the pods' user may write to."""
+    folder = Path(tempfile.mkdtemp(prefix="mambaserve-cache-"))
+    folder.chmod(0o777)
+    made = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": folder.name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": folder.name,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(folder), "type": "Directory"},
+        },
+    }
+    node.apply(made, "default")
+    yield folder.name
+    node.kubectl("delete", "pv", folder.name, "--wait=false")
+    shutil.rmtree(folder)
+
+
+def hub(node: Node, namespace: str) -> str:
+    """URL of a Hub that has one model."""
+    labels = {"app": "hub"}
+    container = {"name": "main", "image": HOST_IMAGE, "command": ["python", "-c", HUB]}
+    pod: dict[str, Any] = {"terminationGracePeriodSeconds": 0, "containers": [container]}
+    ports = [{"port": 80, "targetPort": 8080}]
+    node.apply(
+        [
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "hub", "labels": labels}, "spec": pod},
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": "hub"},
+                "spec": {"selector": labels, "ports": ports},
+            },
+        ],
+        namespace,
+    )
+    node.kubectl("wait", "pod/hub", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    return f"http://hub.{namespace}.svc"
+
+
+def test_a_model_is_downloaded_once_and_served_without_the_hub(
+    node: Node, namespace: str, volume: str
+) -> None:
+    with chart(node):
+        url = hub(node, namespace)
+        deployed = Deployed(node, namespace)
+        deployed.apply(
+            model={
+                "uri": "hf://owner/name",
+                "servedName": "tiny-recall",
+                "cache": {"size": "1Gi", "storageClassName": volume, "accessMode": "ReadWriteOnce"},
+            },
+            engine={"env": [{"name": "HF_ENDPOINT", "value": url}]},
+        )
+        deployed.start_client()
+        node.wait_for(lambda: deployed.condition("Planned").get("status") == "True", "the plan", timeout=150)
+        said = node.kubectl("logs", "-n", namespace, "-l", "app.kubernetes.io/component=loader", "--tail=-1")
+        assert "hf://owner/name: download" in said
+
+        # Whatever becomes of the Hub: engines start, and start again.
+        node.kubectl("delete", "pod", "hub", "-n", namespace)
+        deployed.wait_ready()
+        question = questions()[0]
+        assert deployed.ask(question)["whole"] == question.answer
+        [before] = deployed.engine_pods()
+        node.kubectl("delete", "pod", before["metadata"]["name"], "-n", namespace)
+        node.wait_for(
+            lambda: [one["metadata"]["uid"] for one in deployed.engine_pods()] != [before["metadata"]["uid"]],
+            "another engine",
+        )
+        deployed.wait_ready()
+        deployed.wait_settled()
+        assert deployed.ask(question)["whole"] == question.answer
+
+        config = node.get("configmap", "quick-start-engine", namespace)
+        assert config is not None
+        assert f"hf://owner/name@{COMMIT}" in config["data"]["engine.json"]
+        [job] = node.list("jobs", namespace)
+        assert job["status"]["succeeded"] == 1
+        assert "failed" not in job["status"]
+        log = node.kubectl("logs", "-n", SYSTEM, "deployment/mambaserve", "--tail=-1")
+        assert "reconcile_broken" not in log
