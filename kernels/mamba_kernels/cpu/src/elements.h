@@ -56,6 +56,18 @@ inline void store_some(T* at, int count, Lanes x) {
   std::memcpy(at, some, static_cast<size_t>(count) * sizeof(T));
 }
 
+// The same where it is known beforehand whether there are lanes enough: no call stands then between vectors of a
+// row, so that sums stay in registers.
+template <bool kWhole, typename T>
+inline Lanes load_part(const T* at, int count) {
+  return kWhole ? load(at) : load_some(at, count);
+}
+
+template <bool kWhole, typename T>
+inline void store_part(T* at, int count, Lanes x) {
+  kWhole ? store(at, x) : store_some(at, count, x);
+}
+
 // What is stored of lanes of a state whose first one is `element` of it: float16 by stochastic rounding, as
 // stochastic_rounding.py has it. No instruction where states are of another type.
 template <typename State>

@@ -105,15 +105,6 @@ class GatedDeltaUpdateCall {
     if (whole < K_) write<kRows, false>(places, p, whole, decay, k, inflow);
   }
 
-  template <bool kWhole>
-  static Lanes take(const State* at, int count) {
-    return kWhole ? load(at) : load_some(at, count);
-  }
-  template <bool kWhole>
-  static void put(State* at, int count, Lanes x) {
-    kWhole ? store(at, x) : store_some(at, count, x);
-  }
-
   // sk[r] += S[p + r] k and sq[r] += S[p + r] q, of the columns from `n` on: sixteen, or as many as are left.
   template <int kRows, bool kWhole>
   void add_sums(const State* before, int p, int n, const float* k, const float* q, Lanes (&sk)[kRows],
@@ -122,7 +113,7 @@ class GatedDeltaUpdateCall {
     for (int r = 0; r < kRows; ++r) {
       const State* at = before + (p + r) * delta_.state_row + n;
       if (Lanes::kReadAhead > 0) ask_ahead(at, kLanes * sizeof(State));
-      const Lanes s = take<kWhole>(at, K_ - n);
+      const Lanes s = load_part<kWhole>(at, K_ - n);
       sk[r] = Lanes::fused(s, key, sk[r]);
       sq[r] = Lanes::fused(s, query, sq[r]);
     }
@@ -136,12 +127,12 @@ class GatedDeltaUpdateCall {
       const int64_t at = (p + r) * delta_.state_row + n;
       Lanes s = inflow[r] * key;
       if (places.before != nullptr) {
-        s = Lanes::fused(take<kWhole>(places.before + at, K_ - n), kept, s);
+        s = Lanes::fused(load_part<kWhole>(places.before + at, K_ - n), kept, s);
       }
       const uint32_t element = places.first + static_cast<uint32_t>((p + r) * K_ + n);
       const Lanes stored = as_stored<State>(s, element, places.noise);
-      if (places.after != nullptr) put<kWhole>(places.after + at, K_ - n, stored);
-      if (places.copy != nullptr) put<kWhole>(places.copy + at, K_ - n, stored);
+      if (places.after != nullptr) store_part<kWhole>(places.after + at, K_ - n, stored);
+      if (places.copy != nullptr) store_part<kWhole>(places.copy + at, K_ - n, stored);
     }
   }
 

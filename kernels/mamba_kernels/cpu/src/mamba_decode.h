@@ -5,6 +5,8 @@
 // the threads nor on the other rows. The state is read once and written once; a tracked one is written to its
 // second slot from the same registers.
 #pragma once
+#include <type_traits>
+
 #include "norms.h"
 #include "scratch.h"
 
@@ -118,20 +120,23 @@ class MambaDecodeCall {
       inflow[r] = Lanes::all(step * x[p + r]);
       sums[r] = Lanes::zero();
     }
-    for (int n = 0; n < N; n += kLanes) {
+    const auto columns = [&](auto kWhole, int n) {
       const int count = N - n;
-      const Lanes b = load_some(B + n, count), c = load_some(C + n, count);
+      const Lanes b = load_part<kWhole>(B + n, count), c = load_part<kWhole>(C + n, count);
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = int64_t{p + r} * N + n;
         if (Lanes::kReadAhead > 0 && before != nullptr) ask_ahead(before + at, kLanes * sizeof(State));
-        const Lanes h = before == nullptr ? inflow[r] * b
-                                          : Lanes::fused(load_some(before + at, count), decay, inflow[r] * b);
+        Lanes h = inflow[r] * b;
+        if (before != nullptr) h = Lanes::fused(load_part<kWhole>(before + at, count), decay, h);
         sums[r] = Lanes::fused(h, c, sums[r]);
         const Lanes stored = as_stored<State>(h, first + static_cast<uint32_t>(at), noise);
-        store_some(after + at, count, stored);
-        if (copy != nullptr) store_some(copy + at, count, stored);
+        store_part<kWhole>(after + at, count, stored);
+        if (copy != nullptr) store_part<kWhole>(copy + at, count, stored);
       }
-    }
+    };
+    const int whole = N / kLanes * kLanes;
+    for (int n = 0; n < whole; n += kLanes) columns(std::true_type{}, n);
+    if (whole < N) columns(std::false_type{}, whole);
     for (int r = 0; r < kRows; ++r) y[p + r] = sums[r].sum();
   }
 
