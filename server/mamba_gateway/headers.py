@@ -3,6 +3,7 @@
 Pure. Names are lower-case bytes, as ASGI has them.
 """
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -38,6 +39,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
 )
 # Set by the server that answers.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
+KEPT_MEDIA = 64
+"""Types of content of which is kept whether they are of events: engines have few."""
 KEPT_NAME, KEPT_NAMES = 64, 1024
 """Longest name of which is kept what was found, and most of them: clients make up others."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
@@ -104,7 +107,12 @@ def is_event_stream(headers: RawHeaders) -> bool:
             media = value
         elif name == b"content-encoding":
             encoded = True
-    return not encoded and media.partition(b";")[0].strip().lower() == b"text/event-stream"
+    return not encoded and _is_of_events(media)
+
+
+@functools.lru_cache(KEPT_MEDIA)
+def _is_of_events(media: bytes) -> bool:
+    return media.partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 def _end_to_end(headers: RawHeaders, own: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:
