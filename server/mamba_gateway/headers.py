@@ -56,9 +56,7 @@ def to_engine(
     `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
     `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
-    passed = _end_to_end(headers, _stays_here)
-    if not traced:
-        passed = [pair for pair in passed if pair[0] != b"tracestate"]
+    passed = _end_to_end(headers, _stays_here if traced else _stays_here_untraced)
     passed.append((b"x-request-id", request_id.encode()))
     if key is not None:
         passed.append((b"authorization", b"Bearer " + key))
@@ -68,8 +66,12 @@ def to_engine(
 class _Verdicts(dict[bytes, bool]):
     """By name of a request's header: whether it stays here. Kept for the names that come again and again."""
 
+    def __init__(self, own: frozenset[bytes]) -> None:
+        super().__init__()
+        self._own = own
+
     def __missing__(self, name: bytes) -> bool:
-        found = name in _OWN_REQUEST or is_credential(name)
+        found = name in self._own or is_credential(name)
         if len(name) <= KEPT_NAME:
             if len(self) >= KEPT_NAMES:
                 self.clear()  # names that come again are soon back
@@ -77,7 +79,8 @@ class _Verdicts(dict[bytes, bool]):
         return found
 
 
-_stays_here = _Verdicts().__getitem__
+_stays_here = _Verdicts(_OWN_REQUEST).__getitem__
+_stays_here_untraced = _Verdicts(_OWN_REQUEST | {b"tracestate"}).__getitem__
 
 
 def is_credential(name: bytes) -> bool:

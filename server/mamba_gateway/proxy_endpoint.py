@@ -147,21 +147,23 @@ class ProxyEndpoint:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._max_body_bytes
-        with self._cancellable() as task:
-            try:
-                return await read_body(
-                    scope["headers"],
-                    receive,
-                    limit,
-                    self._body_timeout,
-                    discard=DISCARDED_LIMITS * limit,
-                    share=scope.get("body_share"),
-                )
-            except asyncio.CancelledError:
-                if task not in self._cut:
-                    raise
-                task.uncancel()
-                raise Draining(DRAINING) from None
+        task = self._started()
+        try:
+            return await read_body(
+                scope["headers"],
+                receive,
+                limit,
+                self._body_timeout,
+                discard=DISCARDED_LIMITS * limit,
+                share=scope.get("body_share"),
+            )
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            raise Draining(DRAINING) from None
+        finally:
+            self._ended(task)
 
     async def _relayed(
         self,
@@ -173,41 +175,50 @@ class ProxyEndpoint:
         receive: Receive,
         response: ClientResponse,
     ) -> None:
-        with self._cancellable() as task:
-            left = False
+        task = self._started()
+        left = False
 
-            def leave() -> None:
-                nonlocal left
-                left = True
-                task.cancel()
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
 
-            try:
-                with DisconnectWatch(scope, receive, leave):
-                    counted = limits.tokens_per_minute is not None
-                    if self._prompts is not None and (counted or self._relay.has_choice):
-                        await self._read_prompt(self._prompts, request)
-                    tokens = tokens_of(request.prompt, len(request.body))
-                    claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
-                    if limits.limited:
-                        await self._counted(request, claim, tokens, response, scope["answer_headers"])
-                    else:
-                        waiting = request.trace.begin(names.GATEWAY_QUEUE)
-                        await self._permitted(request, claim, tokens, response, waiting, None)
-            except asyncio.CancelledError:
-                if left:
-                    task.uncancel()
-                    raise ClientGone from None
-                if task not in self._cut:
-                    raise
+        try:
+            with DisconnectWatch(scope, receive, leave):
+                counted = limits.tokens_per_minute is not None
+                if self._prompts is not None and (counted or self._relay.has_choice):
+                    await self._read_prompt(self._prompts, request)
+                tokens = tokens_of(request.prompt, len(request.body))
+                claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+                if limits.limited:
+                    await self._counted(request, claim, tokens, response, scope["answer_headers"])
+                else:
+                    waiting = request.trace.begin(names.GATEWAY_QUEUE)
+                    await self._permitted(request, claim, tokens, response, waiting, None)
+        except asyncio.CancelledError:
+            if left:
                 task.uncancel()
-                # A stream has said so itself by now; an answer without room for an error stays unfinished,
-                # and the server closes the connection.
-                if not response.answering:
-                    raise Draining(DRAINING) from None
+                raise ClientGone from None
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            # A stream has said so itself by now; an answer without room for an error stays unfinished, and
+            # the server closes the connection.
+            if not response.answering:
+                raise Draining(DRAINING) from None
+        finally:
+            self._ended(task)
 
-    def _cancellable(self) -> "_Cancellable":
-        """`cancel_running` cancels the task that is in the block."""
-        return _Cancellable(self._running, self._cut, self._relay.loop)
+    def _started(self) -> asyncio.Task[Any]:
+        """The task of this request, which `cancel_running` cancels from now on; `_ended` follows."""
+        task = asyncio.current_task(self._relay.loop)
+        assert task is not None
+        self._running.add(task)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self._cut.discard(task)
 
     async def _read_prompt(self, prompts: PromptReader, request: UpstreamRequest) -> None:
         with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
@@ -272,27 +283,7 @@ class ProxyEndpoint:
             if model != UNKNOWN_MODEL:
                 trace.root.set(names.REQUEST_MODEL, model)
             trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
-        exemplar = trace.exemplar()
+        exemplar = trace.exemplar() if trace.recording else None
         metrics.duration_of(model).observe(now - begin, exemplar)
         if response.first_byte is not None:
             metrics.first_byte_of(model).observe(response.first_byte - begin, exemplar)
-
-
-class _Cancellable:
-    __slots__ = ("_cut", "_loop", "_running", "_task")
-
-    def __init__(
-        self, running: set[asyncio.Task[Any]], cut: set[asyncio.Task[Any]], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._running, self._cut, self._loop = running, cut, loop
-
-    def __enter__(self) -> asyncio.Task[Any]:
-        task = asyncio.current_task(self._loop)
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._running.add(task)
-        return task
-
-    def __exit__(self, *_: object) -> None:
-        self._running.discard(self._task)
-        self._cut.discard(self._task)

@@ -48,7 +48,9 @@ def _number(raw: msgspec.Raw) -> int | None:
     if raw is _ABSENT:
         return None
     written = bytes(raw)
-    return int(written) if len(written) < MOST_DIGITS and written.lstrip(b"-").isdigit() else None
+    if len(written) >= MOST_DIGITS or not (written.isdigit() or written.lstrip(b"-").isdigit()):
+        return None
+    return int(written)
 
 
 def routing_fields(body: bytes) -> RoutingFields:

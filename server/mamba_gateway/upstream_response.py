@@ -35,6 +35,11 @@ class Source(Protocol):
 class UpstreamResponse:
     """The answer to one request, as it comes."""
 
+    __slots__ = (
+        "_connection", "_error", "_idle", "_left", "_loop", "_parts", "_size", "_take", "_timed", "_timer",
+        "_waiter", "_waits_since", "headers", "status",
+    )  # fmt: skip
+
     def __init__(self, connection: Source, idle: Deadlines) -> None:
         """`idle`: how long the engine may say nothing."""
         self.status = 0

@@ -74,8 +74,9 @@ def test_the_line_of_a_request_says_what_any_other_line_would(stream: io.StringI
 
 def test_lines_of_requests_with_other_fields_are_other_lines(stream: io.StringIO) -> None:
     set_up_logs(process="gateway", stream=stream)
-    made = [{"model": f"m{number}"} for number in range(2 * MOST_KEPT)]
-    for fields in ({"key": "a", "model": "b"}, {"model": "a", "key": "b"}, *made):
+    made: list[dict[str, object]] = [{"model": f"m{number}"} for number in range(2 * MOST_KEPT)]
+    first_two: list[dict[str, object]] = [{"key": "a", "model": "b"}, {"model": "a", "key": "b"}]
+    for fields in (*first_two, *made):
         of_request(fields)
     logging.getLogger().handlers[0].flush()
     first, second, *others = lines(stream)
