@@ -57,20 +57,24 @@ class DirectExchange:
         if cycle.response_started or cycle.disconnected or self.through_send or cycle.flow.write_paused:
             return False
         length: int | None = None
-        pairs = (*cycle.default_headers, *headers)
-        lines = [STATUS_LINE[status]]
-        for name, value in pairs:
+        lines, names, values = [STATUS_LINE[status]], [], []
+        for name, value in (*cycle.default_headers, *headers):
             if name == b"content-length":
                 length = int(value) if value.isdigit() else -1
             elif name in _FRAMING:
                 return False
-            lines += (name, b": ", value, b"\r\n")
+            names.append(name)
+            values.append(value)
+            lines.append(b"%b: %b\r\n" % (name, value))
         if length is None:
             if status in _BODILESS or cycle.scope["http_version"] == "1.0":
                 return False
         elif len(part) > length or (len(part) < length and not more):
             return False
-        if cycle.scope["method"] == "HEAD" or not _well_formed(pairs):
+        # `send` says what is wrong with one.
+        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
+            return False
+        if cycle.scope["method"] == "HEAD":
             return False
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -104,9 +108,3 @@ class DirectExchange:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
-
-
-def _well_formed(pairs: Sequence[tuple[bytes, bytes]]) -> bool:
-    # `send` says what is wrong.
-    names, values = zip(*pairs, strict=True) if pairs else ((), ())
-    return not (HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)))

@@ -1,5 +1,8 @@
 """One connection of our HTTP server: uvicorn's protocol over httptools, with limits of size and time.
 
+What each request passes through stands here whole: of uvicorn's are the answer's messages, the end of a
+connection, and the account of connections and tasks.
+
 The parser has no limit of its own on the size of headers, takes requests without a Host, and trailers for
 headers; uvicorn waits for ever for the end of a head and for clients that read nothing, takes any number of
 connections, and sends chunks to clients of HTTP/1.0. All that is mended here, and what is no HTTP gets the
@@ -11,7 +14,9 @@ import contextvars
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import httptools
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from mamba_edge.direct_exchange import DIRECT, DirectExchange
@@ -22,6 +27,8 @@ from mamba_edge.errors import (
     RequestTimeout,
     TooManyConnections,
 )
+from mamba_edge.request_target import targets
+from mamba_edge.until_close import UntilClose
 from mamba_planner.http_limits import HttpLimits
 
 HEADER_BYTES = 64 * 1024
@@ -112,8 +119,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in."""
-        self._head_began = False
-        super().data_received(data)
+        self._head_began, self._idle_since = False, None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
         self._watch()
         if self._in_head and not self._head_began and self._refusal is None:
             self._pending_bytes += len(data)
@@ -123,7 +136,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head = self._head_began = True
         self._parsed_bytes = self._pending_bytes = self._hosts = 0
 
@@ -151,12 +164,52 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         if self._hosts != 1 and not (self._hosts == 0 and self.parser.get_http_version() == "1.0"):
             self._refuse(InvalidRequest("a request names its host once", code="invalid_http"))
-        super().on_headers_complete()
+        parser = self.parser
+        version = parser.get_http_version()
+        path, raw_path, query = targets[self.url]
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": cast("Any", self.scheme),
+            "root_path": self.root_path,
+            "headers": self.headers,
+            "state": self.app_state.copy(),
+            "method": parser.get_method().decode("ascii"),
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+        }
+        before = self.cycle
+        self.cycle = RequestResponseCycle(
+            self.scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
+            self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
+            version != "1.0" and parser.should_keep_alive(), self.on_response_complete,
+        )  # fmt: skip
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a request's body."""
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """The last byte of a request."""
         self._in_body = False
-        super().on_message_complete()
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """The last byte of an answer: an idle connection keeps nothing of its last request.
@@ -245,7 +298,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] == "1.0":
-            app = _UntilClose(app, cycle)
+            app = UntilClose(app, cycle)
 
         def with_direct(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             # In a copy: the exchange knows the scope, and both would live until garbage is searched for.
@@ -265,27 +318,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
         self.transport.close()
-
-
-class _UntilClose:
-    """Around the application for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends
-    where the connection does."""
-
-    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
-        self._app, self._cycle = app, cycle
-        self._unknown_length = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def unchunked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._unknown_length = all(name != b"content-length" for name, _ in message["headers"])
-                if self._unknown_length:
-                    self._cycle.chunked_encoding = False
-            elif self._unknown_length:
-                self._cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await self._app(scope, receive, unchunked)
 
 
 def _too_large() -> HeadersTooLarge:

@@ -27,18 +27,19 @@ class ClientGone(Exception):
 
 def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
     """The first value of a header, or None; `name` in lower case."""
+    size = len(name)
     for key, value in headers:
-        if key.lower() == name:
+        # Most names have another length: asking for that costs less than a copy in lower case.
+        if len(key) == size and key.lower() == name:
             return value
     return None
 
 
-def whole_body(headers: RawHeaders, limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:
+def whole_body(limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:
     """The body, where all of it has come and may be taken; else None, and it is for `read_body`."""
-    most = min(limit, share.room)
-    if _announced(headers) > most or (whole := direct.body(most)) is None:
-        return None
-    share.take(len(whole))
+    whole = direct.body(min(limit, share.room))
+    if whole is not None:
+        share.take(len(whole))
     return whole
 
 
@@ -62,7 +63,7 @@ async def read_body(
     Raises BodyTooLarge, TooManyBodies, RequestTimeout, ClientGone.
     """
     share = share or BodyShare(BodyBudget())
-    if direct is not None and (whole := whole_body(headers, limit, share, direct)) is not None:
+    if direct is not None and (whole := whole_body(limit, share, direct)) is not None:
         return whole
     announced = _announced(headers)
     try:

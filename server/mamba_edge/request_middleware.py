@@ -21,7 +21,7 @@ from mamba_edge.errors import ApiError, as_api_error
 from mamba_edge.request_body import ClientGone, find_header
 from mamba_edge.sending import send_error
 from mamba_telemetry import conventions as names
-from mamba_telemetry.logs import get_logger, log_context, log_request
+from mamba_telemetry.logs import LogContext, get_logger, log_request
 from mamba_telemetry.request_trace import RequestTrace, error_code
 from mamba_telemetry.tracing import OFF, Tracing
 
@@ -35,9 +35,22 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics", "/v1/status"})
 
 
+_DRAWN = 64
+"""New ids that are drawn at once: each draw is a system call."""
+_new_ids: list[str] = []
+os.register_at_fork(after_in_child=_new_ids.clear)  # or two processes would give out the same ones
+
+
 def request_id_of(given: str | None) -> str:
     """The caller's id without anything that could break a log line or a header; a new one if none is left."""
-    return (given and _FOREIGN.sub("", given)[:128]) or os.urandom(16).hex()
+    return (given and _FOREIGN.sub("", given)[:128]) or _new_id()
+
+
+def _new_id() -> str:
+    if not _new_ids:
+        drawn = os.urandom(16 * _DRAWN).hex()
+        _new_ids.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
+    return _new_ids.pop()
 
 
 class RequestMiddleware:
@@ -110,7 +123,7 @@ class RequestMiddleware:
             record=route in self._traced and scope["method"] == "POST",
         )
         context = {"request_id": request_id, "trace_id": trace.id}
-        with log_context(**context):
+        with LogContext(context):
             scope.update(
                 request_id=request_id,
                 log_fields=fields,
@@ -141,8 +154,8 @@ class RequestMiddleware:
                 self._answered(route, status)
                 level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
                 if _levels.isEnabledFor(level):  # asked here, since structlog makes the whole line first
-                    line = {"route": route, "status": status, "seconds": round(seconds, 4), **fields}
-                    log_request(log, __name__, level, line, context)
+                    line = {"route": route, "status": status, **fields}
+                    log_request(log, __name__, level, line, round(seconds, 4), context)
 
     def _end(self, trace: RequestTrace, scope: Scope, route: str, status: int) -> None:
         if not trace.recording:

@@ -74,14 +74,14 @@ class Permit:
 
     def take_free(self) -> bool:
         """Take it if it is free and nobody waits; `give_back` follows. False: `take` waits for it."""
-        self._begin = self._admission.now()
+        self._begin = self._admission.clock()
         return self._admission.take_free(self._claim)
 
     async def take(self) -> None:
         """Wait for it, behind `take_free`; `give_back` follows, unless this raises."""
         came = self._begin
         await self._admission.take(self._claim)
-        self._begin = self._admission.now()
+        self._begin = self._admission.clock()
         self.waited = self._begin - came
 
     def sent(self) -> None:
@@ -92,7 +92,8 @@ class Permit:
 
     def give_back(self) -> None:
         """The request is over."""
-        self.sent()
+        if not self._sent:
+            self.sent()
         self._admission.give_back(self._begin)
 
     async def __aenter__(self) -> Self:
@@ -132,7 +133,7 @@ class Admission:
         """Of those in flight, the ones that are at no engine yet."""
         self._queue = FairQueue(weight)
         self._places, self._refused = places, refused
-        self._clock = clock
+        self.clock = clock
         self._service_seconds = 1.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -159,7 +160,8 @@ class Admission:
             self._refused("full", key)
             raise self._full()
         self.admitted += 1
-        self._idle.clear()
+        if self.admitted == 1:
+            self._idle.clear()
 
     def leave(self) -> None:
         """It is over."""
@@ -171,10 +173,6 @@ class Admission:
         """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
         time, or when the queue is full and this key has the most in it."""
         return Permit(self, claim)
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return self._clock()
 
     def take_free(self, claim: Claim) -> bool:
         """Take a permit if one is free and nobody waits; `give_back` follows. False: `take` waits for one."""
@@ -198,7 +196,7 @@ class Admission:
     def give_back(self, begin: float) -> None:
         """A permit is free that was taken at a time."""
         self._release()
-        self._service_seconds += 0.1 * (self._clock() - begin - self._service_seconds)
+        self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
 
     def dispatch(self) -> None:
         """Let go whose turn it is: something ended, or an engine has told how it is."""

@@ -31,6 +31,11 @@ ERROR_EVENT_SECONDS = 3.0
 class ClientResponse:
     """One response, of which comments may be the beginning."""
 
+    __slots__ = (
+        "_begin_now", "_one_sender", "_opened", "_refusal", "_send", "_write_now", "answering", "first_byte",
+        "status",
+    )  # fmt: skip
+
     def __init__(
         self,
         send: Send,

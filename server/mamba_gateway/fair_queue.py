@@ -84,10 +84,14 @@ class FairQueue:
 
     def serve(self, name: str, cost: float) -> None:
         """A request that need not wait, since nobody does: its flow pays."""
-        flow = self._flow(name)
-        self._now = max(flow.tag, self._now)
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = _Flow(self._now)
+        elif flow.tag > self._now:
+            self._now = flow.tag
         flow.tag = self._now + cost / self._weight(name)
-        self._forget(name, flow)
+        if flow.tag <= self._now:
+            self._forget(name, flow)
 
     def pop(self, may_go: Callable[[str | None], bool]) -> Waiting | None:
         """Whose turn it is among those whose model has an engine with a place; its flow pays."""
@@ -108,7 +112,8 @@ class FairQueue:
         """A flow took so many tokens more than it paid for; negative: fewer."""
         flow = self._flow(name)
         flow.tag += tokens / self._weight(name)
-        self._forget(name, flow)
+        if flow.tag <= self._now:
+            self._forget(name, flow)
 
     def last_of_the_longest(self) -> Waiting | None:
         """The request that would be served last of the flow with the most waiting: who makes room."""

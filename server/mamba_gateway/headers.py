@@ -3,6 +3,7 @@
 Pure. Names are lower-case bytes, as ASGI has them.
 """
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -38,6 +39,8 @@ _OWN_REQUEST = HOP_BY_HOP | frozenset(
 )
 # Set by the server that answers.
 _OWN_RESPONSE = HOP_BY_HOP | frozenset((b"date", b"server", b"x-request-id", b"x-mambaserve-explain"))
+KEPT_MEDIA = 64
+"""Types of content of which is kept whether they are of events: engines have few."""
 KEPT_NAME, KEPT_NAMES = 64, 1024
 """Longest name of which is kept what was found, and most of them: clients make up others."""
 _CREDENTIAL = re.compile(rb"authorization|cookie|token|api-?key|secret|password|session|signature|assertion")
@@ -53,9 +56,7 @@ def to_engine(
     `traced`: the client has a trace of its own, whose vendors' part goes on; each attempt adds its own
     `traceparent`. `key`: what the gateway itself shows to engines that ask for one.
     """
-    passed = _end_to_end(headers, _stays_here)
-    if not traced:
-        passed = [pair for pair in passed if pair[0] != b"tracestate"]
+    passed = _end_to_end(headers, _stays_here if traced else _stays_here_untraced)
     passed.append((b"x-request-id", request_id.encode()))
     if key is not None:
         passed.append((b"authorization", b"Bearer " + key))
@@ -65,8 +66,12 @@ def to_engine(
 class _Verdicts(dict[bytes, bool]):
     """By name of a request's header: whether it stays here. Kept for the names that come again and again."""
 
+    def __init__(self, own: frozenset[bytes]) -> None:
+        super().__init__()
+        self._own = own
+
     def __missing__(self, name: bytes) -> bool:
-        found = name in _OWN_REQUEST or is_credential(name)
+        found = name in self._own or is_credential(name)
         if len(name) <= KEPT_NAME:
             if len(self) >= KEPT_NAMES:
                 self.clear()  # names that come again are soon back
@@ -74,7 +79,8 @@ class _Verdicts(dict[bytes, bool]):
         return found
 
 
-_stays_here = _Verdicts().__getitem__
+_stays_here = _Verdicts(_OWN_REQUEST).__getitem__
+_stays_here_untraced = _Verdicts(_OWN_REQUEST | {b"tracestate"}).__getitem__
 
 
 def is_credential(name: bytes) -> bool:
@@ -104,7 +110,12 @@ def is_event_stream(headers: RawHeaders) -> bool:
             media = value
         elif name == b"content-encoding":
             encoded = True
-    return not encoded and media.partition(b";")[0].strip().lower() == b"text/event-stream"
+    return not encoded and _is_of_events(media)
+
+
+@functools.lru_cache(KEPT_MEDIA)
+def _is_of_events(media: bytes) -> bool:
+    return media.partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 def _end_to_end(headers: RawHeaders, own: Callable[[bytes], bool]) -> list[tuple[bytes, bytes]]:

@@ -34,7 +34,7 @@ class Hold:
         """What was decided, if that was an engine; else somebody has to wait."""
         if not isinstance(found, DecisionRecord):
             return None
-        if found.decision.cost.endpoint.draining:
+        if found.decision.endpoint.draining:
             self._wake()  # nothing else is left, and nobody else may ask for more
         return found
 

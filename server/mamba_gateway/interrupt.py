@@ -36,7 +36,9 @@ class Interrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
+        if not self.fired:
+            return
         # A cancellation by somebody else, which came too, goes on.
-        ours = self.fired and task is not None and task.uncancel() <= self._cancelling
+        ours = task is not None and task.uncancel() <= self._cancelling
         if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError from error

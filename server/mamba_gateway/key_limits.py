@@ -51,6 +51,10 @@ class KeyLimitTable:
         """Those of one key."""
         return self._entries.get(name, self._default)
 
+    def weight(self, name: str) -> int:
+        """That of one key."""
+        return self._entries.get(name, self._default).weight
+
     @property
     def limited(self) -> bool:
         """Some key has a limit."""

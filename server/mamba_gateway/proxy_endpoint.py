@@ -7,8 +7,6 @@ before the first byte go up to the request middleware.
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from contextlib import nullcontext
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -20,6 +18,7 @@ from mamba_edge.request_body import ClientGone, find_header, read_body, whole_bo
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
 from mamba_gateway.admission import DRAINING, Admission, Claim
+from mamba_gateway.answer import ResponseTruncated
 from mamba_gateway.client_response import ClientResponse
 from mamba_gateway.errors import Draining, UpstreamLost
 from mamba_gateway.explanation import REQUEST_HEADER
@@ -29,8 +28,8 @@ from mamba_gateway.metrics import UNKNOWN_MODEL, GatewayMetrics
 from mamba_gateway.prompt_prefix import tokens_of
 from mamba_gateway.prompt_reader import PromptReader
 from mamba_gateway.rate_limiter import Entry, RateLimiter
-from mamba_gateway.relay import Relay, ResponseTruncated
-from mamba_gateway.routing_fields import RoutingFields, routing_fields
+from mamba_gateway.relay import Relay
+from mamba_gateway.routing_fields import NO_FIELDS, RoutingFields, routing_fields
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_gateway.usage_meter import UsageMeter
 from mamba_telemetry import conventions as names
@@ -71,19 +70,29 @@ class ProxyEndpoint:
         """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
         direct: DirectExchange | None = scope.get(DIRECT)
         response = ClientResponse(send, direct.write if direct else None, scope.get(BEGIN))
-        fields, key = RoutingFields(), ANYONE
+        fields, key = NO_FIELDS, ANYONE
         try:
             if self._keys:
                 key = self._keys.check(find_header(scope["headers"], b"authorization"))
                 scope["log_fields"]["key"] = key
-            with self._admission.admit(key):
-                limits = self._limiter.of(key)
-                request, fields = await self._request(scope, receive, limits)
+            self._admission.enter(key)
+            try:
+                limits, body = self._limiter.of(key), None
+                if direct is not None:
+                    body = whole_body(self._max_body_bytes, scope["body_share"], direct)
+                if body is None:
+                    body = await self._body(scope, receive)
+                fields = routing_fields(body)
+                request = self._request(scope, body, fields, limits)
+                del body  # the request lets go of it once an engine answers
                 # What waits may be streamed to a client behind a balancer with little patience.
-                patient = bool(fields.stream) and self._comment_interval > 0
-                with response.kept_alive(self._comment_interval) if patient else nullcontext():
-                    work = self._work(request, fields, key, limits, scope["answer_headers"], response)
-                    await self._relayed(work, scope, receive, response)
+                if fields.stream and self._comment_interval > 0:
+                    with response.kept_alive(self._comment_interval):
+                        await self._relayed(request, fields, key, limits, scope, receive, response)
+                else:
+                    await self._relayed(request, fields, key, limits, scope, receive, response)
+            finally:
+                self._admission.leave()
         except ClientGone:
             self._metrics.cancelled.inc()
             response.status = CLIENT_GONE
@@ -114,23 +123,16 @@ class ProxyEndpoint:
             task.cancel()
         return len(self._running)
 
-    async def _request(
-        self, scope: Scope, receive: Receive, limits: KeyLimits
-    ) -> tuple[UpstreamRequest, RoutingFields]:
-        direct: DirectExchange | None = scope.get(DIRECT)
-        body = None
-        if direct is not None:
-            body = whole_body(scope["headers"], self._max_body_bytes, scope["body_share"], direct)
-        if body is None:
-            body = await self._body(scope, receive)
-        fields = routing_fields(body)
+    def _request(
+        self, scope: Scope, body: bytes, fields: RoutingFields, limits: KeyLimits
+    ) -> UpstreamRequest:
         shown = self._backend_keys.first if self._backend_keys else None
         headers = to_engine(
             scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
         )
         if limits.tokens_per_minute is not None:
             headers.append((USAGE_HEADER, b"1"))
-        request = UpstreamRequest(
+        return UpstreamRequest(
             path=scope["path"],
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=headers,
@@ -142,79 +144,99 @@ class ProxyEndpoint:
             explain=find_header(scope["headers"], REQUEST_HEADER) == b"1",
             trace=scope["trace"],
         )
-        return request, fields
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         limit = self._max_body_bytes
-        with self._cancellable() as task:
-            try:
-                return await read_body(
-                    scope["headers"],
-                    receive,
-                    limit,
-                    self._body_timeout,
-                    discard=DISCARDED_LIMITS * limit,
-                    share=scope.get("body_share"),
-                )
-            except asyncio.CancelledError:
-                if task not in self._cut:
-                    raise
-                task.uncancel()
-                raise Draining(DRAINING) from None
+        task = self._started()
+        try:
+            return await read_body(
+                scope["headers"],
+                receive,
+                limit,
+                self._body_timeout,
+                discard=DISCARDED_LIMITS * limit,
+                share=scope.get("body_share"),
+            )
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            raise Draining(DRAINING) from None
+        finally:
+            self._ended(task)
 
     async def _relayed(
-        self, work: Coroutine[Any, Any, None], scope: Scope, receive: Receive, response: ClientResponse
-    ) -> None:
-        with self._cancellable() as task:
-            left = False
-
-            def leave() -> None:
-                nonlocal left
-                left = True
-                task.cancel()
-
-            try:
-                with DisconnectWatch(scope, receive, leave):
-                    await work
-            except asyncio.CancelledError:
-                if left:
-                    task.uncancel()
-                    raise ClientGone from None
-                if task not in self._cut:
-                    raise
-                task.uncancel()
-                # A stream has said so itself by now; an answer without room for an error stays unfinished,
-                # and the server closes the connection.
-                if not response.answering:
-                    raise Draining(DRAINING) from None
-
-    def _cancellable(self) -> "_Cancellable":
-        """`cancel_running` cancels the task that is in the block."""
-        return _Cancellable(self._running, self._cut)
-
-    async def _work(
         self,
         request: UpstreamRequest,
         fields: RoutingFields,
         key: str,
         limits: KeyLimits,
-        headers: list[tuple[bytes, bytes]],
+        scope: Scope,
+        receive: Receive,
         response: ClientResponse,
     ) -> None:
-        counted = limits.tokens_per_minute is not None
-        if self._prompts is not None and (counted or self._relay.has_choice):
-            with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
-                request.prompt = await self._prompts.read(request)
-                reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
-        tokens = tokens_of(request.prompt, len(request.body))
-        claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+        task = self._started()
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        try:
+            with DisconnectWatch(scope, receive, leave):
+                counted = limits.tokens_per_minute is not None
+                if self._prompts is not None and (counted or self._relay.has_choice):
+                    await self._read_prompt(self._prompts, request)
+                tokens = tokens_of(request.prompt, len(request.body))
+                claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+                if limits.limited:
+                    await self._counted(request, claim, tokens, response, scope["answer_headers"])
+                else:
+                    waiting = request.trace.begin(names.GATEWAY_QUEUE)
+                    await self._permitted(request, claim, tokens, response, waiting, None)
+        except asyncio.CancelledError:
+            if left:
+                task.uncancel()
+                raise ClientGone from None
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            # A stream has said so itself by now; an answer without room for an error stays unfinished, and
+            # the server closes the connection.
+            if not response.answering:
+                raise Draining(DRAINING) from None
+        finally:
+            self._ended(task)
+
+    def _started(self) -> asyncio.Task[Any]:
+        """The task of this request, which `cancel_running` cancels from now on; `_ended` follows."""
+        task = asyncio.current_task(self._relay.loop)
+        assert task is not None
+        self._running.add(task)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self._cut.discard(task)
+
+    async def _read_prompt(self, prompts: PromptReader, request: UpstreamRequest) -> None:
+        with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
+            request.prompt = await prompts.read(request)
+            reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
+
+    async def _counted(
+        self,
+        request: UpstreamRequest,
+        claim: Claim,
+        tokens: float,
+        response: ClientResponse,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
         waiting = request.trace.begin(names.GATEWAY_QUEUE)
         try:
-            if limits.limited:
-                async with self._limiter.entered(key, tokens, headers) as entry:
-                    await self._permitted(request, claim, tokens, response, waiting, entry)
-            else:
-                await self._permitted(request, claim, tokens, response, waiting, None)
+            async with self._limiter.entered(claim.key, tokens, headers) as entry:
+                await self._permitted(request, claim, tokens, response, waiting, entry)
         finally:
             request.trace.end(waiting)
 
@@ -230,10 +252,12 @@ class ProxyEndpoint:
         meter = request.meter or UsageMeter()
         # What a block would do, without the coroutines of one.
         permit = self._admission.permit(claim)
-        if not permit.take_free():
-            await permit.take()
         try:
+            if not permit.take_free():
+                await permit.take()
+        finally:
             request.trace.end(waiting)
+        try:
             self._metrics.queue_wait.observe(permit.waited)
             request.permit = permit
             try:
@@ -259,25 +283,7 @@ class ProxyEndpoint:
             if model != UNKNOWN_MODEL:
                 trace.root.set(names.REQUEST_MODEL, model)
             trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
-        exemplar = trace.exemplar()
+        exemplar = trace.exemplar() if trace.recording else None
         metrics.duration_of(model).observe(now - begin, exemplar)
         if response.first_byte is not None:
             metrics.first_byte_of(model).observe(response.first_byte - begin, exemplar)
-
-
-class _Cancellable:
-    __slots__ = ("_cut", "_running", "_task")
-
-    def __init__(self, running: set[asyncio.Task[Any]], cut: set[asyncio.Task[Any]]) -> None:
-        self._running, self._cut = running, cut
-
-    def __enter__(self) -> asyncio.Task[Any]:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._running.add(task)
-        return task
-
-    def __exit__(self, *_: object) -> None:
-        self._running.discard(self._task)
-        self._cut.discard(self._task)

@@ -14,8 +14,7 @@ import structlog
 from opentelemetry.trace import SpanKind
 from starlette.types import Send
 
-from mamba_edge.errors import ApiError
-from mamba_gateway.client_response import ERROR_EVENT_SECONDS
+from mamba_gateway.answer import SILENT, ResponseTruncated, end_broken, noted, told_whole, upstream_error
 from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.endpoint import Endpoint
 from mamba_gateway.endpoints import Pool
@@ -42,19 +41,6 @@ log = structlog.get_logger("mambaserve.gateway")
 RETRIED_STATUSES = frozenset((502, 503))
 """Statuses with which an engine says that another one may do better."""
 
-SILENT = "the engine sent nothing for too long"
-
-
-ERROR_EVENT = b'data: {"error":'
-"""How the last event of a stream begins that failed; within an answer's text the quotes have backslashes."""
-
-CLIENTS_MISTAKE = b'"invalid_request_error"'
-"""In such an event: the request could not be answered by any engine."""
-
-
-class ResponseTruncated(Exception):
-    """The answer broke off and its framing has no room for an error: the connection has to be closed."""
-
 
 class Relay:
     """The relay of one gateway."""
@@ -74,9 +60,10 @@ class Relay:
         wake: Callable[[], None],
     ) -> None:
         self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
-        self._loop = connector.loop
+        self.loop = connector.loop
+        """That its requests are served on."""
         self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
-        self._lifetimes = Deadlines(self._loop, request_timeout)
+        self._lifetimes = Deadlines(self.loop, request_timeout)
         self._life_signs = LifeSigns(connector, probe_timeout, silence_timeout)
         self._budget = RetryBudget(time.monotonic)
         self._hold = Hold(pool, metrics, wake)
@@ -94,7 +81,7 @@ class Relay:
         Raises an `ApiError` for the client (a stream that has begun carries it already),
         `ResponseTruncated` if a non-stream answer broke off.
         """
-        task = asyncio.current_task(self._loop)
+        task = asyncio.current_task(self.loop)
         assert task is not None
         lifetime = Interrupt(task)
         self._lifetimes.begin(lifetime)
@@ -112,7 +99,7 @@ class Relay:
         died: tuple[str, ...] = ()
         recording = request.trace.recording
         self._budget.came()
-        deadline = self._loop.time() + self._hold_timeout
+        deadline = self.loop.time() + self._hold_timeout
         for number in range(1, self._max_attempts + 1):
             with request.trace.span(names.GATEWAY_ROUTE) as routing:
                 found = self._decide(request, died)
@@ -145,13 +132,17 @@ class Relay:
                             request.let_body_go()
                             begun = True
                             added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
-                            spoiled = await self._forward(
-                                response, first, send, request, endpoint, lifetime, watch, added, span
-                            )
+                            if told_whole(response, first, send, added):
+                                spoiled = noted(first, request, response, span)
+                            else:
+                                spoiled = await self._forward(
+                                    response, first, send, request, endpoint, lifetime, watch, added, span
+                                )
                             if not 400 <= response.status < 500:
                                 failed = True if response.status >= 500 else spoiled
                             usage = request.meter.usage if request.meter is not None else None
-                            self._router.answered(record, request.prompt, usage)
+                            if usage is not None:
+                                self._router.answered(record, request.prompt, usage)
                             return
                     finally:
                         response.close()
@@ -176,7 +167,7 @@ class Relay:
                 self._pool.fail(endpoint.url, SILENT)
                 raise UpstreamIdleTimeout(SILENT) from error
             except TimeoutError as error:
-                if not watch.expired:
+                if not watch.fired:
                     raise
                 failed = True
                 span.fail("silent")
@@ -223,18 +214,13 @@ class Relay:
         aligner = EventAligner() if events else None
         if events:  # a declared length would leave no room for an error event
             headers = [pair for pair in headers if pair[0] != b"content-length"]
-        meter = request.meter if response.status == 200 else None
-
         spoiled: bool | None = False
 
         def passed(chunk: bytes) -> bytes:
             nonlocal spoiled
             watch.heard()
-            if meter is not None:
-                meter.feed(chunk)
-            if ERROR_EVENT in chunk:
-                span.fail("error_event")
-                spoiled = None if CLIENTS_MISTAKE in chunk else True
+            if (found := noted(chunk, request, response, span)) is not False:
+                spoiled = found
             return aligner.feed(chunk) if aligner else chunk
 
         # Where the client's side can, what is here already goes out in one piece, and what comes at once.
@@ -264,17 +250,17 @@ class Relay:
             self._pool.fail(endpoint.url, str(error))
             span.fail("broke_off")
             log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
-            await _end_broken(aligner, _upstream_error(error), send)
+            await end_broken(aligner, upstream_error(error), send)
             return True
         except asyncio.CancelledError:
             if lifetime.fired:
-                await _end_broken(aligner, self._timed_out(), send)
-            elif watch.expired:
+                await end_broken(aligner, self._timed_out(), send)
+            elif watch.fired:
                 self._metrics.broken.inc()
                 span.fail("silent")
-                await _end_broken(aligner, UpstreamIdleTimeout(SILENT), send)
+                await end_broken(aligner, UpstreamIdleTimeout(SILENT), send)
             elif self.cancelling:
-                await _end_broken(
+                await end_broken(
                     aligner, Draining("the gateway stopped before the answer was complete"), send
                 )
             raise
@@ -285,20 +271,3 @@ class Relay:
 
     def _timed_out(self) -> RequestTimedOut:
         return RequestTimedOut(f"the request took longer than {self._lifetimes.seconds:g} s")
-
-
-def _upstream_error(error: Exception) -> ApiError:
-    if isinstance(error, IdleTimeout):
-        return UpstreamIdleTimeout(SILENT)
-    return UpstreamLost("the engine closed the connection before its answer was complete")
-
-
-async def _end_broken(aligner: EventAligner | None, error: ApiError, send: Send) -> None:
-    if aligner is None:
-        raise ResponseTruncated from error
-    try:
-        async with asyncio.timeout(ERROR_EVENT_SECONDS):
-            await send({"type": "http.response.body", "body": aligner.cut(error), "more_body": False})
-    except TimeoutError:
-        # A client that has stopped reading does not get to keep the request.
-        raise ResponseTruncated from error

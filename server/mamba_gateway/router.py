@@ -79,11 +79,10 @@ class Router:
 
     def sent(self, record: DecisionRecord, prompt: PromptPrefix | None, cost: Cost | None = None) -> int:
         """The request goes to the chosen engine, or to the one of `cost`; its ticket there."""
-        cost, request = cost or record.decision.cost, record.request
-        endpoint = cost.endpoint
+        request, chosen = record.request, cost or record.decision
+        endpoint, known = chosen.endpoint, chosen.resumable
         if prompt is not None:
             self._recent.note(prompt, endpoint.name)
-        known = cost.resumable
         tokens = float(request.prompt_tokens - known)
         if endpoint.speed is not None:
             tokens = endpoint.speed.work(known, request.prompt_tokens)

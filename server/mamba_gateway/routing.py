@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.scoring import EVEN, Comparison, Cost, RoutingRequest, Weights
+from mamba_gateway.scoring import EVEN, NOTHING_KNOWN, Comparison, Cost, RoutingRequest, Weights
 
 TIE = 1e-9
 """Seconds within which two costs are the same."""
@@ -28,8 +28,8 @@ class NoCandidate(Enum):
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes, and all that was weighed for it."""
 
-    cost: Cost
-    """Of the chosen one."""
+    place: int
+    """Of the chosen one in the comparison."""
     comparison: Comparison
     """Of all that passed the filters."""
     reason: Reason
@@ -39,7 +39,17 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def endpoint(self) -> Endpoint:
         """The chosen one."""
-        return self.cost.endpoint
+        return self.comparison.endpoints[self.place]
+
+    @property
+    def cost(self) -> Cost:
+        """Of the chosen one: worked out when asked for."""
+        return self.comparison.cost(self.place)
+
+    @property
+    def resumable(self) -> int:
+        """Tokens of the prompt that the chosen one need not compute."""
+        return self.comparison.known.get(self.endpoint.name, NOTHING_KNOWN)[0]
 
     @property
     def candidates(self) -> int:
@@ -113,8 +123,10 @@ def choose(
     if not candidates:
         return _why_none(known, request)
     comparison = Comparison.of(candidates, request, weights, rng)
-    chosen = comparison.cost(cheapest(comparison.totals(), rng) if len(candidates) > 1 else 0)
-    return Decision(chosen, comparison, _reason(chosen, comparison))
+    if len(candidates) == 1:
+        return Decision(0, comparison, "only")
+    place = cheapest(comparison.totals(), rng)
+    return Decision(place, comparison, _reason(comparison.cost(place), comparison))
 
 
 def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
@@ -147,8 +159,6 @@ def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, 
 
 
 def _reason(chosen: Cost, comparison: Comparison) -> Reason:
-    if len(comparison.endpoints) == 1:
-        return "only"
     if chosen.resumable:
         return "prefix"
     return "home" if not chosen.apart and comparison.charges else "load"

@@ -29,26 +29,34 @@ class RoutingFields(msgspec.Struct, frozen=True):
     @property
     def rank(self) -> int:
         """The priority; 0 where it is none, which the engine will say."""
-        return _number(self.priority) or 0
+        return 0 if self.priority is _ABSENT else _number(self.priority) or 0
 
     @property
     def answer_tokens(self) -> int:
         """Most tokens of the answer, as far as the client says."""
-        wanted = _number(self.max_completion_tokens) or _number(self.max_tokens)
+        wanted = None if self.max_completion_tokens is _ABSENT else _number(self.max_completion_tokens)
+        wanted = wanted or _number(self.max_tokens)
         return min(max(0, wanted), MOST_ANSWER) if wanted is not None else USUAL_ANSWER
+
+
+NO_FIELDS = RoutingFields()
+"""Of a request whose body was not read."""
+_decode = msgspec.json.Decoder(RoutingFields).decode
 
 
 def _number(raw: msgspec.Raw) -> int | None:
     if raw is _ABSENT:
         return None
     written = bytes(raw)
-    return int(written) if len(written) < MOST_DIGITS and written.lstrip(b"-").isdigit() else None
+    if len(written) >= MOST_DIGITS or not (written.isdigit() or written.lstrip(b"-").isdigit()):
+        return None
+    return int(written)
 
 
 def routing_fields(body: bytes) -> RoutingFields:
     """Read them. Raises `InvalidRequest`, in the words of an engine that gets the same body."""
     try:
-        return msgspec.json.decode(body, type=RoutingFields)
+        return _decode(body)
     except msgspec.ValidationError as error:
         field = str(error).replace("`", "").partition(" - at $.")[2]
         if field in _WANTED:

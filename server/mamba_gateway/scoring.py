@@ -90,8 +90,7 @@ NOTHING_KNOWN = (0, 0)
 _EXACT = (1.0,)
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(msgspec.Struct):
     """One request and the endpoints it may go to. What a choice needs is one number of each, and most of them
     are asked for nothing else: `totals` makes the numbers alone, `costs` what they are made of."""
 

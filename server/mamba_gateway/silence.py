@@ -67,32 +67,27 @@ class LifeSigns:
         return False
 
 
-class SilenceWatch:
-    """Raises TimeoutError in its block, which is in `task`, with `expired`, once the engine was silent for as
-    long as `signs` say and does not say that it lives."""
+class SilenceWatch(Interrupt):
+    """Raises TimeoutError in its block, which is in `task`, once the engine was silent for as long as `signs`
+    say and does not say that it lives; then it has `fired`: the engine was given up."""
 
-    __slots__ = ("_base", "_heard", "_limit", "_look", "_loop", "_signs", "_timer")
+    __slots__ = ("_base", "_heard", "_look", "_loop", "_signs", "_timer")
 
     def __init__(self, signs: LifeSigns, base: str, task: asyncio.Task[Any]) -> None:
+        super().__init__(task)
         self._signs, self._base = signs, base
         self._loop = signs.loop
-        self._limit = Interrupt(task)
         self._heard = self._loop.time()
         self._look: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         """For what is left behind the first time."""
-
-    @property
-    def expired(self) -> bool:
-        """The engine was given up."""
-        return self._limit.fired
 
     def heard(self) -> None:
         """Bytes came."""
         self._heard = self._loop.time()
 
     def __enter__(self) -> Self:
-        self._limit.__enter__()
+        super().__enter__()
         self._signs.silence.begin(self)
         return self
 
@@ -104,7 +99,7 @@ class SilenceWatch:
             self._timer.cancel()
         if self._look is not None:
             self._look.cancel()
-        self._limit.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     def fall_due(self) -> None:
         """Its engine may have been silent for too long."""
@@ -122,4 +117,4 @@ class SilenceWatch:
         if heard != self._heard or lives:
             self.fall_due()
         else:
-            self._limit.fall_due()
+            super().fall_due()

@@ -75,5 +75,5 @@ def ask(
     headers = request.headers
     if traceparent := request.trace.traceparent(span):
         headers = [*headers, (b"traceparent", traceparent.encode())]
-    query = f"?{request.query}" if request.query else ""
-    return connector.send(base, f"POST {request.path}{query}", headers, request.body)
+    start = f"POST {request.path}?{request.query}" if request.query else f"POST {request.path}"
+    return connector.send(base, start, headers, request.body)

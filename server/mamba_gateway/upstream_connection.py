@@ -73,7 +73,9 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 await self._send_in_pieces(transport, response, head, body)
             del body  # or this frame would hold it until the answer begins to come
-            return response, await response.read()
+            while (part := response.here()) is None:  # `read`, without a coroutine of its own
+                await response.happened()
+            return response, part
         except BaseException:
             response.close()
             raise

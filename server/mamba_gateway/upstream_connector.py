@@ -7,7 +7,7 @@ import socket
 import ssl
 from base64 import b64encode
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
@@ -89,9 +89,9 @@ class UpstreamConnector:
             found = self._origins[base] = Origin.of(base)
         return found
 
-    async def send(
+    def send(
         self, base: str, start: str, headers: Iterable[Pair], body: bytes
-    ) -> tuple[UpstreamResponse, bytes]:
+    ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
         """Send a request to the engine at a base URL; its answer, with the first bytes of the body, empty if
         it has none. `start` is method and target, without the base's own path.
 
@@ -100,7 +100,11 @@ class UpstreamConnector:
         """
         origin = self.origin(base)
         head = _head(origin, start, headers, len(body))
-        connection = self._kept(origin) or await self._made(origin)
+        connection = self._kept(origin)
+        return self._connected(origin, head, body) if connection is None else connection.send(head, body)
+
+    async def _connected(self, origin: Origin, head: bytes, body: bytes) -> tuple[UpstreamResponse, bytes]:
+        connection = await self._made(origin)
         sending = connection.send(head, body)
         del body  # or this frame would hold it until the answer begins to come
         return await sending

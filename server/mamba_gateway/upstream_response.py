@@ -35,6 +35,11 @@ class Source(Protocol):
 class UpstreamResponse:
     """The answer to one request, as it comes."""
 
+    __slots__ = (
+        "_connection", "_error", "_idle", "_left", "_loop", "_parts", "_size", "_take", "_timed", "_timer",
+        "_waiter", "_waits_since", "headers", "status",
+    )  # fmt: skip
+
     def __init__(self, connection: Source, idle: Deadlines) -> None:
         """`idle`: how long the engine may say nothing."""
         self.status = 0
@@ -66,13 +71,18 @@ class UpstreamResponse:
 
         Raises ConnectionLost and IdleTimeout, behind the bytes that came before.
         """
-        while not self._parts:
-            if self._error is not None:
-                raise self._error
-            if self._connection is None:
-                return b""
+        while (part := self.here()) is None:
             await self.happened()
-        return self._taken()
+        return part
+
+    def here(self) -> bytes | None:
+        """What `read` gives where it need not wait; None where it has to, until something has `happened`.
+        Raises what `read` raises."""
+        if self._parts:
+            return self._taken()
+        if self._error is not None:
+            raise self._error
+        return b"" if self._connection is None else None
 
     async def pass_on(self, take: Callable[[bytes], bytes]) -> bytes:
         """Give `take` what comes, in the moment in which it comes, until it gives bytes back.

@@ -48,6 +48,8 @@ _decode = msgspec.json.Decoder(Usage).decode
 class UsageMeter:
     """Of one answer."""
 
+    __slots__ = ("_events", "_tail", "size", "usage")
+
     def __init__(self) -> None:
         self.size = 0
         """Bytes seen."""

@@ -191,6 +191,15 @@ MUTANTS = (
         "        if self._timer is None and not", "        self._unwatch()\n        if not", (CONNECTIONS,),
     ),
     Mutant(
+        "a child process gives out the ids of its parent", EDGE + "request_middleware.py",
+        "os.register_at_fork(after_in_child=_new_ids.clear)", "",
+        ("tests/unit/edge/test_request_middleware.py",),
+    ),
+    Mutant(
+        "clients fill the memory with targets", EDGE + "request_target.py",
+        "if len(target) <= KEPT_BYTES:", "if True:", ("tests/unit/edge/test_request_target.py",),
+    ),
+    Mutant(
         "an answer in one piece has no end", EDGE + "direct_exchange.py",
         'b"" if more else b"0\\r\\n\\r\\n"', 'b""', ("tests/unit/edge/test_direct_exchange.py",),
     ),

@@ -93,14 +93,14 @@ MUTANTS = (
     ),
     Mutant(
         "a drain does not reach clients that still send", GATEWAY + "proxy_endpoint.py",
-        "        with self._cancellable() as task:\n            try:\n                return ",
-        "        task = asyncio.current_task()\n        if task:\n            try:\n                return ",
+        "        task = self._started()\n        try:\n            return ",
+        "        task = asyncio.current_task()\n        try:\n            return ",
         PROXY,
     ),
     Mutant(
         "who has no answer at the end of a drain gets none", GATEWAY + "proxy_endpoint.py",
-        "                if not response.answering:\n                    raise Draining(DRAINING) from None",
-        "                return",
+        "            if not response.answering:\n                raise Draining(DRAINING) from None",
+        "            return",
         PROXY,
     ),
     Mutant(
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client's credentials go to the engine", GATEWAY + "headers.py",
-        "found = name in _OWN_REQUEST or is_credential(name)", "found = name in _OWN_REQUEST",
+        "found = name in self._own or is_credential(name)", "found = name in self._own",
         PROXY,
     ),
     Mutant(

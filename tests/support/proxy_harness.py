@@ -45,6 +45,8 @@ async def hang(_call: UpstreamRequest, _send: Send) -> None:
 class ScriptedRelay:
     """Stands in for the engines: does what the script says, remembers the calls."""
 
+    loop = None  # whichever runs
+
     def __init__(self, script: Script) -> None:
         self.script = script
         self.calls: list[UpstreamRequest] = []

@@ -91,7 +91,7 @@ async def serve(
     admission = Admission(
         settings.max_in_flight, settings.max_queue, settings.queue_timeout, time.monotonic,
         places=lambda model: places(pool.snapshot(), model),
-        weight=lambda key: limits.of(key).weight,
+        weight=limits.weight,
         refused=lambda cause, key: metrics.refused.labels(cause, key).inc(),
     )  # fmt: skip
     pool.on_change = admission.dispatch

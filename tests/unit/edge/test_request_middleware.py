@@ -1,5 +1,7 @@
 """The outermost application: identifiers, the envelope for whatever was raised, one count for each answer."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -164,6 +166,23 @@ async def test_what_is_no_http_is_not_answered() -> None:
     await middleware.app({"type": "websocket", "path": "/known", "headers": []}, None, send)  # type: ignore[arg-type]
     assert sent == ["websocket.close"]
     assert (middleware.scopes, middleware.counted) == ([], [])
+
+
+FORKED = """
+import os
+from mamba_edge.request_middleware import request_id_of
+request_id_of(None)  # some are drawn by now that are not given out
+child = os.fork()
+for _ in range(100):
+    os.write(1, request_id_of(None).encode() + b" ")
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_child_process_gives_out_other_ids_than_its_parent() -> None:
+    told = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert len(set(told.stdout.split())) == 200
 
 
 async def test_the_trace_of_the_caller_goes_on_and_a_wrong_one_is_none() -> None:

@@ -43,7 +43,7 @@ OPERATIONS = [
 class RefusingRelay:
     """In the place of the engines: refuses whatever reaches it, as one does that knows better."""
 
-    cancelling = False
+    cancelling, loop = False, None  # whichever runs
 
     async def run(self, _request: UpstreamRequest, send: Send) -> None:
         headers = [(b"content-type", b"application/json")]

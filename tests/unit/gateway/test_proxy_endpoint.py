@@ -20,8 +20,8 @@ from mamba_api.openai import CompletionRequest
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.errors import ApiError, InvalidRequest
 from mamba_edge.validation import invalid
+from mamba_gateway.answer import ResponseTruncated
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
-from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.routing_fields import routing_fields
 from mamba_gateway.upstream import UpstreamRequest
 from mamba_server.api.json_fields import parse_json_object

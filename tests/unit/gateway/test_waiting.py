@@ -10,8 +10,8 @@ from starlette.types import Send
 from asgi import Asked
 from eventually import until
 from mamba_edge.errors import ApiError
+from mamba_gateway.answer import ResponseTruncated
 from mamba_gateway.errors import NoEndpoint, UpstreamLost
-from mamba_gateway.relay import ResponseTruncated
 from mamba_gateway.upstream import UpstreamRequest
 from proxy_harness import ProxyHarness, Script, hang
 

@@ -13,6 +13,7 @@ import structlog
 from mamba_telemetry.logs import (
     GATHERED_SECONDS,
     MOST_GATHERED,
+    MOST_KEPT,
     get_logger,
     log_context,
     log_request,
@@ -47,22 +48,40 @@ def test_a_line_is_one_json_object_with_its_context(stream: io.StringIO) -> None
 
 
 CONTEXT = {"request_id": "r1", "trace_id": None}
-FIELDS = {"route": "/v1/completions", "status": 200, "seconds": 0.0123, "model": "caf\u00e9 \u2028 m"}
+SECONDS = 0.0123
+FIELDS = {"route": "/v1/completions", "status": 200, "model": "caf\u00e9 \u2028 m"}
 
 
 def of_request(fields: dict[str, object] = FIELDS) -> None:
     with log_context(**CONTEXT):
-        log_request(get_logger("edge"), "edge", logging.WARNING, fields, CONTEXT)
+        log_request(get_logger("edge"), "edge", logging.WARNING, fields, SECONDS, CONTEXT)
 
 
-def test_the_line_of_a_request_says_what_any_other_line_would(stream: io.StringIO) -> None:
+@pytest.mark.parametrize("model", ["m", 'a "quoted" \\ name\n', "caf\u00e9 \u2028 m", None])
+def test_the_line_of_a_request_says_what_any_other_line_would(stream: io.StringIO, model: str | None) -> None:
     set_up_logs(process="gateway", stream=stream)
+    fields: dict[str, object] = {**FIELDS, "model": model}
     with log_context(**CONTEXT):
-        get_logger("edge").warning("request", **FIELDS)
-    of_request()
+        get_logger("edge").warning("request", seconds=SECONDS, **fields)
+    of_request(fields)
+    of_request(fields)  # of text that is kept by now
     assert '"status": 200, ' in stream.getvalue().splitlines()[1]
-    usual, quick = lines(stream)
-    assert (len(str(usual.pop("timestamp"))), usual) == (len(str(quick.pop("timestamp"))), quick)
+    usual, quick, again = lines(stream)
+    for line in (quick, again):
+        assert len(str(line.pop("timestamp"))) == len(str(usual["timestamp"]))
+        assert line == {name: value for name, value in usual.items() if name != "timestamp"}
+
+
+def test_lines_of_requests_with_other_fields_are_other_lines(stream: io.StringIO) -> None:
+    set_up_logs(process="gateway", stream=stream)
+    made: list[dict[str, object]] = [{"model": f"m{number}"} for number in range(2 * MOST_KEPT)]
+    first_two: list[dict[str, object]] = [{"key": "a", "model": "b"}, {"model": "a", "key": "b"}]
+    for fields in (*first_two, *made):
+        of_request(fields)
+    logging.getLogger().handlers[0].flush()
+    first, second, *others = lines(stream)
+    assert (first["key"], first["model"], second["key"], second["model"]) == ("a", "b", "b", "a")
+    assert [line["model"] for line in others] == [fields["model"] for fields in made]
 
 
 def test_on_a_terminal_it_is_a_line_like_the_others(stream: io.StringIO) -> None:
