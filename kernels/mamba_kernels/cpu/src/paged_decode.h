@@ -1,9 +1,8 @@
 // Attention of one new token for each of some sequences over paged keys and values, in one call. Included once
 // by each instruction set.
 //
-// A chunk is one sequence and one KV head, whose query heads take block after block
-// of it together. The context
-// is walked in its own order, so a row's bits depend on its own context alone.
+// A chunk is one sequence and one KV head, whose query heads take block after block of it together. The context is
+// walked in its own order, so a row's bits depend on its own context alone.
 #pragma once
 #include "elements.h"
 #include "functions.h"
@@ -15,11 +14,13 @@ namespace {
 constexpr int kMostVectors = 16;     // of a head: MOST_HEAD_DIM of ../paged_decode.py
 constexpr int32_t kPositions = 64;  // of a block: tens of kilobytes of keys, in the first or second cache
 
-template <typename T>
+// kVectors: those of a head, all of them whole; 0 = any number, and the last may be a part. Where it is known, sums
+// and queries stay in registers.
+template <typename T, int kVectors>
 class PagedDecodeCall {
  public:
   explicit PagedDecodeCall(const PagedDecode& call)
-      : call_(call), group_(call.heads / call.kv_heads), vectors_((call.head_dim + kLanes - 1) / kLanes) {}
+      : call_(call), group_(call.heads / call.kv_heads), any_((call.head_dim + kLanes - 1) / kLanes) {}
 
   void run() const {
     for_each_chunk(call_.rows * call_.kv_heads,
@@ -27,14 +28,23 @@ class PagedDecodeCall {
   }
 
  private:
-  // The key (which = 0) or value (which = 1) at a position of a row's context.
-  const T* stored(const int32_t* pages, int32_t position, int kv_head, int which) const {
-    const int64_t page = pages[position / call_.page_size], offset = position % call_.page_size;
-    return static_cast<const T*>(call_.kv) + page * call_.page_stride + which * call_.value_offset +
-           (offset * call_.kv_heads + kv_head) * call_.head_dim;
-  }
+  static constexpr bool kWhole = kVectors > 0;
 
+  int vectors() const { return kWhole ? kVectors : any_; }
   int count(int vector) const { return call_.head_dim - vector * kLanes; }
+
+  // Body(position, its key (which = 0) or value (which = 1)) of positions of a row's context; a page's lie in a row.
+  template <typename Body>
+  void by_pages(const int32_t* pages, int kv_head, int which, int32_t first, int32_t end, const Body& body) const {
+    const int64_t step = int64_t{call_.kv_heads} * call_.head_dim;
+    for (int32_t t = first; t < end;) {
+      const int32_t page = t / call_.page_size, offset = t % call_.page_size;
+      const int32_t stop = end - t < call_.page_size - offset ? end : t - offset + call_.page_size;
+      const T* at = static_cast<const T*>(call_.kv) + pages[page] * call_.page_stride + which * call_.value_offset +
+                    offset * step + int64_t{kv_head} * call_.head_dim;
+      for (; t < stop; ++t, at += step) body(t, at);
+    }
+  }
 
   // Body(query head of the group, first, end) for blocks of positions that stay cached for the whole group.
   template <typename Body>
@@ -50,9 +60,9 @@ class PagedDecodeCall {
     const int32_t context = call_.context_len[row];
     const int32_t* pages = call_.page_table + call_.table_row[row] * call_.page_table_stride;
     // [query heads of the group, context], and their sums [query heads, vectors, kLanes]
-    float* weights = scratch.get<float>(int64_t{group_} * (context + vectors_ * kLanes));
+    float* weights = scratch.get<float>(int64_t{group_} * (context + vectors() * kLanes));
     float* sums = weights + int64_t{group_} * context;
-    std::memset(sums, 0, static_cast<size_t>(group_) * vectors_ * kLanes * sizeof(float));
+    std::memset(sums, 0, static_cast<size_t>(group_) * vectors() * kLanes * sizeof(float));
     const int64_t first_head = int64_t{kv_head} * group_;
     const T* queries = static_cast<const T*>(call_.query) + row * call_.query_stride + first_head * call_.head_dim;
     by_blocks(context, [&](int member, int32_t first, int32_t end) {
@@ -60,39 +70,40 @@ class PagedDecodeCall {
     });
     for (int member = 0; member < group_; ++member) normalize(weights + int64_t{member} * context, context);
     by_blocks(context, [&](int member, int32_t first, int32_t end) {
-      add_values(weights + int64_t{member} * context, pages, kv_head, first, end, sums + member * vectors_ * kLanes);
+      add_values(weights + int64_t{member} * context, pages, kv_head, first, end, sums + member * vectors() * kLanes);
     });
     T* out = static_cast<T*>(call_.out) + (row * int64_t{call_.heads} + first_head) * call_.head_dim;
     for (int member = 0; member < group_; ++member) {
-      for (int v = 0; v < vectors_; ++v) {
+      for (int v = 0; v < vectors(); ++v) {
         store_some(out + member * call_.head_dim + v * kLanes, count(v),
-                   Lanes::load(sums + (member * vectors_ + v) * kLanes));
+                   Lanes::load(sums + (member * vectors() + v) * kLanes));
       }
     }
   }
 
   void score(const T* query, const int32_t* pages, int kv_head, int32_t first, int32_t end, float* scores) const {
-    Lanes q[kMostVectors];
-    for (int v = 0; v < vectors_; ++v) q[v] = load_some(query + v * kLanes, count(v));
-    for (int32_t t = first; t < end; ++t) {
-      const T* key = stored(pages, t, kv_head, 0);
+    Lanes q[kWhole ? kVectors : kMostVectors];
+    for (int v = 0; v < vectors(); ++v) q[v] = load_part<kWhole>(query + v * kLanes, count(v));
+    by_pages(pages, kv_head, 0, first, end, [&](int32_t t, const T* key) {
       Lanes sum = Lanes::zero();
-      for (int v = 0; v < vectors_; ++v) sum = Lanes::fused(q[v], load_some(key + v * kLanes, count(v)), sum);
+      for (int v = 0; v < vectors(); ++v) {
+        sum = Lanes::fused(q[v], load_part<kWhole>(key + v * kLanes, count(v)), sum);
+      }
       scores[t] = sum.sum() * call_.scale;
-    }
+    });
   }
 
   void add_values(const float* weights, const int32_t* pages, int kv_head, int32_t first, int32_t end,
                   float* sums) const {
-    Lanes parts[kMostVectors];
-    for (int v = 0; v < vectors_; ++v) parts[v] = Lanes::load(sums + v * kLanes);
-    for (int32_t t = first; t < end; ++t) {
-      const T* value = stored(pages, t, kv_head, 1);
-      for (int v = 0; v < vectors_; ++v) {
-        parts[v] = Lanes::fused(Lanes::all(weights[t]), load_some(value + v * kLanes, count(v)), parts[v]);
+    Lanes parts[kWhole ? kVectors : kMostVectors];
+    for (int v = 0; v < vectors(); ++v) parts[v] = Lanes::load(sums + v * kLanes);
+    by_pages(pages, kv_head, 1, first, end, [&](int32_t t, const T* value) {
+      const Lanes weight = Lanes::all(weights[t]);
+      for (int v = 0; v < vectors(); ++v) {
+        parts[v] = Lanes::fused(weight, load_part<kWhole>(value + v * kLanes, count(v)), parts[v]);
       }
-    }
-    for (int v = 0; v < vectors_; ++v) parts[v].store(sums + v * kLanes);
+    });
+    for (int v = 0; v < vectors(); ++v) parts[v].store(sums + v * kLanes);
   }
 
   // softmax, in place
@@ -113,15 +124,21 @@ class PagedDecodeCall {
   }
 
   const PagedDecode& call_;
-  int group_, vectors_;
+  int group_;
+  int any_;  // vectors of a head, where that is not known before
 };
 
-void paged_decode(const PagedDecode* call) {
-  if (call->kind == kBfloat16) {
-    PagedDecodeCall<uint16_t>(*call).run();
-  } else {
-    PagedDecodeCall<float>(*call).run();
+template <typename T>
+void run_paged_decode(const PagedDecode& call) {
+  switch (call.head_dim) {
+    case 64: return PagedDecodeCall<T, 4>(call).run();
+    case 128: return PagedDecodeCall<T, 8>(call).run();
+    default: return PagedDecodeCall<T, 0>(call).run();
   }
+}
+
+void paged_decode(const PagedDecode* call) {
+  call->kind == kBfloat16 ? run_paged_decode<uint16_t>(*call) : run_paged_decode<float>(*call);
 }
 
 }  // namespace

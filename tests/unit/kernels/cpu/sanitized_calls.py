@@ -184,7 +184,7 @@ def norm(library: Library) -> None:
 
 def attend(library: Library) -> None:
     for kind, (heads, kv_heads, head_dim), page_size in product(
-        (FLOAT32, BFLOAT16), ((6, 2, 63), (3, 1, 100), (2, 2, 16)), (1, 5)
+        (FLOAT32, BFLOAT16), ((6, 2, 63), (3, 1, 100), (2, 2, 16), (4, 2, 64), (2, 1, 128)), (1, 5)
     ):
         contexts = np.array([1, 17, 70], np.int32)
         widest = -(-70 // page_size)

@@ -66,7 +66,7 @@ EVERYONE = list(range(len(CONTEXTS)))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"),
-    [(4, 4, 64, 16), (6, 2, 63, 4), (5, 1, 100, 1), (2, 1, 256, 16), (1, 1, 1, 3)],
+    [(4, 4, 64, 16), (6, 2, 63, 4), (5, 1, 100, 1), (4, 2, 128, 5), (2, 1, 256, 16), (1, 1, 1, 3)],
 )
 def test_each_row_attends_to_its_own_context(
     library: Library, heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype,
@@ -100,6 +100,6 @@ def test_a_key_that_is_not_a_number_shows_in_its_own_row_alone(library: Library)
 def test_every_instruction_set_gives_the_same_bits(
     assert_same_bits: Callable[..., None], dtype: torch.dtype
 ) -> None:
-    for shape in ((12, 4, 64, 16), (6, 2, 63, 4)):
+    for shape in ((12, 4, 64, 16), (6, 2, 63, 4), (4, 2, 128, 5)):
         decodes = Decodes(*shape, dtype)
         assert_same_bits(lambda library, decodes=decodes: (decodes.run(library, EVERYONE),))
