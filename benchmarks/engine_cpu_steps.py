@@ -22,7 +22,7 @@ from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.device_arena import DTYPES
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch, IntArray
 from mamba_server.model.layers.hybrid import HybridModel
-from mamba_server.model.step_decoder import step_decoder
+from mamba_server.model.layers.step_decoder import step_decoder
 
 CPU = torch.device("cpu")
 PAGE, CHUNK, CONTEXT = 16, 64, 128

@@ -31,8 +31,8 @@ from mamba_server.engine.token_scores import TokenScores, block_rows, score_toke
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
+from mamba_server.model.layers.step_decoder import step_decoder
 from mamba_server.model.page_table import PageTable
-from mamba_server.model.step_decoder import step_decoder
 from mamba_server.model.trial_batch import TrialPiece, trial_batch
 from mamba_server.wire import SamplingParams
 

@@ -7,7 +7,7 @@ import torch
 
 from mamba_planner.families.registry import load_model_config
 from mamba_server.model.layers.hybrid import HybridModel
-from mamba_server.model.step_decoder import step_decoder
+from mamba_server.model.layers.step_decoder import step_decoder
 from testmodels.batches import CPU, Driver, Run, Sequence, poisoned_views
 from testmodels.checkpoints import random_nemotron_h
 
