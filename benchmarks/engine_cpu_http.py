@@ -29,15 +29,19 @@ from benchmarks.serve import TINY, engine_samples
 from mamba_cli.bench.prompts import Lengths, random_prompts
 from mamba_cli.bench.samples import Sample
 
-DECODED = 64
+DECODED = 128
+"""So long that 32 streams still run side by side when the last of them has begun."""
 
 
 def streamed_step(samples: Sequence[Sample]) -> float:
-    """Seconds of a step while all streams run. Pure. Raises RuntimeError where a request failed."""
+    """Seconds of a step while all streams run. Pure. Raises RuntimeError where a request failed, or where they
+    never all ran."""
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
     begun = [sample.sent + (sample.ttft or 0.0) for sample in samples]
     first, last = max(begun), min(sample.end for sample in samples)
+    if first >= last:
+        raise RuntimeError("a stream ended before the last one began: no step had all of them")
     gaps = [
         end - start
         for begin, sample in zip(begun, samples, strict=True)

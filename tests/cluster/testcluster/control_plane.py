@@ -147,12 +147,18 @@ class ControlPlane(Cluster):
 
     @contextmanager
     def api_server_down(self, *, grace: float = 0.0) -> Iterator[None]:
-        """The API server is away for the length of the block and ready again after it."""
+        """The API server is away for the length of the block and ready again after it.
+
+        Controllers begin anew then: their watches wait up to a minute before they try a server again that was
+        away for long, and what is looked at next would find a cluster in which nothing happens.
+        """
         self.stop_api_server(grace=grace)
         try:
             yield
         finally:
             self.start_api_server()
+            self.controller_manager.stop(grace=0)
+            self.controller_manager.start()
 
     def stop(self) -> None:
         """Ends all processes at once: what they would still write is deleted anyway."""
