@@ -34,8 +34,8 @@ DECODED = 128
 
 
 def streamed_step(samples: Sequence[Sample]) -> float:
-    """Seconds of a step while all streams run. Pure. Raises RuntimeError where a request failed, or where they
-    never all ran."""
+    """Seconds of a step while all streams run. Pure. Raises RuntimeError where a request failed, or where
+    they never all ran."""
     if failed := {sample.error for sample in samples if sample.error}:
         raise RuntimeError(f"requests failed: {failed}")
     begun = [sample.sent + (sample.ttft or 0.0) for sample in samples]
