@@ -15,6 +15,7 @@ import torch
 from mamba_kernels.cpu.largest import Largest
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.dispatch.operators import Operator
+from mamba_kernels.precision import accumulator
 from mamba_kernels.sample import Choice, Counts, SampleParameters
 from mamba_kernels.sample.noise import gumbel, scatter_tokens
 from mamba_kernels.sample.reference import is_finite, min_p, penalize, top_k, top_p
@@ -170,7 +171,7 @@ class Sampler:
             if batch.greedy and self._largest is not None:
                 ids, finite = self._largest(logits)
                 return SampledTokens(ids.to(torch.int32), finite, None, None, None)
-            logits = _widened(logits)
+            logits = logits.to(accumulator(logits.dtype))
             raw = None if batch.logprobs is None else logits[batch.logprobs]
             if batch.bias is not None:
                 logits.index_put_((batch.bias.rows, batch.bias.tokens), batch.bias.values, accumulate=True)
@@ -287,10 +288,6 @@ def _with_logprobs(
     top_logprobs = raw.new_full((len(ids), width), torch.nan)
     top_ids[rows], top_logprobs[rows] = scores.top_ids, scores.top_logprobs
     return SampledTokens(ids.to(torch.int32), finite, logprob, top_ids, top_logprobs)
-
-
-def _widened(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _block(logits: torch.Tensor, minimum: TokenEntries, positions: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from mamba_api.quantization import Quantization
 from mamba_kernels.dispatch.backend import TRITON, backend_for
+from mamba_kernels.precision import accumulator
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.workspace import scanned_chunks
@@ -115,7 +116,7 @@ class HybridModel:
         """float32 logits [r, vocab] of rows of `hidden`: apart, so that many rows can be scored in blocks."""
         with torch.inference_mode():
             logits = self.head(hidden)
-            return logits if logits.dtype == torch.float64 else logits.float()
+            return logits.to(accumulator(logits.dtype))
 
     def hidden(self, batch: ForwardBatch, cache: CacheViews) -> torch.Tensor:
         """Run one step but for the head. Returns the normed hidden states [L, d] of the rows
