@@ -101,7 +101,7 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, settled:
     if before is None:
         after = await _make(client, snapshot, change.manifest)
     else:
-        after = await client.apply(_same_object(change.manifest, before))
+        after = await _change(client, change.manifest, before)
     if drift(change.manifest, after):
         settled[str(metadata(after).get("uid"))] = made_of(change.manifest, after)
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
@@ -129,7 +129,7 @@ def _same_object(manifest: Manifest, before: Manifest) -> Manifest:
 
 
 async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> Manifest:
-    """Apply with force would take over whatever has the name: it is looked at when there is something."""
+    """Whatever has the name already is looked at first: an apply with force would take it over."""
     try:
         return await client.make(manifest)
     except Conflict:
@@ -139,7 +139,13 @@ async def _make(client: KubeClient, snapshot: Snapshot, manifest: Manifest) -> M
             # It went in between: the next pass makes it.
             raise
         _check_ours(found[0], snapshot, one)
-        return await client.apply(_same_object(manifest, found[0]))
+        return await _change(client, manifest, found[0])
+
+
+async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> Manifest:
+    """The child as it is now. The first change of one that was created makes its fields ours by Apply."""
+    await client.own(before)
+    return await client.apply(_same_object(manifest, before))
 
 
 def _check_ours(found: Manifest, snapshot: Snapshot, one: Ref) -> None:

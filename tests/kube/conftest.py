@@ -10,7 +10,5 @@ from testcluster.control_plane import ControlPlane
 def plane(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with the CRD in force."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
+    control_plane.wait_established("mambadeployments.serving.mambaserve.io")
     return control_plane

@@ -201,7 +201,7 @@ def test_the_clusters_autoscaler_follows_what_engines_say_up_and_down(world: Wor
 def test_the_examples_manifests_are_what_the_kinds_take(plane: ControlPlane, namespace: str) -> None:
     plane.kubectl("apply", "--server-side", "-f", str(SCALED_OBJECTS))
     try:
-        plane.kubectl("wait", "--for=condition=Established", "crd/scaledobjects.keda.sh", "--timeout=30s")
+        plane.wait_established("scaledobjects.keda.sh")
         folder = ROOT / "examples/09-external-autoscaler"
         files = (folder / "mamba.yaml", *sorted((folder / "autoscalers").glob("keda*.yaml")))
         for file in files:

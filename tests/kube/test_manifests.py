@@ -36,10 +36,7 @@ def test_one_command_makes_all_of_it(applied: ControlPlane) -> None:
     for each in objects():
         metadata = each["metadata"]
         assert applied.get(each["kind"], metadata["name"], metadata.get("namespace")), metadata["name"]
-    kubectl = applied.kubectl
-    kubectl(
-        "wait", "--for=condition=Established", "crd/mambadeployments.serving.mambaserve.io", "--timeout=30s"
-    )
+    applied.wait_established("mambadeployments.serving.mambaserve.io")
     account = f"system:serviceaccount:{NAMESPACE}:mambaserve"
     assert applied.may(account, "patch", "deployments.apps", "default")
     assert not applied.may(account, "list", "secrets", "default")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kube
 CHILDREN = {
     ("Secret", "nano-admin-UID-KEY"), ("ServiceAccount", "nano"), ("Role", "nano"), ("RoleBinding", "nano"),
     ("ConfigMap", "nano-engine"), ("ConfigMap", "nano-wake"), ("Service", "nano-engine"), ("Service", "nano"),
-    ("NetworkPolicy", "nano-engine"), ("PodDisruptionBudget", "nano-engine"),
+    ("NetworkPolicy", "nano-engine"),
     ("Deployment", "nano-engine"), ("Deployment", "nano"),
 }  # fmt: skip
 KINDS = (

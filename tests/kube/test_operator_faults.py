@@ -23,7 +23,7 @@ KINDS = (
     "secrets,serviceaccounts,roles,rolebindings,configmaps,services,networkpolicies,poddisruptionbudgets,"
     "deployments"
 )
-CHILDREN = 12
+CHILDREN = 11
 SHORT_LEASE = {"MAMBASERVE_LEASE_DURATION": "6"}
 """For tests that kill a holder: the next one waits so long."""
 DEFAULT_LEASE = {

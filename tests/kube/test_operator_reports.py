@@ -97,7 +97,7 @@ def test_a_pool_is_made_mended_and_removed_and_a_cluster_without_the_kind_is_tol
     assert operator.counted("reconcile_errors") == 0
 
     plane.kubectl("apply", "--server-side", "-f", str(CRD))
-    plane.kubectl("wait", "--for=condition=Established", f"crd/{POOLS}", "--timeout=30s")
+    plane.wait_established(POOLS)
     touch(plane, namespace, "1")
     plane.wait_for(lambda: plane.get(POOLS, "nano", namespace), "the pool")
     becomes(plane, namespace, "False", "AsExpected")

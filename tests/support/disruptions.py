@@ -13,11 +13,23 @@ from random import Random
 from typing import Any
 
 from mamba_api import names
+from mamba_operator.render.engine_key import mounts_key
 from product import SYSTEM, Deployed
 from testcluster.errors import CommandFailed
 from testcluster.host_view import HOST_IMAGE, TREE
 
 TRAFFIC = "traffic"
+KEYS = "client-keys"
+"""Secret with the clients' keys."""
+CLIENT_KEY = "zero-drop-0123456789"
+"""Shown with every request, asked for or not."""
+ASK_WITHOUT_KEY = """
+import sys, urllib.error, urllib.request
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
 STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 ENDED = 480.0
 """Seconds that pods may take to be replaced, one after the other: load, `minReadyTime` and drain of each."""
@@ -78,14 +90,16 @@ class Course:
         print(f"{time.time() - begin:6.1f} s  {name}", flush=True)
 
     @contextmanager
-    def traffic(self, streams: int, rate: float) -> Iterator[None]:
-        """Requests are asked all the time, `streams` at once and `rate` in a second at most."""
+    def traffic(self, streams: int, rate: float, tokens: int = 0) -> Iterator[None]:
+        """Requests come all the time, `streams` at once and `rate` in a second at most; with `tokens` for
+        whole answers of so many, which keep engines busy and not the client."""
         deployed = self.deployed
         url = f"http://{deployed.name}.{deployed.namespace}.svc/v1"
         script = f"{TREE}/tests/support/stream_traffic.py"
         container = {
             "name": "main", "image": HOST_IMAGE,
-            "command": ["python", script, url, "tiny-recall", str(streams), str(rate)],
+            "command": ["python", script, url, "tiny-recall", str(streams), str(rate), str(tokens)],
+            "env": [{"name": "OPENAI_API_KEY", "value": CLIENT_KEY}],
             "resources": {"requests": {"cpu": "200m"}},
         }  # fmt: skip
         spec = {"terminationGracePeriodSeconds": 0, "restartPolicy": "Never", "containers": [container]}
@@ -120,6 +134,11 @@ class Course:
     def wait_answered_in_all(self, wanted: int, timeout: float = 600.0) -> None:
         """Until so many requests have ended."""
         self.deployed.node.wait_for(lambda: self.answered(wanted), f"{wanted} answers", timeout=timeout)
+
+    def without_key(self) -> int:
+        """Status of the answer to a request that shows no key."""
+        url = f"http://{self.deployed.name}.{self.deployed.namespace}.svc/v1/models"
+        return int(self._kubectl("exec", TRAFFIC, "--", "python", "-c", ASK_WITHOUT_KEY, url))
 
     def _kubectl(self, verb: str, *arguments: str, timeout: float = 120.0) -> str:
         where = ["-n", self.deployed.namespace]
@@ -198,6 +217,24 @@ def roll_gateways(deployed: Deployed, value: str) -> None:
     template = {"metadata": {"annotations": {"example.com/rolled": value}}}
     deployed.patch({"gateway": {"podTemplate": template}})
     settle(deployed, "gateway", len(before), before)
+
+
+def ask_for_keys(deployed: Deployed, asked: bool) -> None:
+    """`spec.gateway.auth` comes or goes, and with it the key that engines ask gateways for."""
+    if asked:
+        data = {names.API_KEYS_KEY: f"{CLIENT_KEY} traffic\n"}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS}, "stringData": data}
+        deployed.node.apply(secret, deployed.namespace)
+    before = {component: _names(pods(deployed, component)) for component in ("engine", "gateway")}
+    deployed.patch({"gateway": {"auth": {"secretRef": {"name": KEYS}} if asked else None}})
+
+    def switched() -> bool:
+        found = [one for component in before for one in pods(deployed, component)]
+        return all(mounts_key(one) is asked for one in found)
+
+    deployed.node.wait_for(switched, "pods with a key" if asked else "pods without one", timeout=ENDED)
+    for component, those in before.items():
+        settle(deployed, component, len(those), those)
 
 
 def drain_node(deployed: Deployed, away: float) -> None:

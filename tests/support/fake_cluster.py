@@ -23,8 +23,8 @@ def copied(value: Any) -> Any:
 
 
 METHODS = {
-    "get": "GET", "list": "GET", "apply": "PATCH", "create": "POST", "replace": "PUT", "merge": "PATCH",
-    "delete": "DELETE",
+    "get": "GET", "list": "GET", "apply": "PATCH", "make": "POST", "create": "POST", "replace": "PUT",
+    "merge": "PATCH", "delete": "DELETE",
 }  # fmt: skip
 """Of HTTP, by verb."""
 
@@ -110,7 +110,14 @@ class FakeCluster(KubeClient):
             fresh["status"] = old["status"]
         return self.put(fresh)
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def make(self, manifest: Manifest) -> Manifest:
+        meta = manifest["metadata"]
+        self._enter("make", manifest["kind"], meta["name"])
+        if (manifest["kind"], meta.get("namespace", ""), meta["name"]) in self.objects:
+            raise Conflict("exists", status=409)
+        return self.put(manifest)
+
+    async def create(self, manifest: Manifest, *, validation: str = "Ignore") -> Manifest:
         meta = manifest["metadata"]
         self._enter("create", manifest["kind"], meta["name"])
         if (manifest["kind"], meta.get("namespace", ""), meta["name"]) in self.objects:

@@ -52,6 +52,12 @@ def disrupt(course: d.Course, rng: Random) -> None:
         d.scale(deployed, 4)
     with course.phase("gateways rolled"):
         d.roll_gateways(deployed, str(rng.random()))
+    with course.phase("clients are asked for keys, engines for theirs"):
+        d.ask_for_keys(deployed, True)
+        assert course.without_key() == 401
+    with course.phase("nobody is asked for keys any more"):
+        d.ask_for_keys(deployed, False)
+        assert course.without_key() == 200
     with course.phase("API server and etcd down for 5 s"):
         d.restart_api(deployed, 5.0)
     with course.phase("image change, four engines"):

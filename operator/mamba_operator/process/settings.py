@@ -51,7 +51,7 @@ class OperatorSettings(BaseSettings):
     """Time between two renewals."""
     identity: str = Field(default_factory=_identity, min_length=1)
     """What the holder of the Lease is called."""
-    workers: int = Field(4, ge=1, le=64)
+    workers: int = Field(8, ge=1, le=64)
     """MambaDeployments reconciled at once."""
     resync: float = Field(300.0, gt=0)
     """Longest time between two looks at a MambaDeployment that nobody touched."""

@@ -29,7 +29,8 @@ def render(context: Context) -> list[Manifest]:
     Raises:
         InvalidPatch: a pod template of the spec cannot be merged.
     """
-    cache, pool, budget = model_cache(context), inference_pool(context), gateway_disruption_budget(context)
+    cache, pool = model_cache(context), inference_pool(context)
+    budgets = disruption_budget(context), gateway_disruption_budget(context)
     return [
         sealed(manifest)
         for manifest in (
@@ -42,8 +43,7 @@ def render(context: Context) -> list[Manifest]:
             engine_service(context),
             gateway_service(context),
             network_policy(context),
-            disruption_budget(context),
-            *([budget] if budget else []),
+            *(budget for budget in budgets if budget is not None),
             *([pool] if pool else []),
             engine_deployment(context),
             gateway_deployment(context),

@@ -97,8 +97,11 @@ def engine_service(context: Context) -> Manifest:
     }
 
 
-def disruption_budget(context: Context) -> Manifest:
-    """maxUnavailable, not minAvailable: the latter would block the drain of a node for a single engine."""
+def disruption_budget(context: Context) -> Manifest | None:
+    """maxUnavailable, not minAvailable: the latter would block the drain of a node for the last engine. None
+    for a single engine, of which it would keep nothing back."""
+    if context.replicas < 2:
+        return None
     return {
         **child(context, DISRUPTION_BUDGET, context.children.engine, "engine"),
         "spec": {

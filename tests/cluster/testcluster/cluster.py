@@ -102,6 +102,17 @@ class Cluster:
         except OSError as error:
             raise ClusterError(f"namespace {name} could not be deleted: {error}") from error
 
+    def wait_established(self, crd: str) -> None:
+        """Until the API server serves the kind of this CustomResourceDefinition."""
+
+        def established() -> bool:
+            # `kubectl wait` ends with an error where the object has no condition yet.
+            status = (self.get("customresourcedefinitions", crd) or {}).get("status") or {}
+            conditions = status.get("conditions") or []
+            return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
+
+        self.wait_for(established, f"{crd} to be established")
+
     def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
         """The first true value of `look`. Raises ClusterError naming `what` after `timeout` seconds."""
         deadline = time.monotonic() + timeout

@@ -22,7 +22,7 @@ from operator_objects import NOW, TOKEN, applied, creating_pod, fitting_owner, p
 from virtual_time import in_virtual_time
 
 TEMPLATES = Path(__file__).parents[3] / "charts/mambaserve/templates"
-POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
+POOLED = fitting_owner(replicas=2, gateway={"inferencePool": {"proxyNamespace": "envoy"}, "replicas": 2})
 CACHED = cached(memory={})
 KEY = Key("models", "nano")
 Right = tuple[str, str, str]
@@ -78,9 +78,13 @@ class Watched(FakeCluster):
             self._use("create", kind)
         return await super().apply(manifest, subresource=subresource)
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def make(self, manifest: Manifest) -> Manifest:
         self._use("create", kind_of(manifest))
-        return await super().create(manifest)
+        return await super().make(manifest)
+
+    async def create(self, manifest: Manifest, *, validation: str = "Ignore") -> Manifest:
+        self._use("create", kind_of(manifest))
+        return await super().create(manifest, validation=validation)
 
     async def replace(self, manifest: Manifest) -> Manifest:
         self._use("update", kind_of(manifest))
@@ -116,6 +120,12 @@ def ready_engine(name: str) -> Manifest:
     }  # fmt: skip
 
 
+def damage(cluster: Watched) -> None:
+    """All children lose the note of what they were made of: each is applied anew."""
+    for one in cluster.objects.values():
+        one["metadata"].get("annotations", {}).pop(names.ANNOTATION_SPEC_HASH, None)
+
+
 async def work(cluster: Watched) -> None:
     """Make, mend, shrink, prune, repeat an event after a restart, meet a stranger."""
     theirs = {"kind": "Service", "metadata": {"name": "nano", "namespace": "models", "uid": "theirs"}}
@@ -133,6 +143,7 @@ async def work(cluster: Watched) -> None:
             cluster.put(creating_pod())
             for name in ("one", "other"):
                 cluster.put(ready_engine(name))
+            damage(cluster)
         if step == 4:
             cluster.put(theirs)
 
@@ -153,10 +164,12 @@ async def test_of_the_writing_rights_to_children_none_is_granted_in_vain() -> No
     await work(pooled := Watched(POOLED))
     # The API server alone asks for finalizers.
     kept = {"mambadeployments/finalizers", "leases"}
+    # A Job is made and never changed, unless one of ours has its name and no watch has shown it yet.
+    seldom = {("patch", "batch", "jobs")}
 
     writing = {
         right
-        for right in granted()
+        for right in granted() - seldom
         if right[0] in ("create", "patch", "delete", "update") and right[2] not in kept
     }
 

@@ -184,7 +184,7 @@ async def test_every_refused_child_is_told_and_every_other_one_is_made() -> None
     cluster = FakeCluster(OF)
     cluster.fault = lambda verb, kind, name: (
         Refused(f"{kind} {name}: spec is immutable", status=422)
-        if verb == "apply" and kind == "Service"
+        if verb == "make" and kind == "Service"
         else None
     )
 
@@ -263,7 +263,7 @@ async def test_what_was_done_and_refused_before_the_server_went_away_is_still_to
     answers: dict[str, ClusterError] = {
         "NetworkPolicy": Refused("no", status=422), "Deployment": Unreachable("away", status=503),
     }  # fmt: skip
-    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "apply" else None
+    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "make" else None
 
     outcome = await applying(cluster, [])
 

@@ -11,7 +11,15 @@ from kubernetes.aio.client import Configuration
 from handled_api_server import Handler, client
 from mamba_kube.access import ClusterAccess, connected
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
+from mamba_operator.objects.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    NotInSchema,
+    Refused,
+    Unreachable,
+)
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
 from operator_objects import fitting_owner
 
@@ -55,7 +63,7 @@ async def test_apply_is_server_side_by_our_manager_and_wins() -> None:
     [(method, path, query, headers, body)] = seen.requests
     assert method == "PATCH"
     assert path == "/apis/serving.mambaserve.io/v1alpha1/namespaces/models/mambadeployments/nano/status"
-    assert query == {"fieldManager": "mambaserve-operator", "force": "true"}
+    assert query == {"fieldManager": "mambaserve-operator", "force": "true", "fieldValidation": "Ignore"}
     assert headers["Content-Type"] == "application/apply-patch+yaml"
     assert body["metadata"]["name"] == "nano"
 
@@ -72,16 +80,89 @@ async def test_a_list_is_read_page_by_page_and_its_items_know_their_kind() -> No
     assert {query["labelSelector"] for _, _, query, _, _ in seen.requests} == {"a=b"}
 
 
-async def test_what_must_not_exist_yet_is_applied_for_a_version_that_nothing_has() -> None:
-    seen = Recorded({"metadata": {"resourceVersion": "7"}})
-    made = {"kind": "Service", "metadata": {"name": "a", "namespace": "models"}}
-    async with client(seen) as kube:
-        await kube.make(made)
+MADE: dict[str, Any] = {"kind": "Service", "metadata": {"name": "a", "namespace": "models"}}
 
-    [(method, path, _, _, body)] = seen.requests
-    assert (method, path) == ("PATCH", "/api/v1/namespaces/models/services/a")
+
+async def test_what_must_not_exist_yet_is_created_by_our_manager_and_checked_for_unknown_fields() -> None:
+    seen = Recorded({"metadata": {"resourceVersion": "7"}})
+    async with client(seen) as kube:
+        await kube.make(MADE)
+
+    [(method, path, query, _, body)] = seen.requests
+    assert (method, path) == ("POST", "/api/v1/namespaces/models/services")
+    assert query == {"fieldManager": "mambaserve-operator", "fieldValidation": "Strict"}
+    assert body == MADE
+
+
+async def test_what_cannot_be_read_is_applied_for_a_version_that_nothing_has_to_hear_why() -> None:
+    asked: list[tuple[str, Any]] = []
+    typo = "failed to create typed patch object (a; v1, Kind=Service): .spec.x: field not declared in schema"
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.append((request.method, json.loads(await request.text())))
+        if request.method == "POST":
+            return web.json_response({"message": 'strict decoding error: unknown field "spec.x"'}, status=400)
+        return web.json_response({"message": typo}, status=500)
+
+    async with client(handle) as kube:
+        with pytest.raises(NotInSchema) as caught:
+            await kube.make(MADE)
+
+    assert caught.value.path == ".spec.x"
+    [(first, _), (second, body)] = asked
+    assert (first, second) == ("POST", "PATCH")
     assert body["metadata"]["resourceVersion"] == "1"
-    assert "resourceVersion" not in made["metadata"]
+    assert "resourceVersion" not in MADE["metadata"]
+
+
+@pytest.mark.parametrize(("status", "error"), [(409, Conflict), (403, Forbidden), (422, Refused)])
+async def test_a_create_that_is_refused_for_another_reason_is_not_tried_in_another_way(
+    status: int, error: type[ClusterError]
+) -> None:
+    seen: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(request.method)
+        return web.json_response({"message": "no"}, status=status)
+
+    async with client(handle) as kube:
+        with pytest.raises(error):
+            await kube.make(MADE)
+
+    assert seen == ["POST"]
+
+
+def entry(manager: str, operation: str, *names: str, **more: str) -> dict[str, Any]:
+    fields = {"f:spec": {f"f:{name}": {} for name in names}}
+    return {"manager": manager, "operation": operation, "fieldsV1": fields, **more}
+
+
+OURS, THEIRS = "mambaserve-operator", entry("kubectl", "Update", "c")
+STATUS_OF_OURS = entry(OURS, "Update", "d", subresource="status")
+
+
+@pytest.mark.parametrize(
+    ("entries", "owned"),
+    [
+        ([entry(OURS, "Update", "a", "b"), THEIRS], [entry(OURS, "Apply", "a", "b"), THEIRS]),
+        (
+            [entry(OURS, "Apply", "a"), THEIRS, entry(OURS, "Update", "b")],
+            [entry(OURS, "Apply", "b", "a"), THEIRS],
+        ),
+        ([entry(OURS, "Apply", "a"), THEIRS, STATUS_OF_OURS], None),
+        ([], None),
+    ],
+)
+async def test_fields_that_are_ours_by_update_become_ours_by_apply_in_that_very_version(
+    entries: list[Any], owned: list[Any] | None
+) -> None:
+    seen = Recorded({})
+    meta = {**MADE["metadata"], "resourceVersion": "9", "managedFields": entries}
+    async with client(seen) as kube:
+        await kube.own({"kind": "Service", "metadata": meta})
+
+    sent = [(method, body["metadata"]) for method, _, _, _, body in seen.requests]
+    assert sent == ([("PATCH", {"resourceVersion": "9", "managedFields": owned})] if owned else [])
 
 
 async def test_one_of_a_kind_is_found_by_its_name_with_the_right_to_list() -> None:

@@ -83,9 +83,13 @@ class LateCluster(FakeCluster):
         await asyncio.sleep(self.latency())
         return await super().apply(manifest, subresource=subresource)
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def make(self, manifest: Manifest) -> Manifest:
         await asyncio.sleep(self.latency())
-        return await super().create(manifest)
+        return await super().make(manifest)
+
+    async def create(self, manifest: Manifest, *, validation: str = "Ignore") -> Manifest:
+        await asyncio.sleep(self.latency())
+        return await super().create(manifest, validation=validation)
 
 
 def shape(cluster: FakeCluster) -> dict[tuple[str, str, str], Manifest]:
@@ -162,9 +166,9 @@ def disturb(cluster: FakeCluster, move: Move) -> None:
             del cluster.objects[key]
             return
         case "edit":
-            field = next(
-                (name for name in ("spec", "rules", "subjects", "data") if name in child), "metadata"
-            )
+            field = next((name for name in ("spec", "rules", "subjects", "data") if name in child), None)
+            if field is None:  # what an API server does not know of metadata, it does not keep
+                return
             child[field] = [] if isinstance(child[field], list) else {**child[field], **_garbage(key[0])}
         case "strip":
             child["metadata"]["annotations"] = {}
@@ -256,7 +260,7 @@ async def test_an_operator_that_hears_its_own_writes_comes_to_rest() -> None:
 async def test_a_child_that_is_refused_in_the_same_words_is_tried_ever_more_seldom() -> None:
     cluster, passes = LateCluster(fitting_owner()), list[float]()
     cluster.fault = lambda verb, kind, _: (
-        Refused("no", status=422) if (verb, kind) == ("apply", "NetworkPolicy") else None
+        Refused("no", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
     )
     async with operating(cluster, passes):
         await asyncio.sleep(600)
@@ -273,7 +277,7 @@ async def test_a_refusal_in_ever_new_words_does_not_become_a_busy_loop() -> None
 
     def dial(verb: str, kind: str, _: str) -> ClusterError | None:
         port[0] += 1
-        wrong = (verb, kind) == ("apply", "NetworkPolicy")
+        wrong = (verb, kind) == ("make", "NetworkPolicy")
         return Refused(f"webhook: read tcp 10.0.0.1:{port[0]}: reset", status=422) if wrong else None
 
     cluster.fault = dial
@@ -288,7 +292,7 @@ async def test_a_refusal_in_ever_new_words_does_not_become_a_busy_loop() -> None
 async def test_a_mended_spec_does_not_wait_for_the_end_of_a_long_back_off() -> None:
     cluster, passes = LateCluster(fitting_owner()), list[float]()
     cluster.fault = lambda verb, kind, _: (
-        Refused("no", status=422) if (verb, kind) == ("apply", "NetworkPolicy") else None
+        Refused("no", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
     )
     async with operating(cluster, passes):
         await asyncio.sleep(200)

@@ -29,7 +29,7 @@ ALL = {
     Ref("RoleBinding", "nano"), Ref("ConfigMap", "nano-engine"), Ref("ConfigMap", "nano-wake"),
     Ref("Service", "nano-engine"),
     Ref("Service", "nano"),
-    Ref("NetworkPolicy", "nano-engine"), Ref("PodDisruptionBudget", "nano-engine"),
+    Ref("NetworkPolicy", "nano-engine"),
     Ref("Deployment", "nano-engine"), Ref("Deployment", "nano"),
 }  # fmt: skip
 
@@ -92,11 +92,19 @@ EDITS: list[tuple[str, str, Any, str]] = [
     ("ConfigMap", "nano-engine", lambda c: c["data"].pop("engine.json"), "data.engine.json"),
     ("Role", "nano", lambda r: r["rules"].pop(), "rules"),
     ("NetworkPolicy", "nano-engine", lambda n: n["spec"].update(ingress=[{}]), "spec.ingress"),
-    ("PodDisruptionBudget", "nano-engine", lambda b: b["spec"].update(maxUnavailable=9),
-     "spec.maxUnavailable"),
     ("Service", "nano", lambda s: s["metadata"]["labels"].pop("app.kubernetes.io/part-of"),
      "metadata.labels.app.kubernetes.io/part-of"),
 ]  # fmt: skip
+
+
+def test_a_budget_comes_with_the_second_engine_and_goes_with_it() -> None:
+    one, two = fitting_owner(), fitting_owner(replicas=2)
+    budget = Ref("PodDisruptionBudget", "nano-engine")
+
+    grown, shrunk = planned(two, applied(one)), planned(one, applied(two))
+
+    assert [ref(each.manifest) for each in grown.applies] == [budget, Ref("Deployment", "nano-engine")]
+    assert [each.ref for each in shrunk.deletes] == [budget]
 
 
 @pytest.mark.parametrize(("kind", "name", "edit", "path"), EDITS, ids=[one[3] for one in EDITS])

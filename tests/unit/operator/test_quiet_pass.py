@@ -104,7 +104,7 @@ async def test_whatever_is_not_as_wanted_is_read_and_mended(disturb: Callable[[F
 
     await again(KEY)
 
-    assert [one for one in cluster.requests if one.startswith(("apply", "create"))]
+    assert [one for one in cluster.requests if one.startswith(("apply", "make", "create"))]
 
 
 async def test_what_is_written_is_decided_on_fresh_reads_however_old_the_watches_are() -> None:
@@ -206,7 +206,7 @@ async def test_a_new_object_costs_no_read_and_one_write_for_each_child() -> None
     await again(KEY)
 
     assert [one for one in cluster.requests if one.startswith(("list", "get"))] == []
-    made = [one.partition(" ")[2] for one in cluster.requests if one.startswith("apply ")]
+    made = [one.partition(" ")[2] for one in cluster.requests if one.startswith("make ")]
     assert "Deployment/nano-engine" in made
     assert len(made) == len(set(made))
 
@@ -261,7 +261,7 @@ async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_
     await again(KEY)
 
     assert [one for one in cluster.requests if one.startswith("list")]
-    assert [one for one in cluster.requests if one.startswith("apply ")] == []
+    assert [one for one in cluster.requests if one.startswith(("apply ", "make "))] == []
 
 
 def answer(cluster: FakeCluster, ready: int = 1) -> None:

@@ -61,7 +61,7 @@ async def test_one_pass_makes_the_children_and_one_status_write() -> None:
     assert again_in == 300.0
     assert writes(cluster)[0] == "create Secret/nano-admin-11111111"
     assert writes(cluster)[-1] == "apply/status MambaDeployment/nano"
-    assert len(writes(cluster)) == 13
+    assert len(writes(cluster)) == 12
     assert status(cluster)["Planned"] == ("True", "PlanComputed")
 
 
@@ -94,7 +94,7 @@ async def test_an_object_that_is_going_is_left_alone() -> None:
 async def test_one_refused_child_does_not_keep_the_others_from_being_made() -> None:
     cluster = FakeCluster(fitting_owner())
     cluster.fault = lambda verb, kind, name: (
-        Refused("spec.x: invalid", status=422) if (verb, kind) == ("apply", "NetworkPolicy") else None
+        Refused("spec.x: invalid", status=422) if (verb, kind) == ("make", "NetworkPolicy") else None
     )
 
     with pytest.raises(Refused):
@@ -121,7 +121,7 @@ async def test_a_mistyped_field_of_a_pod_template_is_named_and_the_rest_is_made(
 ) -> None:
     cluster = FakeCluster(fitting_owner())
     cluster.fault = lambda verb, kind, of: (
-        of_status(500, TYPO.format(name=of)) if (verb, kind, of) == ("apply", "Deployment", name) else None
+        of_status(500, TYPO.format(name=of)) if (verb, kind, of) == ("make", "Deployment", name) else None
     )
 
     with pytest.raises(Refused):
@@ -215,7 +215,7 @@ async def test_an_object_deleted_in_the_middle_of_a_pass_is_no_error() -> None:
     cluster = FakeCluster(fitting_owner())
 
     def vanish(verb: str, kind: str, _: str) -> None:
-        if (verb, kind) == ("apply", "Deployment"):
+        if (verb, kind) == ("make", "Deployment"):
             cluster.objects.pop(("MambaDeployment", "models", "nano"), None)
 
     cluster.fault = vanish

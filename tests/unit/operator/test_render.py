@@ -432,11 +432,18 @@ def test_several_gateways_are_kept_apart_and_a_drain_takes_one_at_a_time() -> No
     assert "topologySpreadConstraints" not in one["Deployment", "nano"]["spec"]["template"]["spec"]
 
 
+def budgets_of_engines(replicas: int) -> list[Manifest]:
+    made = [one.manifest for one in planned(fitting_owner(replicas=replicas)).applies]
+    return [one for one in made if one["kind"] == "PodDisruptionBudget"]
+
+
 def test_an_engine_that_is_not_ready_does_not_hold_up_the_drain_of_its_node() -> None:
-    [budget] = [
-        one.manifest
-        for one in planned(fitting_owner()).applies
-        if one.manifest["kind"] == "PodDisruptionBudget"
-    ]
+    [budget] = budgets_of_engines(2)
 
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_a_single_engine_has_no_budget_which_would_keep_nothing_back(replicas: int) -> None:
+    assert budgets_of_engines(replicas) == []

@@ -171,7 +171,7 @@ async def test_a_refused_child_is_told_with_the_servers_words_and_forgotten_when
     again = reconciler(cluster)
     cluster.fault = lambda verb, kind, _: (
         Refused("admission webhook denied: no policies on Fridays", status=422)
-        if (verb, kind) == ("apply", "NetworkPolicy")
+        if (verb, kind) == ("make", "NetworkPolicy")
         else None
     )
     with pytest.raises(Refused):
@@ -188,7 +188,7 @@ async def test_the_other_failures_are_counted_behind_the_first() -> None:
     cluster = FakeCluster(fitting_owner())
     cluster.fault = lambda verb, kind, name: (
         Forbidden(f"may not write {kind} {name}", status=403)
-        if verb == "apply" and kind == "Service"
+        if verb == "make" and kind == "Service"
         else None
     )
 
@@ -201,7 +201,7 @@ async def test_the_other_failures_are_counted_behind_the_first() -> None:
 async def test_a_race_for_a_child_is_tried_again_and_is_no_fault_of_the_deployment() -> None:
     cluster = FakeCluster(fitting_owner())
     cluster.fault = lambda verb, kind, _: (
-        Conflict("changed", status=409) if (verb, kind) == ("apply", "Service") else None
+        Conflict("changed", status=409) if (verb, kind) == ("make", "Service") else None
     )
 
     with pytest.raises(Conflict):
@@ -215,7 +215,7 @@ async def test_what_the_server_said_decides_before_what_only_needs_time() -> Non
         fitting_owner(), {"kind": "ConfigMap", "metadata": {"name": "nano-engine", "namespace": "models"}}
     )
     busy = Refused("no", status=422, retry_after=30.0)
-    cluster.fault = lambda verb, kind, _: busy if (verb, kind) == ("apply", "PodDisruptionBudget") else None
+    cluster.fault = lambda verb, kind, _: busy if (verb, kind) == ("make", "NetworkPolicy") else None
 
     with pytest.raises(Refused) as caught:
         await reconciler(cluster)(KEY)
@@ -227,14 +227,14 @@ async def test_what_the_server_said_decides_before_what_only_needs_time() -> Non
 async def test_a_server_that_went_away_in_the_middle_is_told_when_the_status_still_gets_through() -> None:
     cluster = FakeCluster(fitting_owner())
     cluster.fault = lambda verb, kind, _: (
-        Unreachable("etcd is away", status=503) if (verb, kind) == ("apply", "Service") else None
+        Unreachable("etcd is away", status=503) if (verb, kind) == ("make", "Service") else None
     )
 
     with pytest.raises(Unreachable):
         await reconciler(cluster)(KEY)
 
     assert condition(cluster, "Degraded")["message"] == "etcd is away"
-    assert "apply Deployment/nano-engine" not in cluster.calls
+    assert "make Deployment/nano-engine" not in cluster.calls
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wi
         "ConfigMap": Refused("no", status=422),
         "NetworkPolicy": Unreachable("busy", status=429, retry_after=30.0),
     }
-    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "apply" else None
+    cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "make" else None
 
     with pytest.raises(Unreachable) as caught:
         await reconciler(cluster)(KEY)
