@@ -14,6 +14,8 @@ from benchmarks.gguf_checkpoint import write_gguf
 
 DECODED = 8
 """Steps of a decode, over which it takes the mean."""
+TRIES = 3
+"""Now and then it ends well and has measured nothing."""
 
 
 def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> dict[str, Any]:
@@ -31,11 +33,12 @@ def measure(program: Path, model: Path, threads: int, kind: str, count: int) -> 
     command = [str(program), "-m", str(model), "--output-format", "jsonl"]
     for name, size in sizes.items():
         command += [f"-{name}", str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
-    if said is None:
-        raise SystemExit(f"{' '.join(command)} measured nothing: {(done.stdout + done.stderr)[-500:]}")
-    return {"wall": said["t_pp"] if prefill else said["t_tg"] / DECODED}
+    for _ in range(TRIES):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        said = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), None)
+        if said is not None:
+            return {"wall": said["t_pp"] if prefill else said["t_tg"] / DECODED}
+    raise SystemExit(f"{' '.join(command)} measured nothing: {(done.stdout + done.stderr)[-500:]}")
 
 
 def main() -> None:

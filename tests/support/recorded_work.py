@@ -42,7 +42,9 @@ class _Operator:
 class RecordedWork(TorchDispatchMode):
     """`with RecordedWork() as work: ...`; all tensors that were met are kept, so no address is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compute: bool = True) -> None:
+        """`compute`: kernels are run as well; the work of thousands of programs is described in no time
+        without."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.issued: list[_Operator | KernelCall] = []
         self.made: list[torch.Tensor] = []
@@ -51,7 +53,7 @@ class RecordedWork(TorchDispatchMode):
         """What was issued: names, constants, shapes, strides, numbers; memory of its own by when it was made,
         other memory by its address."""
         self._names: dict[int, str] = {}
-        self._run = KernelCall.run
+        self._run, self._compute = KernelCall.run, compute
         self._guard = no_sync()
 
     def __enter__(self) -> Self:
@@ -63,6 +65,8 @@ class RecordedWork(TorchDispatchMode):
             recorder.described.append(
                 (call.kernel.__name__, call.grid, str(arguments), str(call.constants), str(call.options))
             )
+            if not recorder._compute:
+                return
             # What the interpreter computes with is no operator of the work.
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 recorder._run(call)

@@ -52,14 +52,16 @@ def requests(seed: int) -> list[AddRequest]:
     return [AddRequest(f"{seed}-{n}", prompts[n], kinds[n]) for n in range(3)]
 
 
-@pytest.fixture
-def issued(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[RecordedWork]]:
-    """What each step of so many rows issued, its first part and its second."""
-    seen: dict[int, list[RecordedWork]] = defaultdict(list)
+Issued = dict[int, list[RecordedWork]]
+
+
+def record(monkeypatch: pytest.MonkeyPatch, *, compute: bool) -> Issued:
+    """What each step of so many rows issues from now on, its first part and its second."""
+    seen: Issued = defaultdict(list)
     forward, choice = DecodeStep._issue_forward, DecodeStep._issue_choice
 
     def record_forward(step: DecodeStep) -> Any:
-        seen[step.rows].append(RecordedWork())
+        seen[step.rows].append(RecordedWork(compute=compute))
         with seen[step.rows][-1]:
             return forward(step)
 
@@ -72,6 +74,11 @@ def issued(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[RecordedWork]]:
     return seen
 
 
+@pytest.fixture
+def issued(monkeypatch: pytest.MonkeyPatch) -> Issued:
+    return record(monkeypatch, compute=True)
+
+
 def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
     """What is not the same in both, in order."""
     for ours, theirs in zip_longest(left, right):
@@ -81,7 +88,7 @@ def _differing(left: list[Described], right: list[Described]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("together", [1, 2, 3])
 def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
-    tiny_recall: Path, issued: dict[int, list[RecordedWork]], together: int
+    tiny_recall: Path, issued: Issued, together: int
 ) -> None:
     engine = make_engine(tiny_recall, max_running_requests=4)
     for seed in (1, 2):
@@ -96,19 +103,32 @@ def test_steps_of_one_number_of_rows_issue_the_same_on_the_same_memory(
 
 
 def test_every_bucket_issues_the_same_whatever_its_rows_are(
-    tiny_recall: Path, issued: dict[int, list[RecordedWork]]
+    tiny_recall: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and padding, tracked or not, of any depth; how they sample is in other tests."""
-    engine = make_engine(tiny_recall, max_running_requests=16)
+    """Rows and padding, tracked or not, of any depth, with every kind of choice. The kernels are not run: no
+    step reads what they compute, so it can change nothing of what is issued."""
+    most = 1024
+    engine = make_engine(tiny_recall, max_running_requests=most, arena_bytes=256 << 20)
+    issued = record(monkeypatch, compute=False)
     device_side: Any = engine.core._runner
+    sampler = device_side._sampler
     rng = np.random.default_rng(4)
-    for rows in decode_buckets(16):
+    buckets = decode_buckets(most)
+    for rows in buckets:
         step = device_side._decode_step(rows)
-        for sequences in (rows, max(1, rows - 1)):
+        for turn, sequences in enumerate((rows, max(1, rows - 1))):
+            kinds = [(RANDOM, GREEDY, GREEDY, PENALIZED)[(n + turn) % 4] for n in range(sequences)]
+            admitted = [sampler.admit(kind, n, 3, np.arange(3 + n % 5)) for n, kind in enumerate(kinds)]
+            sampler.meet([each for each in admitted if each.counts_row >= 0])
+            device_side._last_token.zero_()
             step.forward(random_decodes(rng, sequences))
+            step.choose(admitted)
+            for each in admitted:
+                sampler.release(each)
         first, second = (each.described for each in issued[rows])
         assert first
-        assert [*_differing(second, first)] == []
+        assert [*_differing(second, first)] == [], rows
+    assert issued.keys() == set(buckets)
 
 
 def random_decodes(rng: np.random.Generator, n: int) -> HostBatch:
@@ -119,7 +139,7 @@ def random_decodes(rng: np.random.Generator, n: int) -> HostBatch:
         positions=context - 1, token_sequence=np.arange(n, dtype=np.int32),
         query_start=np.arange(n + 1, dtype=np.int32), context_len=context, slot_in=slots[:n],
         slot_out=slots[:n], decode_track=np.where(rng.random(n) < 0.5, slots[n:], -1).astype(np.int32),
-        table_row=rng.permutation(32)[:n].astype(np.int32), kv_row=rng.integers(16, 64, n).astype(np.int32),
+        table_row=rng.permutation(n).astype(np.int32), kv_row=rng.integers(16, 64, n).astype(np.int32),
         chunk_start=none, chunk_len=none, chunk_sequence=none, chunk_rank=none, chunk_track=none,
         logits_rows=np.arange(n, dtype=np.int32),
     )  # fmt: skip

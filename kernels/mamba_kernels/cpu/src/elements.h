@@ -68,6 +68,14 @@ inline void store_part(T* at, int count, Lanes x) {
   kWhole ? store(at, x) : store_some(at, count, x);
 }
 
+// body(whole, first element, elements left) for vectors of [from, to), the last of which may be a part.
+template <typename Body>
+inline void for_each_vector(int64_t from, int64_t to, const Body& body) {
+  const int64_t whole = from + (to - from) / kLanes * kLanes;
+  for (int64_t i = from; i < whole; i += kLanes) body(std::true_type{}, i, kLanes);
+  if (whole < to) body(std::false_type{}, whole, static_cast<int>(to - whole));
+}
+
 // What is stored of lanes of a state whose first one is `element` of it: float16 by stochastic rounding, as
 // stochastic_rounding.py has it. No instruction where states are of another type.
 template <typename State>

@@ -44,6 +44,12 @@ struct BfloatPairs {
   static constexpr int kBlock = 1;
   static constexpr int kActivations = Lanes::kActivationsPerPair;
   static void keep(Activation* at, int rows, const Element* x, int64_t left) {
+    if constexpr (kActivations == 1) {  // as they lie in memory
+      if (left > 1) {
+        std::memcpy(at, x, sizeof(Activation));
+        return;
+      }
+    }
     Lanes::keep_pair(at, rows, widened(x[0]), left > 1 ? widened(x[1]) : 0.0f);
   }
   template <int kRows, int kPanels>

@@ -13,10 +13,9 @@ void multiply_elements(T* x, const T* y, int64_t count) {
   for_each_chunk(static_cast<int>(chunks), [&](int chunk) {
     const int64_t begin = chunk * kMultipliedPerChunk;
     const int64_t end = begin + kMultipliedPerChunk < count ? begin + kMultipliedPerChunk : count;
-    for (int64_t i = begin; i < end; i += kLanes) {
-      const int some = static_cast<int>(end - i < kLanes ? end - i : kLanes);
-      store_some(x + i, some, load_some(x + i, some) * load_some(y + i, some));
-    }
+    for_each_vector(begin, end, [&](auto kWhole, int64_t i, int some) {
+      store_part<kWhole>(x + i, some, load_part<kWhole>(x + i, some) * load_part<kWhole>(y + i, some));
+    });
   });
 }
 

@@ -14,20 +14,19 @@ inline float inverse_root_mean_square(Lanes squares, int64_t width, float eps) {
 template <typename In, typename T>
 void rms_norm_row(In* x, const T* added, const T* weight, T* out, int64_t width, float eps) {
   Lanes squares = Lanes::zero();
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int count = static_cast<int>(width - i);
-    Lanes part = load_some(x + i, count);
+  for_each_vector(0, width, [&](auto kWhole, int64_t i, int count) {
+    Lanes part = load_part<kWhole>(x + i, count);
     if (added != nullptr) {
-      store_some(x + i, count, part + load_some(added + i, count));
-      part = load_some(x + i, count);  // as it was rounded
+      store_part<kWhole>(x + i, count, part + load_part<kWhole>(added + i, count));
+      part = load_part<kWhole>(x + i, count);  // as it was rounded
     }
     squares = Lanes::fused(part, part, squares);
-  }
+  });
   const Lanes scale = Lanes::all(inverse_root_mean_square(squares, width, eps));
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int count = static_cast<int>(width - i);
-    store_some(out + i, count, load_some(x + i, count) * scale * load_some(weight + i, count));
-  }
+  for_each_vector(0, width, [&](auto kWhole, int64_t i, int count) {
+    store_part<kWhole>(out + i, count,
+                       load_part<kWhole>(x + i, count) * scale * load_part<kWhole>(weight + i, count));
+  });
 }
 
 constexpr int64_t kElementsPerChunk = 16384;
@@ -62,18 +61,17 @@ void gated_norm_row(float* y, const T* gate, const T* weight, T* out, int64_t wi
   const int64_t part = width / groups;
   for (int64_t first = 0; first < width; first += part) {
     Lanes squares = Lanes::zero();
-    for (int64_t i = first; i < first + part; i += kLanes) {
-      const int count = static_cast<int>(first + part - i);
-      const Lanes gated = load_some(y + i, count) * silu(load_some(gate + i, count));
+    for_each_vector(first, first + part, [&](auto kWhole, int64_t i, int count) {
+      const Lanes gated = load_part<kWhole>(y + i, count) * silu(load_part<kWhole>(gate + i, count));
       squares = Lanes::fused(gated, gated, squares);
-      store_some(y + i, count, gated);
-    }
+      store_part<kWhole>(y + i, count, gated);
+    });
     const Lanes scale = Lanes::all(inverse_root_mean_square(squares, part, eps));
-    for (int64_t i = first; i < first + part; i += kLanes) {
-      const int count = static_cast<int>(first + part - i);
-      const Lanes gated = load_some(y + i, count);
-      store_some(out + i, count, weight == nullptr ? gated : gated * scale * load_some(weight + i, count));
-    }
+    for_each_vector(first, first + part, [&](auto kWhole, int64_t i, int count) {
+      const Lanes gated = load_part<kWhole>(y + i, count);
+      store_part<kWhole>(out + i, count,
+                         weight == nullptr ? gated : gated * scale * load_part<kWhole>(weight + i, count));
+    });
   }
 }
 

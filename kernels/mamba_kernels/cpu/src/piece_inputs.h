@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr int kUsualTaps = 4;
+
 template <typename T>
 class PieceInputs {
  public:
@@ -25,19 +27,7 @@ class PieceInputs {
 
   // out = silu(sum_k weight[k] input[t - K + 1 + k] + bias) of all channels of rows [from, to), rounded to T.
   void convolve(int64_t from, int64_t to, T* out) const {
-    for (int64_t c = 0; c < channels_; c += kLanes) {
-      const int count = static_cast<int>(channels_ - c);
-      const Lanes bias = mixer_.conv_bias == nullptr ? Lanes::zero() : load_some(mixer_.conv_bias + c, count);
-      for (int64_t t = from; t < to; ++t) {
-        Lanes sum = bias;
-        for (int k = 0; k <= past_; ++k) {
-          const T* input = at(t - past_ + k);
-          const Lanes x = input == nullptr ? Lanes::zero() : load_some(input + c, count);
-          sum = Lanes::fused(x, load_some(mixer_.conv_weight + k * channels_ + c, count), sum);
-        }
-        store_some(out + (t - from) * channels_ + c, count, silu(sum));
-      }
-    }
+    mixer_.taps == kUsualTaps ? convolve_rows<kUsualTaps>(from, to, out) : convolve_rows<0>(from, to, out);
   }
 
   // The last inputs before each checkpoint and before the end of the piece, whose slot may be the one it came
@@ -50,6 +40,40 @@ class PieceInputs {
   }
 
  private:
+  // kTaps: those of a convolution; 0 = any number. Where it is known, weights and the last inputs stay in registers.
+  template <int kTaps>
+  void convolve_rows(int64_t from, int64_t to, T* out) const {
+    for_each_vector(0, channels_, [&](auto kWhole, int64_t c, int count) {
+      const auto weight = [&](int k) { return load_part<kWhole>(mixer_.conv_weight + k * channels_ + c, count); };
+      const auto input = [&](int64_t t) {
+        const T* row = at(t);
+        return row == nullptr ? Lanes::zero() : load_part<kWhole>(row + c, count);
+      };
+      const Lanes bias = mixer_.conv_bias == nullptr ? Lanes::zero() : load_part<kWhole>(mixer_.conv_bias + c, count);
+      const auto keep = [&](int64_t t, Lanes sum) {
+        store_part<kWhole>(out + (t - from) * channels_ + c, count, silu(sum));
+      };
+      if constexpr (kTaps > 0) {
+        Lanes weights[kTaps], last[kTaps];
+        for (int k = 0; k < kTaps; ++k) weights[k] = weight(k);
+        for (int k = 1; k < kTaps; ++k) last[k] = input(from - kTaps + k);
+        for (int64_t t = from; t < to; ++t) {
+          for (int k = 1; k < kTaps; ++k) last[k - 1] = last[k];
+          last[kTaps - 1] = input(t);
+          Lanes sum = bias;
+          for (int k = 0; k < kTaps; ++k) sum = Lanes::fused(last[k], weights[k], sum);
+          keep(t, sum);
+        }
+      } else {
+        for (int64_t t = from; t < to; ++t) {
+          Lanes sum = bias;
+          for (int k = 0; k <= past_; ++k) sum = Lanes::fused(input(t - past_ + k), weight(k), sum);
+          keep(t, sum);
+        }
+      }
+    });
+  }
+
   // The inputs of row `t`, which may lie up to K - 1 before the piece; null = zeros.
   const T* at(int64_t t) const {
     if (t >= begin_) return static_cast<const T*>(call_.projected) + t * call_.projected_stride + inner_;

@@ -48,7 +48,7 @@ class WorkerPool {
       wake_.notify_all();
     }
     take_chunks();
-    while (finished_.load(std::memory_order_acquire) != count) _mm_pause();
+    wait_for_all(count);
   }
 
   void resize(int count) {
@@ -82,6 +82,17 @@ class WorkerPool {
       finished_.fetch_add(1, std::memory_order_release);
       ticket = ticket_.load();
     }
+  }
+
+  // The other threads have chunks of microseconds. What takes longer is a thread that does not run: the core
+  // belongs to whoever keeps it from that.
+  void wait_for_all(int count) {
+    const auto all = [&] { return finished_.load(std::memory_order_acquire) == count; };
+    for (int i = 0; i < kSpins; ++i) {
+      if (all()) return;
+      _mm_pause();
+    }
+    while (!all()) sched_yield();
   }
 
   void work() {
