@@ -100,8 +100,17 @@ class PageChain:
     def hashes_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
         """The same of the prefixes that end with the pages of `token_ids`, which follow `pages` pages whose
         running sum is `running`."""
+        return self.hashes_of(self.sums_after(running, pages, token_ids))
+
+    def sums_after(self, running: int, pages: int, token_ids: Tokens) -> Hashes:
+        """The running sums behind these hashes: uint64[whole pages of `token_ids`]."""
         sums = np.add.accumulate(self._placed(token_ids, pages))
         sums += np.uint64(running)
+        return sums
+
+    @staticmethod
+    def hashes_of(sums: Hashes) -> Hashes:
+        """The hashes of the prefixes whose running sums these are, in their place."""
         return _final(sums)
 
     def _placed(self, token_ids: Tokens, at: int) -> Hashes:

@@ -18,7 +18,7 @@ from mamba_server.cache.node import Node, Tokens
 from mamba_server.cache.returns import BINS, EDGES, Excess, ReturnTimes
 
 HASH_BYTES = 8
-GHOST_BYTES = 700
+GHOST_BYTES = 730
 """What Python takes for one ghost beside its hashes."""
 MOST_BYTES = 32 << 20
 MOST_USES = 3
@@ -43,8 +43,8 @@ class Ghost:
     """A run of page hashes; a checkpoint could be, or is, at its end."""
 
     __slots__ = (
-        "at", "children", "depth", "due", "excess", "heir", "length", "node", "parent", "place", "raw",
-        "returns", "since", "turn", "uses",
+        "at", "children", "depth", "due", "excess", "first", "heir", "length", "node", "parent", "passed",
+        "place", "raw", "returns", "since", "traffic", "turn", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: "Ghost | None", raw: bytes, place: Place) -> None:
@@ -67,6 +67,12 @@ class Ghost:
         """The statistics of its class."""
         self.excess: Excess | None = None
         """While it was never used: what the length of its text adds to what its class foretells."""
+        self.traffic: Excess | None = None
+        """While it was never used: what the traffic through the branch above it adds to that."""
+        self.first = 0
+        """The request that made it."""
+        self.passed = 0
+        """How many requests had it on their path."""
         self.length: int = len(raw) // HASH_BYTES
         """Pages of the text, new when it came, that it was first seen in."""
         self.node: Node | None = None
@@ -84,7 +90,10 @@ class Ghost:
         """Without the heir's."""
         if self.returns is None:
             return 0.0
-        return self.returns.rate(self.at) * (self.excess.ratio if self.excess is not None else 1.0)
+        rate = self.returns.rate(self.at)
+        if self.excess is not None:
+            rate *= self.excess.ratio
+        return rate if self.traffic is None else rate * self.traffic.ratio
 
     def serves(self, other: "Ghost") -> bool:
         """The checkpoint here serves who comes back to `other`, below it; if that adds to its worth."""
@@ -140,6 +149,9 @@ class GhostTree:
         }
         self._of_length: defaultdict[tuple[Place, int, int], Excess] = defaultdict(Excess)
         """For places never used: by place, turn and octave of the length."""
+        self._of_traffic: defaultdict[tuple[Place, int], Excess] = defaultdict(Excess)
+        """For places never used below a branch: by place and octave of the requests from one to the next that
+        come through there."""
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -182,7 +194,7 @@ class GhostTree:
             turn = used.turn + 1 if used.place is Place.END and used is node else 0
             node = self._add(node, raw[shared * HASH_BYTES :], Place.END, turn)
         sighting = Sighting(node, shared)
-        self._touch(node)
+        self._touch(node, passed=1)
         self._forget()
         return sighting, aged
 
@@ -204,7 +216,8 @@ class GhostTree:
             return self.mark(sighting, len(token_ids) // self.page_size, Place.END)
         if tip.parent is None:
             return None
-        raw = self.hashes(token_ids, salt)[tip.depth * HASH_BYTES :]
+        # Below the first page no hash depends on the salt.
+        raw = self.hashes(token_ids[tip.depth * self.page_size :], "")
         turn = tip.turn
         while raw and (child := tip.children.get(raw[:HASH_BYTES])) is not None:
             same = _common(child.raw, raw, 0)
@@ -224,18 +237,35 @@ class GhostTree:
         ghost.returns = self._of_turn[ghost.place, min(ghost.uses, MOST_USES), turn]
         octave = min(ghost.length.bit_length(), MOST_OCTAVES)
         # Once it was used, its own record says more.
-        ghost.excess = None if ghost.uses else self._of_length[ghost.place, turn, octave]
+        ghost.excess = ghost.traffic = None
+        if not ghost.uses:
+            ghost.excess = self._of_length[ghost.place, turn, octave]
+            ghost.traffic = self._traffic_above(ghost)
         ghost.since = self.now
         self._enter(ghost, 0)
 
+    def _traffic_above(self, ghost: Ghost) -> Excess | None:
+        """Of the nearest branch above; None: there is none."""
+        branch = ghost.parent
+        while branch is not None and branch.place is not Place.BRANCH:
+            branch = branch.parent
+        if branch is None or branch.parent is None:
+            return None
+        gap = (self.now - branch.first) // max(1, branch.passed)
+        return self._of_traffic[ghost.place, min(gap.bit_length(), MOST_OCTAVES)]
+
     def _enter(self, ghost: Ghost, at: int) -> None:
-        assert ghost.returns is not None
+        returns, excess = ghost.returns, ghost.excess
+        assert returns is not None
         ghost.at = at
-        ghost.returns.entered(at)
-        if ghost.excess is not None:
-            ghost.excess.entered(ghost.returns.share(at))
-        ghost.due = ghost.since + EDGES[at + 1]
-        self._clock[ghost.due].append(ghost)
+        returns.entered(at)
+        if excess is not None:
+            share = returns.share(at)
+            excess.entered(share)
+            if ghost.traffic is not None:
+                ghost.traffic.entered(share * excess.ratio)
+        due = ghost.due = ghost.since + EDGES[at + 1]
+        self._clock[due].append(ghost)
 
     def _use(self, ghost: Ghost, *, to_its_end: bool) -> None:
         """A request resumes at `ghost`, and goes on from there or (`to_its_end`) ends on the same page."""
@@ -243,6 +273,8 @@ class GhostTree:
         ghost.returns.returned(ghost.at)
         if ghost.excess is not None:
             ghost.excess.returned()
+        if ghost.traffic is not None:
+            ghost.traffic.returned()
         if to_its_end and ghost.place is Place.END:
             ghost.turn += 1
         else:
@@ -266,6 +298,7 @@ class GhostTree:
     def _add(self, parent: Ghost, raw: bytes, place: Place, turn: int) -> Ghost:
         made = Ghost(parent, raw, place)
         made.turn = turn
+        made.first = self.now
         parent.children[raw[:HASH_BYTES]] = made
         if len(parent.children) > 1 and parent.place is not Place.BRANCH and parent.parent is not None:
             parent.place = Place.BRANCH
@@ -282,6 +315,7 @@ class GhostTree:
         upper = Ghost(parent, child.raw[:cut], place)
         upper.turn = turn
         upper.length = child.length
+        upper.first, upper.passed = child.first, child.passed
         parent.children[child.raw[:HASH_BYTES]] = upper
         child.raw = child.raw[cut:]
         child.parent = upper
@@ -291,11 +325,15 @@ class GhostTree:
         self._start(upper)
         return upper
 
-    def _touch(self, tip: Ghost) -> None:
-        """The path to `tip` was asked for last, upper parts after lower ones: the oldest is always a leaf."""
+    def _touch(self, tip: Ghost, passed: int = 0) -> None:
+        """The path to `tip` was asked for last, upper parts after lower ones: the oldest is always a leaf.
+
+        `passed`: requests that did.
+        """
         at = tip
         while at.parent is not None:
             self._recent.move_to_end(id(at))
+            at.passed += passed
             at = at.parent
 
     def _forget(self) -> None:

@@ -28,6 +28,7 @@ class Node:
         "parent",
         "priority",
         "produced_step",
+        "rungs",
         "salt",
         "slot",
         "state_lock",
@@ -46,6 +47,8 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.chain: int | None = None
         """The running sum of its prefix's page chain, once somebody needed it."""
+        self.rungs: bytes | None = None
+        """The hashes of the prefixes that end with its rungs, once somebody needed them."""
         self.slot = 0
         self.produced_step = 0
         """The step that wrote the checkpoint: only later ones can match it (O7)."""

@@ -289,6 +289,7 @@ class RadixTree:
         child.token_ids = child.token_ids[cut:].copy()
         child.pages = child.pages[keep:].copy()
         child.parent = upper
+        child.rungs = None
         upper.children[self._key(child.token_ids)] = child
         self.nodes += 1
         return upper

@@ -267,8 +267,7 @@ class Admission:
     def _tokens_left(self, sequence: Sequence) -> int:
         """Tokens until its expected end."""
         outputs = sequence.outputs
-        answer = min(self.answers.expected(outputs), sequence.params.max_tokens)
-        return max(answer - outputs, 1)
+        return max(self.answers.expected(outputs, sequence.params.max_tokens) - outputs, 1)
 
     # --- start ---------------------------------------------------------------------------------------
 

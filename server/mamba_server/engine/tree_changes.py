@@ -7,6 +7,8 @@ messages is not told at all.
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from mamba_prefix.messages import pack_entries, pack_hashes
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.page_rungs import rungs
@@ -90,13 +92,20 @@ class TreeChanges:
         return self._chain.hash_of(self._running(node))
 
     def _rungs_of(self, node: Node) -> set[int]:
-        """The hashes of the prefixes that end with those of the node's own pages that are rungs."""
-        above = (node.depth - len(node.token_ids)) // self._tree.page_size
-        which = rungs(above, node.depth // self._tree.page_size)
-        if node.parent is None or not len(which):
+        """The hashes of the prefixes that end with those of the node's own pages that are rungs.
+
+        Worked out when it comes, with its own running sum, and remembered for when it goes, which is in the
+        midst of a start that wants its memory.
+        """
+        if node.parent is None:
             return set()
-        hashes = self._chain.hashes_after(self._running(node.parent), above, node.token_ids)
-        return set(hashes[which - above - 1].tolist())
+        if node.rungs is None:
+            above = (node.depth - len(node.token_ids)) // self._tree.page_size
+            sums = self._chain.sums_after(self._running(node.parent), above, node.token_ids)
+            node.chain = int(sums[-1])
+            which = rungs(above, node.depth // self._tree.page_size)
+            node.rungs = self._chain.hashes_of(sums[which - above - 1]).tobytes()
+        return set(np.frombuffer(node.rungs, np.uint64).tolist())
 
     def _running(self, node: Node) -> int:
         """Each edge is summed once: its nodes remember."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from cache_bench import CacheBench, flush_and_sweep, ids
-from mamba_server.cache.ghosts import GHOST_BYTES, GhostTree, Place
+from mamba_server.cache.ghosts import GHOST_BYTES, Ghost, GhostTree, Place
 from mamba_server.cache.returns import BINS, EDGES, PRIOR, Excess, ReturnTimes
 
 PAGE = 4
@@ -170,6 +170,23 @@ def test_a_place_that_was_used_is_known_by_its_own_record() -> None:
     ghosts.seen(ids(range(12 * PAGE + 1)), "")
     assert tip.uses == 1
     assert tip.excess is None
+
+
+def test_a_text_behind_a_busy_beginning_is_expected_back_more_than_one_behind_a_quiet_beginning() -> None:
+    ghosts, fresh = GhostTree(PAGE), iter(range(1000, 1_000_000, 100))
+
+    def ask(stem: int, times: int = 1) -> Ghost:
+        first = next(fresh)
+        text = ids(range(stem, stem + 8), range(first, first + 9))
+        for _ in range(times):
+            sighting, _ = ghosts.seen(text, "")
+        return sighting.tip
+
+    for number in range(640):
+        # The busy one has fifteen requests in sixteen, and half of its texts are asked for again.
+        ask(0 if number % 16 else 100, times=1 + (number % 16) % 2)
+    busy = ask(0).rate
+    assert busy > 2 * ask(100).rate
 
 
 def test_what_returns_as_often_as_foretold_has_no_excess_and_two_outliers_make_little() -> None:

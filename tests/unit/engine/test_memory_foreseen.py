@@ -1,6 +1,7 @@
 """How many run follows memory and the lengths that are seen, and hardly anybody is preempted for it."""
 
 import random
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -16,54 +17,132 @@ SIX_MIB = LoadSetup(
 """The shipped model's arena of 6 MiB: 95 slabs, three of them a sequence's slots."""
 
 
-@pytest.mark.parametrize(("before", "after"), [(250, 250), (250, 25), (25, 250)])
-def test_clients_that_ask_for_little_fill_the_memory_and_are_not_preempted(before: int, after: int) -> None:
-    load, rng, count = StepLoad(SIX_MIB), random.Random(1), 0
-    mean, steps, running = before, 1200, 0
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts and answers, on average."""
 
-    def ask() -> None:
-        nonlocal count
-        count += 1
-        # Nobody says how long an answer will be: as far as the model goes.
-        load.add(f"r{count}", rng.randint(20, 50), rng.randint(mean * 2 // 5, mean * 8 // 5), most=4000)
+    prompt: int
+    answer: int
 
-    for _ in range(24):
-        ask()
-    for step in range(steps):
-        mean = before if step < steps // 2 else after
-        for _ in load.step():
-            ask()
-        running += len(load.scheduler.decoding)
-    counters = load.scheduler.counters
-    assert counters.recomputed_tokens <= 0.05 * (counters.prompt_tokens + load.core.generated_tokens)
-    # With 12 pages of slots and (35 + 125) / 16 pages of text on average 17 of 250 tokens would fit at best.
-    assert running / steps >= 12
+
+@dataclass
+class Clients:
+    """24 of them, each with one request at a time; `declared`: answers are as long as they asked for."""
+
+    load: StepLoad
+    lengths: Lengths
+    declared: bool
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    asked: int = 0
+
+    def ask(self) -> None:
+        self.asked += 1
+        prompt, answer = (
+            self.rng.randint(mean * 2 // 5, mean * 8 // 5)
+            for mean in (self.lengths.prompt, self.lengths.answer)
+        )
+        # Who does not say how long it will be: as far as the model goes.
+        most = answer if self.declared else SIX_MIB.longest - prompt
+        self.load.add(f"r{self.asked}", prompt, answer, most=most)
+
+    def run(self, steps: int) -> float:
+        """How many of them are being answered, on average over so many steps."""
+        running = 0
+        while self.asked < 24:
+            self.ask()
+        for _ in range(steps):
+            for _ in self.load.step():
+                self.ask()
+            running += len(self.load.scheduler.decoding)
+        return running / steps
+
+    @property
+    def recomputed(self) -> float:
+        """The share of all tokens so far that were computed once more."""
+        seen = self.load.scheduler.counters
+        return seen.recomputed_tokens / (seen.prompt_tokens + self.load.core.generated_tokens)
+
+
+SHORT, USUAL, LONG, READERS = Lengths(35, 25), Lengths(35, 250), Lengths(35, 2500), Lengths(350, 250)
+
+
+def room_for(lengths: Lengths) -> float:
+    """How many of them the memory holds on average: 12 pages of slots, the prompt and half of the answer."""
+    return min(380 / (12 + (lengths.prompt + lengths.answer / 2) / 16), 24)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(USUAL, USUAL), (USUAL, SHORT), (SHORT, USUAL), (USUAL, READERS), (READERS, USUAL), (SHORT, READERS)],
+)
+def test_clients_whose_answers_end_as_they_like_fill_the_memory(before: Lengths, after: Lengths) -> None:
+    clients = Clients(StepLoad(SIX_MIB), before, declared=False)
+    for clients.lengths in (before, after):
+        clients.run(900)  # until those that wait are of these lengths
+        assert clients.run(600) >= 0.7 * room_for(clients.lengths)
+    assert clients.recomputed <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "steps"), [(USUAL, USUAL, 900), (SHORT, USUAL, 900), (USUAL, LONG, 6000)]
+)
+def test_clients_that_get_as_much_as_they_asked_for_are_hardly_ever_preempted(
+    before: Lengths, after: Lengths, steps: int
+) -> None:
+    clients = Clients(StepLoad(SIX_MIB), before, declared=True)
+    clients.run(900)
+    clients.lengths = after
+    assert clients.run(steps) >= 0.6 * room_for(after)
+    assert clients.recomputed <= 0.005
 
 
 def test_before_any_answer_ended_the_expected_length_counts() -> None:
-    assert AnswerLengths(256).expected(0) == 256
+    assert AnswerLengths(256).expected(0, 4000) == 256
 
 
 def test_lengths_that_ended_replace_what_was_expected() -> None:
     answers = AnswerLengths(2000)
     for length in [2000] * WINDOW + [20] * WINDOW:
         answers.ended(length)
-    assert answers.expected(0) == 20
+    assert answers.expected(0, 4000) == 20
 
 
 def test_an_answer_longer_than_any_before_is_taken_to_be_in_its_middle() -> None:
     answers = AnswerLengths(10)
     for _ in range(WINDOW):
         answers.ended(10)
-    assert answers.expected(400) == 801
+    assert answers.expected(400, 4000) == 801
 
 
-@given(st.lists(st.integers(1, 5000), max_size=300), st.integers(0, 6000))
-def test_more_is_always_expected_than_there_is(lengths: list[int], outputs: int) -> None:
+def test_who_always_fills_what_was_asked_for_is_taken_at_his_word() -> None:
+    answers = AnswerLengths(10)
+    for length in range(100, 100 + WINDOW):
+        answers.ended(length, cut=True)
+    assert [answers.expected(outputs, 2500) for outputs in (0, 150, 2400)] == [2500, 2500, 2500]
+    assert answers.expected(0, 300) == 300
+
+
+def test_answers_that_were_cut_say_nothing_of_how_long_others_become() -> None:
+    answers = AnswerLengths(10)
+    for length in [*range(200, 240), *[16] * (WINDOW - 40)]:
+        answers.ended(length, cut=length == 16)
+    assert answers.expected(0, 4000) == 220
+    assert answers.expected(0, 16) == 16
+    # Of 21 that became longer than 218 the middle one.
+    assert answers.expected(218, 4000) == 229
+
+
+ENDED = st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=300)
+
+
+@given(ENDED, st.integers(0, 6000), st.integers(1, 9000))
+def test_more_is_always_expected_than_there_is_as_far_as_it_may_go(
+    ended: list[tuple[int, bool]], outputs: int, most: int
+) -> None:
     answers = AnswerLengths(100)
-    for length in lengths:
-        answers.ended(length)
-    assert answers.expected(outputs) > outputs
+    for tokens, cut in ended:
+        answers.ended(tokens, cut=cut)
+    assert min(outputs + 1, most) <= answers.expected(outputs, most) <= most
 
 
 def test_what_ends_soon_makes_room_for_what_grows_late() -> None:

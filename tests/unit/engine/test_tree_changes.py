@@ -121,10 +121,29 @@ def test_an_edge_is_summed_once_however_many_checkpoints_come_and_go_below_it() 
     put(tree, ids(range(40)), 1)
     changes.take()
     summed = []
-    extend = changes._chain.extend
-    changes._chain.extend = lambda running, pages, text: (  # type: ignore[method-assign]
-        summed.append(len(text)) or extend(running, pages, text)
+    placed = changes._chain._placed
+    changes._chain._placed = lambda text, at: (  # type: ignore[method-assign]
+        summed.append(len(text)) or placed(text, at)
     )
     for turn in range(5):
-        tree.drop_state(put(tree, ids(range(40), range(100 + 4 * turn, 104 + 4 * turn)), 2))
+        node = put(tree, ids(range(40), range(100 + 4 * turn, 104 + 4 * turn)), 2)
+        tree.drop_state(node)
+        tree.remove_leaf(node)
+    # Its checkpoint and its pages together, and not again as they go.
     assert summed == [4] * 5
+
+
+def test_pages_that_were_parted_are_told_lost_by_the_hashes_that_they_came_under() -> None:
+    tree, changes = make()
+    long, other = ids(range(80)), ids(range(48), range(200, 208))
+    end = put(tree, long, 1)
+    changes.take()
+    put(tree, other, 0)  # splits the edge
+    changes.take()
+    tree.drop_state(end)
+    tree.remove_leaf(end)
+    lost = changes.take()
+    assert lost is not None
+    # Of the rungs of 20 pages those below the twelve that are left.
+    chain = PageChain(4, "model").hashes(long, "")
+    assert set(hashes_of(lost.pages_lost).tolist()) == set(chain[[12, 13, 14, 15, 17, 19]].tolist())
