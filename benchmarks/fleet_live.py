@@ -22,16 +22,17 @@ from benchmarks.cache.record import RESULTS, write
 from benchmarks.fleet.calibration import WIDE, Calibration, Fit
 from benchmarks.http_cpu_processes import end_children_on_sigterm
 from benchmarks.other_load import PERIOD, OtherLoad, cpu_seconds, tree
-from benchmarks.routing_live import Fleet, fleet
+from benchmarks.routing_processes import Fleet, fleet
 
 from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.prompts import Prompt
 from mamba_cli.bench.samples import Sample
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.gateway import Gateway
 from mamba_cli.fleet.prompt_blocks import BLOCK as TRACE_BLOCK
-from mamba_cli.fleet.simulation import Conditions, Simulation
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import Asked, Workload
 

@@ -31,7 +31,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from mamba_cli.bench.traces import TraceError
-from mamba_cli.fleet.simulation import Conditions
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import Asked, flat, read, scaled
 

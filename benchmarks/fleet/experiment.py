@@ -12,10 +12,11 @@ from benchmarks.fleet.scalers.own import Own
 from benchmarks.fleet.scalers.wva import Wva
 from benchmarks.fleet.score import Score, score
 
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.fixed_size import FixedSize
-from mamba_cli.fleet.request import Request
-from mamba_cli.fleet.simulation import Conditions, Scaler, Simulation, requests_of
+from mamba_cli.fleet.request import Request, requests_of
+from mamba_cli.fleet.simulation import Scaler, Simulation
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import Asked
 

@@ -1,10 +1,15 @@
 """One request of a simulated fleet, from its arrival to its end."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from mamba_cli.fleet.prompt_blocks import Tokens
+import numpy as np
+
+from mamba_cli.fleet.prompt_blocks import Tokens, prompt
+from mamba_cli.fleet.workload import Asked
 
 
 @dataclass(slots=True, eq=False)
@@ -36,3 +41,26 @@ class Request:
         if self.first is None or self.ended is None or self.outputs < 2:
             return 0.0
         return (self.ended - self.first) / (self.outputs - 1)
+
+
+def requests_of(asked: Asked) -> list[Request]:
+    """The requests of a workload, none of them begun."""
+    block, seen, made = asked.workload.block, set[int](), list[Request]()
+    longest = max((arrival.input_tokens for arrival in asked.workload.arrivals), default=1)
+    blank = np.zeros(longest, np.int32)
+    for number, arrival in enumerate(asked.workload.arrivals):
+        known = sum(1 for _ in itertools.takewhile(seen.__contains__, arrival.block_ids))
+        seen.update(arrival.block_ids)
+        ids = (
+            partial(prompt, arrival, block)
+            if asked.identity
+            else partial(_first, blank, arrival.input_tokens)
+        )
+        shared = min(known * block, (arrival.input_tokens - 1) // block * block)
+        outputs = max(1, arrival.output_tokens)
+        made.append(Request(number, arrival.at, ids, arrival.input_tokens, outputs, shared))
+    return made
+
+
+def _first(tokens: Tokens, length: int) -> Tokens:
+    return tokens[:length]

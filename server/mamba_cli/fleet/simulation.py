@@ -4,20 +4,17 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-import numpy as np
-
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.gateway import Gateway
-from mamba_cli.fleet.machine import Machine
 from mamba_cli.fleet.pod import Pod
-from mamba_cli.fleet.prompt_blocks import Tokens, prompt
-from mamba_cli.fleet.request import Request
+from mamba_cli.fleet.request import Request, requests_of
 from mamba_cli.fleet.sample import EngineSample, FleetSample
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.transit import Transit
@@ -39,25 +36,6 @@ class Scaler(Protocol):
     def target(self, sample: FleetSample) -> int:
         """How many engines shall run."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What surrounds the fleet."""
-
-    cold_start: float = 120.0
-    """Seconds from a pod's creation to its readiness, on average."""
-    cold_start_spread: float = 0.1
-    """By so much of it starts differ, up or down, at most."""
-    failures: float = 0.0
-    """Engines that die without notice, per engine and hour."""
-    spot: float = 0.0
-    """Machines that go with a notice of two minutes, per engine and hour."""
-    least: int = 1
-    most: int = 64
-    initial: int = 1
-    """Engines that are ready when it begins."""
-    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(slots=True)
@@ -325,29 +303,6 @@ class Simulation:
         order = sorted(staying, key=lambda pod: (pod.phase == "ready", pod.engine.running, -pod.created))
         for pod in order[: max(0, len(staying) - wanted)]:
             self._drain(pod)
-
-
-def requests_of(asked: Asked) -> list[Request]:
-    """The requests of a workload, none of them begun."""
-    block, seen, made = asked.workload.block, set[int](), list[Request]()
-    longest = max((arrival.input_tokens for arrival in asked.workload.arrivals), default=1)
-    blank = np.zeros(longest, np.int32)
-    for number, arrival in enumerate(asked.workload.arrivals):
-        known = sum(1 for _ in itertools.takewhile(seen.__contains__, arrival.block_ids))
-        seen.update(arrival.block_ids)
-        ids = (
-            partial(prompt, arrival, block)
-            if asked.identity
-            else partial(_first, blank, arrival.input_tokens)
-        )
-        shared = min(known * block, (arrival.input_tokens - 1) // block * block)
-        outputs = max(1, arrival.output_tokens)
-        made.append(Request(number, arrival.at, ids, arrival.input_tokens, outputs, shared))
-    return made
-
-
-def _first(tokens: Tokens, length: int) -> Tokens:
-    return tokens[:length]
 
 
 def _engine_sample(engine: SimulatedEngine) -> EngineSample:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mamba_api.strategy import Strategy
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.gateway import Gateway
 from mamba_cli.fleet.gpu import Gpu
+from mamba_cli.fleet.request import requests_of
 from mamba_cli.fleet.roofline import profile_of
-from mamba_cli.fleet.simulation import Conditions, Simulation, requests_of
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import GOAL, Slo
 from mamba_cli.fleet.workload import Asked, scaled
 from mamba_planner import Constraints, Device, DoesNotFit, plan

@@ -13,13 +13,14 @@ from benchmarks.fleet.routers import GATEWAYS, ROUTERS, RouterName
 from benchmarks.fleet.score import score
 
 from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine import SimulatedEngine, cache_of
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.fixed_size import FixedSize
 from mamba_cli.fleet.gateway import Gateway
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.request import Request
-from mamba_cli.fleet.simulation import Conditions, Simulation
+from mamba_cli.fleet.simulation import Simulation
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import Asked, Workload
 
