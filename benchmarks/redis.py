@@ -12,13 +12,13 @@ from pathlib import Path
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """The URL of a fresh redis-server: the virtual environment's, else the one on the PATH.
+    """The URL of a fresh redis-server: the one on the PATH, else the virtual environment's.
 
     Raises:
         FileNotFoundError: there is none.
     """
     own = Path(sys.executable).with_name("redis-server")
-    binary = str(own) if own.exists() else shutil.which("redis-server")
+    binary = shutil.which("redis-server") or (str(own) if own.exists() else None)
     if binary is None:
         raise FileNotFoundError("there is no redis-server: apt-get install redis-server")
     with socket.socket() as free:

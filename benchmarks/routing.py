@@ -1,200 +1,42 @@
 """Several engines behind gateways, simulated: what each way of choosing an engine makes them compute again.
 
-The engines are the product's own state caches with a queue before each and a speed; the gateways are the
-product's own router over reports that are up to a second old. Compared with one engine that has the memory of
-all. Run as `python -m benchmarks.routing [--trace FILE]`; a minute or two.
+A fleet (`simulated_fleet`) replays a workload for each way, beside one engine that has the memory of
+all. Run as `python -m benchmarks.routing [--trace FILE] [--workload NAME ...] [--seeds N ...]`; a quarter
+of a minute for each workload and seed.
 """
 
 import argparse
-import heapq
-import itertools
-import statistics
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from benchmarks.cache.block_trace import generated
-from benchmarks.cache.drive import cache_of, drive, serve
+from benchmarks.cache.drive import cache_of, drive
 from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.record import RESULTS, write
+from benchmarks.cache.workloads import GENERATED
+from benchmarks.queue_balance import LEAST
+from benchmarks.simulated_fleet import SimulatedFleet
 
-from mamba_cli.bench.traces import parse
-from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
+from mamba_cli.bench.traces import Arrival, parse
+from mamba_cli.fleet.cache_index import Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
-from mamba_cli.fleet.prompt_blocks import BLOCK, Tokens, prompt, usable
+from mamba_cli.fleet.prompt_blocks import BLOCK, usable
 from mamba_cli.fleet.workload import Workload
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import Router
-from mamba_gateway.routing import NoCandidate
-from mamba_gateway.scoring import Weights
-from mamba_server.cache.state_cache import StateCache
 
 ALL: tuple[Knowledge, ...] = ("load", "attention", "own", "resumable")
-ATTENTION_RATIO = 4.6e-6
-"""Of Nemotron Nano 9B v2."""
-TOKEN_SECONDS = 0.02
-"""Of an answer, while it is written."""
-PROBE_SECONDS = 1.0
 
 
-@dataclass(slots=True)
-class _Asked:
-    number: int
-    at: float
-    token_ids: Tokens
-    outputs: int
-    gateway: int
-    ticket: int
+def _questions(requests: int, seed: int) -> Workload:
+    return Workload("generated", BLOCK, generated(requests, seed))
 
 
-@dataclass(slots=True)
-class SimulatedEngine:
-    """One engine: prompts are computed one after the other, answers written beside them."""
-
-    name: str
-    cache: StateCache
-    speed: EngineSpeed
-    queue: deque[_Asked] = field(default_factory=deque)
-    busy: bool = False
-    running: int = 0
-    busy_seconds: float = 0.0
-    computed: int = 0
-    prompt_tokens: int = 0
-
-    def report(self) -> Report:
-        """As its metrics say it: of waiting prompts so much is taken off as was resumed before."""
-        share = self.computed / self.prompt_tokens if self.prompt_tokens else 1.0
-        waiting = sum(len(asked.token_ids) for asked in self.queue) * share
-        return Report(
-            True, running=self.running, waiting=len(self.queue), speed=self.speed,
-            prompt_tokens_waiting=waiting, room=1e9,
-        )  # fmt: skip
-
-
-def queue_imbalance(queues: Sequence[Sequence[float]], least: float = 4.0) -> float | None:
-    """99th percentile of the longest queue by the mean, over the moments at which engines had `least`
-    requests or more on average; None without any. Of few requests one more is much: a queue of 1 beside
-    three empty ones is 4 times the mean."""
-    seen = sorted(max(now) / statistics.fmean(now) for now in queues if statistics.fmean(now) >= least)
-    return round(seen[int(0.99 * len(seen))], 2) if seen else None
-
-
-class Fleet:
-    """`gateways` before `engines` of `size` each; every event of the simulation in order of time."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        size: CacheSize,
-        engines: int,
-        gateways: int,
-        speed: float,
-        knowledge: Knowledge,
-    ) -> None:
-        self.now = 0.0
-        self.workload, self.knowledge = workload, knowledge
-        measured = EngineSpeed(speed, ATTENTION_RATIO, TOKEN_SECONDS)
-        self.engines = {
-            f"e{n}": SimulatedEngine(f"e{n}", cache_of(size, workload, "RecomputeCost"), measured)
-            for n in range(engines)
-        }
-        self.pools, self.routers = [], []
-        for seed in range(gateways):
-            pool = Pool(clock=lambda: self.now)
-            pool.set_targets(Target(f"http://{name}", name) for name in self.engines)
-            index = CacheIndex(self.engines, knowledge)
-            weights = Weights(0.0 if knowledge == "load" else 1.0)
-            metrics = GatewayMetrics(pool.snapshot)
-            self.pools.append(pool)
-            self.routers.append(
-                Router(pool, metrics, Random(seed), weights=weights, index=index, clock=lambda: self.now)
-            )
-        self.first_tokens: list[float] = []
-        self.queues: list[list[int]] = []
-        """Requests in each engine, at each probe."""
-        self._events: list[tuple[float, int, str, Any]] = []
-        self._order = itertools.count()
-        self._steps = itertools.count(1)
-
-    def run(self) -> dict[str, Any]:
-        """The whole workload; what came out."""
-        rng = Random(0)
-        for number, arrival in enumerate(self.workload.arrivals):
-            self._at(arrival.at, "arrival", (number, arrival, rng.randrange(len(self.pools))))
-        end = self.workload.arrivals[-1].at
-        for n in range(int(end / PROBE_SECONDS) + 1):
-            self._at(n * PROBE_SECONDS, "probe", None)
-        while self._events:
-            self.now, _, kind, what = heapq.heappop(self._events)
-            getattr(self, f"_{kind}")(what)
-        engines = list(self.engines.values())
-        busy = [engine.busy_seconds for engine in engines]
-        waits = sorted(self.first_tokens)
-        return {
-            "computed": sum(engine.computed for engine in engines),
-            "prompt_tokens": sum(engine.prompt_tokens for engine in engines),
-            "imbalance": round(max(busy) / statistics.fmean(busy), 3),
-            "queue_imbalance_p99": queue_imbalance(self.queues),
-            "ttft_mean": round(statistics.fmean(waits), 3),
-            "ttft_p50": round(waits[len(waits) // 2], 3),
-            "ttft_p99": round(waits[int(0.99 * len(waits))], 3),
-        }
-
-    def _at(self, when: float, kind: str, what: Any) -> None:
-        heapq.heappush(self._events, (when, next(self._order), kind, what))
-
-    def _probe(self, _: None) -> None:
-        self.queues.append([len(engine.queue) + engine.running for engine in self.engines.values()])
-        for pool in self.pools:
-            for engine in self.engines.values():
-                pool.report(f"http://{engine.name}", engine.report())
-
-    def _arrival(self, what: tuple[int, Any, int]) -> None:
-        number, arrival, gateway = what
-        if not number:
-            self._probe(None)
-        token_ids = prompt(arrival, self.workload.block)
-        if next(iter(self.engines.values())).cache.never_fits(len(token_ids)):
-            return
-        router = self.routers[gateway]
-        known = None if self.knowledge == "load" else PromptPrefix.of(token_ids)
-        record = router.decide(None, known, body_bytes=4 * len(token_ids))
-        assert not isinstance(record, NoCandidate)
-        engine = self.engines[record.decision.endpoint.name]
-        ticket = router.sent(record, known)
-        engine.queue.append(_Asked(number, self.now, token_ids, arrival.output_tokens, gateway, ticket))
-        self._begin(engine)
-
-    def _begin(self, engine: SimulatedEngine) -> None:
-        if engine.busy or not engine.queue:
-            return
-        asked = engine.queue.popleft()
-        resumed = serve(engine.cache, asked.token_ids, next(self._steps))
-        seconds = engine.speed.seconds(resumed, len(asked.token_ids))
-        engine.busy, engine.running = True, engine.running + 1
-        engine.busy_seconds += seconds
-        engine.computed += len(asked.token_ids) - resumed
-        engine.prompt_tokens += len(asked.token_ids)
-        self._at(self.now + seconds, "answered", (engine, asked))
-
-    def _answered(self, what: tuple[SimulatedEngine, _Asked]) -> None:
-        engine, asked = what
-        self.first_tokens.append(self.now - asked.at)
-        self.pools[asked.gateway].answered(f"http://{engine.name}", asked.ticket)
-        self._at(self.now + asked.outputs * TOKEN_SECONDS, "ended", what)
-        engine.busy = False
-        self._begin(engine)
-
-    def _ended(self, what: tuple[SimulatedEngine, _Asked]) -> None:
-        engine, asked = what
-        engine.running -= 1
-        self.pools[asked.gateway].end(f"http://{engine.name}", asked.ticket)
+MADE: dict[str, Callable[[int, int], Workload]] = {
+    "generated": _questions,
+    **{make.__name__: make for make in GENERATED},
+}
+"""By name: a workload of so many requests, by seed."""
 
 
 def compare(
@@ -203,75 +45,104 @@ def compare(
     kv: int,
     engines: int,
     gateways: int,
-    utilization: float,
+    use: float,
     ways: Sequence[Knowledge] = ALL,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One row for each way of choosing. `utilization`: of the engines if they had no cache at all."""
+    """One row for each way of choosing. `use`: of the engines if they computed as little as one does."""
     size = CacheSize(slots, kv, STATE_TOKENS if kv else 0)
     whole = CacheSize(engines * slots, engines * kv, STATE_TOKENS if kv else 0)
     together = drive(workload, cache_of(whole, workload, "RecomputeCost"))
-    tokens = sum(arrival.input_tokens for arrival in workload.arrivals)
+    least = together.prompt_tokens - together.cached_tokens
     seconds = workload.arrivals[-1].at - workload.arrivals[0].at
-    speed = tokens / seconds / engines / utilization
+    speed = least / seconds / engines / use
     rows = []
     for knowledge in ways:
-        found = Fleet(workload, size, engines, gateways, speed, knowledge).run()
-        found["relative"] = round(found["computed"] / (together.prompt_tokens - together.cached_tokens), 3)
-        rows.append({"workload": workload.name, "knowledge": knowledge, "slots": slots, **found})
+        found = SimulatedFleet(workload, size, engines, gateways, speed, knowledge).run()
+        found["relative"] = round(found["computed"] / least, 3)
+        rows.append(
+            {"workload": workload.name, "seed": seed, "knowledge": knowledge, "slots": slots, **found}
+        )
         print(line(rows[-1]), flush=True)
     return rows
 
 
 def line(row: dict[str, Any]) -> str:
     """One row of the Markdown table."""
+    queues = row["queues"] or dict.fromkeys(("share", "p50", "p99"), "-")
     shown = (
-        row["workload"], row["slots"], row["knowledge"], f"{row['computed'] / row['prompt_tokens']:.1%}",
-        row["relative"], row["imbalance"], row["queue_imbalance_p99"],
+        row["workload"], row["seed"], row["slots"], row["knowledge"],
+        f"{row['computed'] / row['prompt_tokens']:.1%}", row["relative"], row["imbalance"],
+        queues["share"], queues["p50"], queues["p99"], row["seconds_over_mean_p99"],
         row["ttft_mean"], row["ttft_p50"], row["ttft_p99"],
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
 
 
-HEAD = (
-    "| workload | slots | goes by | computed | to one | imbalance | of queues | TTFT mean s | p50 | p99 |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-)
+_COLUMNS = (
+    "workload", "seed", "slots", "goes by", "computed", "to one", "busy", "share", "queues p50", "p99",
+    "s over p99", "TTFT mean s", "p50", "p99",
+)  # fmt: skip
+HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
+
+
+def workloads(asked: argparse.Namespace) -> Iterator[tuple[int, Workload]]:
+    """Each with its seed; of a trace one part after the other."""
+    if asked.trace is not None:
+        with asked.trace.open(encoding="utf-8") as lines:
+            arrivals = usable(parse(lines))
+        size = asked.requests or len(arrivals)
+        for seed in asked.seeds:
+            if part := arrivals[seed * size : (seed + 1) * size]:
+                yield seed, Workload(asked.trace.stem, BLOCK, _from_zero(part))
+    for name in asked.workload:
+        for seed in asked.seeds:
+            yield seed, MADE[name](asked.requests or 2000, seed)
+
+
+def _from_zero(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    return [replace(arrival, at=arrival.at - arrivals[0].at) for arrival in arrivals]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all, write, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing", description=__doc__)
-    parser.add_argument("--trace", type=Path, help="Mooncake-format JSON lines; else a generated one")
+    parser.add_argument("--trace", type=Path, help="Mooncake-format JSON lines")
+    parser.add_argument("--workload", nargs="*", choices=MADE, help="made ones; without a trace: generated")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), help="of a trace: which parts of it")
     parser.add_argument("--slots", type=int, nargs="+", default=(50, 400), help="state slots of each engine")
     parser.add_argument("--kv", type=int, default=500_000, help="KV tokens of each engine beside them")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--utilization", type=float, default=1.2)
-    parser.add_argument("--requests", type=int, default=2000, help="the first so many; 0 = all of a trace")
+    parser.add_argument(
+        "--use", type=float, default=0.85, help="of the engines, if they computed as little as one does"
+    )
+    parser.add_argument("--requests", type=int, default=2000, help="of each; 0 = all of a trace")
     parser.add_argument("--ways", nargs="+", choices=ALL, default=ALL, help="what gateways go by")
+    parser.add_argument("--name", default="routing", help="of the files that are written")
     parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
-    if asked.trace is None:
-        workload = Workload("generated", BLOCK, generated(asked.requests or 2000))
-    else:
-        with asked.trace.open(encoding="utf-8") as lines:
-            workload = Workload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests or None])
+    if asked.workload is None:
+        asked.workload = () if asked.trace else ("generated",)
     rows = [
         row
+        for seed, workload in workloads(asked)
         for slots in asked.slots
         for row in compare(
-            workload, slots, asked.kv, asked.engines, asked.gateways, asked.utilization, asked.ways
+            workload, slots, asked.kv, asked.engines, asked.gateways, asked.use, asked.ways, seed
         )
     ]
+    used = f"{asked.use:.0%}"
     facts = [
         f"- {asked.engines} engines of {asked.kv:,} KV tokens beside the slots, {asked.gateways} gateways",
-        f"- without any cache the engines would be used to {asked.utilization:.0%}",
-        "- to one: tokens computed, by those of one engine with the memory of all",
-        "- imbalance: busy time of the busiest engine by the mean",
-        "- of queues: most requests in an engine by the mean, p99 of the moments with 4 an engine or more",
+        f"- used to {used} if they computed as little as one engine with the memory of all does",
+        "- to one: tokens computed, by those of that one",
+        "- busy: time for which the busiest engine computes, by the mean",
+        f"- queues: most requests in an engine by the mean; share: of moments, with {LEAST:g} each or more",
+        "- s over: seconds of prompts in the busiest engine beyond the mean, over all moments",
     ]
-    found = {"rows": rows, "gateways": asked.gateways, "engines": asked.engines}
-    write(f"routing-{workload.name}", found, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
+    found = {"rows": rows, "gateways": asked.gateways, "engines": asked.engines, "use": asked.use}
+    write(asked.name, found, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
 
 
 if __name__ == "__main__":

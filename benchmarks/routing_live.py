@@ -7,38 +7,32 @@ all. Run as `python -m benchmarks.routing_live [--trace FILE]`; nine minutes on 
 
 import argparse
 import asyncio
-import contextlib
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
-from benchmarks.engine import running_command
 from benchmarks.http_cpu_processes import end_children_on_sigterm
-from benchmarks.redis import running_redis
-from benchmarks.routing import queue_imbalance
+from benchmarks.queue_balance import LEAST, QueueBalance
+from benchmarks.routing_processes import Way, fleet
 
 from mamba_cli.bench.traces import Arrival, parse
 from mamba_cli.fleet.prompt_blocks import BLOCK, usable
 from mamba_cli.fleet.workload import Workload
-from mamba_cli.local.ports import free_ports
 
-Way = Literal["one", "load", "attention", "resumable"]
-"""One engine with all the memory; by load alone; to the engine with most attention pages of the prompt, as
-the sender remembers them; the product as it is."""
 WAYS: tuple[Way, ...] = ("one", "load", "attention", "resumable")
 Row = dict[str, Any]
 USUAL = ("chat", "documents", "agents")
-MODEL = "builtin://tiny-recall"
 BLOCK_TOKENS = 16
 """That a block of a trace becomes."""
+SAMPLE_SECONDS = 0.2
+"""Between two looks at the engines' queues."""
 LONGEST = 3500
 """Tokens of a prompt; longer ones are left out."""
 WAITS = "mambaserve_requests_waiting"
@@ -97,67 +91,6 @@ def _leading(pages: Sequence[tuple[int, ...]], known: set[tuple[int, ...]]) -> i
     return next((n for n, page in enumerate(pages) if page not in known), len(pages))
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Where its processes are."""
-
-    engines: list[str]
-    admins: list[str]
-    """The engines' admin servers."""
-    doors: list[str]
-    """What requests are sent to, in turn."""
-
-    def flush(self) -> None:
-        """The engines forget all prompts."""
-        for url in self.admins:
-            asked = urllib.request.Request(f"{url}/admin/flush_cache", method="POST")
-            with urllib.request.urlopen(asked, timeout=60) as answer:
-                answer.read()
-
-
-@contextlib.contextmanager
-def fleet(way: Way, engines: int, gateways: int, arena: int) -> Iterator[Fleet]:
-    """Processes, ready."""
-    with contextlib.ExitStack() as stack:
-        redis = stack.enter_context(running_redis())
-        one = way == "one"
-        admins = free_ports(1 if one else engines)
-        urls = [
-            stack.enter_context(
-                running_command(
-                    "serve", "--model", MODEL, "--admin-port", str(admin), "--device", "cpu",
-                    "--arena-bytes", str(engines * arena if one else arena), "--redis-url", redis,
-                    variables={"OMP_NUM_THREADS": "1"},
-                )
-            )
-            for admin in admins
-        ]  # fmt: skip
-        admin_urls = [f"http://127.0.0.1:{admin}" for admin in admins]
-        if way == "attention":
-            yield Fleet(urls, admin_urls, urls)
-            return
-        backends = [word for url in urls for word in ("--backend", url)]
-        weight = ("--prefix-weight", "0") if way == "load" else ()
-        yield Fleet(
-            urls,
-            admin_urls,
-            [
-                stack.enter_context(
-                    running_command(
-                        "gateway",
-                        *backends,
-                        "--redis-url",
-                        redis,
-                        "--prefix-index-scope",
-                        "tiny-recall",
-                        *weight,
-                    )
-                )
-                for _ in range(gateways)
-            ],
-        )
-
-
 async def send(
     session: aiohttp.ClientSession, url: str, prompt: list[int], outputs: int, outcome: Outcome
 ) -> None:
@@ -186,7 +119,7 @@ async def watch(session: aiohttp.ClientSession, engines: Sequence[str], outcome:
 
     while True:
         outcome.queues.append(list(await asyncio.gather(*map(requests, engines))))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(SAMPLE_SECONDS)
 
 
 async def play(
@@ -194,24 +127,27 @@ async def play(
     engines: Sequence[str],
     choose: Callable[[Sequence[int]], str],
     router: AttentionRouter | None,
+    at_once: int,
 ) -> Outcome:
-    """Each request at its second."""
-    outcome = Outcome()
+    """Each request at its second, or with `at_once`, in their order, as soon as fewer are under way."""
+    outcome, room = Outcome(), asyncio.Semaphore(at_once or len(requests))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(900)) as session:
         watching = asyncio.create_task(watch(session, engines, outcome))
         begin = asyncio.get_running_loop().time()
 
         async def one(at: float, prompt: list[int], outputs: int) -> None:
-            await asyncio.sleep(begin + at - asyncio.get_running_loop().time())
-            url = choose(prompt)
-            if router is not None:
-                router.open[url] += 1
-            try:
-                await send(session, url, prompt, outputs, outcome)
-            finally:
+            if not at_once:
+                await asyncio.sleep(begin + at - asyncio.get_running_loop().time())
+            async with room:
+                url = choose(prompt)
                 if router is not None:
-                    router.open[url] -= 1
+                    router.open[url] += 1
+                try:
+                    await send(session, url, prompt, outputs, outcome)
+                finally:
+                    if router is not None:
+                        router.open[url] -= 1
 
         await asyncio.gather(*(one(*request) for request in requests))
         watching.cancel()
@@ -230,9 +166,11 @@ def requests_of(workload: Workload, rate: float) -> list[tuple[float, list[int],
     ]
 
 
-def measure(workloads: Sequence[Workload], way: Way, shape: tuple[int, int, int], rate: float) -> list[Row]:
+def measure(
+    workloads: Sequence[Workload], way: Way, shape: tuple[int, int, int], rate: float, at_once: int
+) -> list[Row]:
     """One row for each workload, by one fleet that begins each with empty caches. `shape`: engines, gateways,
-    bytes of an engine."""
+    bytes of an engine. `rate` requests a second, or `at_once` under way at all times."""
     rows: list[Row] = []
     with fleet(way, *shape) as running:
         for workload in workloads:
@@ -240,15 +178,15 @@ def measure(workloads: Sequence[Workload], way: Way, shape: tuple[int, int, int]
             router = AttentionRouter(running.engines) if way == "attention" else None
             turns = cycle(running.doors)
             choose = router.choose if router else lambda _, turns=turns: next(turns)
-            outcome = asyncio.run(play(requests, running.engines, choose, router))
+            outcome = asyncio.run(play(requests, running.engines, choose, router, at_once))
             running.flush()
-            waits = sorted(outcome.first_tokens)
+            waits, even = sorted(outcome.first_tokens), QueueBalance.of(outcome.queues)
             rows.append(
                 {
                     "workload": workload.name, "way": way, "requests": len(requests),
                     "failed": outcome.failed,
                     "prompt_tokens": outcome.prompt_tokens, "computed": outcome.computed,
-                    "imbalance_p99": queue_imbalance(outcome.queues),
+                    "queues": asdict(even) if even else None,
                     "answer_p50": round(waits[len(waits) // 2], 3),
                     "answer_p99": round(waits[int(0.99 * len(waits))], 3),
                 }
@@ -271,18 +209,21 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def line(row: dict[str, Any]) -> str:
     """One row of the Markdown table."""
+    queues = row["queues"] or dict.fromkeys(("share", "mean", "p50", "p99"), "-")
     shown = (
         row["workload"], row["way"], row["requests"], row["failed"],
-        f"{row['computed'] / row['prompt_tokens']:.1%}", row.get("relative"), row["imbalance_p99"],
+        f"{row['computed'] / row['prompt_tokens']:.1%}", row.get("relative"),
+        queues["share"], queues["mean"], queues["p50"], queues["p99"],
         row["answer_p50"], row["answer_p99"],
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
 
 
-HEAD = (
-    "| workload | goes by | requests | failed | computed | to one | imbalance p99 | answer p50 s | p99 |",
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-)
+_COLUMNS = (
+    "workload", "goes by", "requests", "failed", "computed", "to one", "share", "mean queue", "queues p50",
+    "p99", "answer p50 s", "p99",
+)  # fmt: skip
+HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -293,6 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--way", nargs="+", choices=WAYS, default=WAYS, help="how engines are chosen")
     parser.add_argument("--requests", type=int, default=200, help="the first so many of each")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second on average")
+    parser.add_argument(
+        "--at-once", type=int, default=0, help="instead: so many under way at all times, in their order"
+    )
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--arena-bytes", type=int, default=6 << 20, help="of each engine")
@@ -305,13 +249,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with asked.trace.open(encoding="utf-8") as lines:
             workloads.append(Workload(asked.trace.stem, BLOCK, usable(parse(lines))[: asked.requests]))
     shape = (asked.engines, asked.gateways, asked.arena_bytes)
-    rows = compared([row for way in asked.way for row in measure(workloads, way, shape, asked.rate)])
+    rows = compared(
+        [row for way in asked.way for row in measure(workloads, way, shape, asked.rate, asked.at_once)]
+    )
+    load = f"{asked.rate:g} requests a second on average"
+    if asked.at_once:
+        load = f"{asked.at_once} requests under way at all times"
     facts = [
         f"- {asked.engines} engines of the shipped model with {asked.arena_bytes >> 20} MiB each",
-        f"- {asked.gateways} gateways, one Redis, {asked.rate:g} requests a second on average",
+        f"- {asked.gateways} gateways, one Redis, {load}",
         f"- a block of a trace is {BLOCK_TOKENS} tokens here",
         "- to one: tokens computed, by those of one engine with the memory of all",
-        "- imbalance: the longest queue by the mean, where the mean is at least 4",
+        f"- queues: most requests in an engine by the mean; share: of moments, with {LEAST:g} each or more",
     ]
     write("routing-live", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
 

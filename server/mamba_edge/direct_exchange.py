@@ -56,26 +56,24 @@ class DirectExchange:
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or self.through_send or cycle.flow.write_paused:
             return False
+        pairs = [*cycle.default_headers, *headers]
+        named = dict(pairs)
+        if not named.keys().isdisjoint(_FRAMING):
+            return False
         length: int | None = None
-        lines, names, values = [STATUS_LINE[status]], [], []
-        for name, value in (*cycle.default_headers, *headers):
-            if name == b"content-length":
-                length = int(value) if value.isdigit() else -1
-            elif name in _FRAMING:
-                return False
-            names.append(name)
-            values.append(value)
-            lines.append(b"%b: %b\r\n" % (name, value))
+        if (told := named.get(b"content-length")) is not None:
+            length = int(told) if told.isdigit() else -1
         if length is None:
             if status in _BODILESS or cycle.scope["http_version"] == "1.0":
                 return False
         elif len(part) > length or (len(part) < length and not more):
             return False
         # `send` says what is wrong with one.
-        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
+        if HEADER_RE.search(b"".join(named)) or HEADER_VALUE_RE.search(b"".join([v for _, v in pairs])):
             return False
         if cycle.scope["method"] == "HEAD":
             return False
+        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % pair for pair in pairs]]
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
         if length is None:

@@ -12,22 +12,33 @@ class CannotListen(OSError):
         self.option = option
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. `::` is every address of this machine, of IPv4 too.
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at an address that does not listen yet; port 0 takes a free one. `::` is every address of this
+    machine, of IPv4 too.
 
-    Raises CannotListen.
+    Raises OSError; gaierror for what is no address.
     """
     everywhere = host == "::"
     if everywhere and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"  # noqa: S104 - asked for; a kernel without IPv6 has no other
+    info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    made = socket.socket(info[0], socket.SOCK_STREAM)
     try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if everywhere and made.family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(info[4])
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, at an address as `bound` takes it. Raises CannotListen."""
+    try:
+        listener = bound(host, port)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if everywhere and listener.family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            listener.bind(info[4])
             listener.listen(2048)
         except OSError:
             listener.close()
@@ -40,6 +51,11 @@ def listen(host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     """Where a browser on this machine reaches a listening socket."""
     host, port = listener.getsockname()[:2]
+    return url_at(host, port)
+
+
+def url_at(host: str, port: int) -> str:
+    """Where a browser on this machine reaches what listens on an address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)  # noqa: S104 - shown, not bound
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

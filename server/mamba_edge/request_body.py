@@ -5,7 +5,7 @@ Used by every endpoint that takes a body; what the bytes mean is the endpoint's 
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from starlette.types import Receive
 
@@ -33,6 +33,12 @@ def find_header(headers: RawHeaders, name: bytes) -> bytes | None:
         if len(key) == size and key.lower() == name:
             return value
     return None
+
+
+def first_values(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The first value of each header, for who asks for several of them; names in lower case, as ASGI has
+    them."""
+    return dict(reversed(headers))
 
 
 def whole_body(limit: int, share: BodyShare, direct: DirectExchange) -> bytes | None:

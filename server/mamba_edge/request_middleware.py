@@ -1,8 +1,9 @@
 """The outermost ASGI application: request id, trace, one log line, one count and one error style.
 
 Wraps the application of each server. Whatever reaches it becomes the OpenAI envelope, unless bytes were sent
-already. Endpoints find in the scope: `request_id`, `arrival` (monotonic seconds), `trace` (a `RequestTrace`),
-`log_fields`, to which they may add, and `answer_headers`, which every answer gets.
+already. Endpoints find in the scope: `request_id`, `header_values` (the first of each name), `arrival`
+(monotonic seconds), `trace` (a `RequestTrace`), `log_fields`, to which they may add, and `answer_headers`,
+which every answer gets.
 """
 
 import logging
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mamba_edge.body_budget import BodyBudget, BodyShare
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
-from mamba_edge.request_body import ClientGone, find_header
+from mamba_edge.request_body import ClientGone, first_values
 from mamba_edge.sending import send_error
 from mamba_telemetry import conventions as names
 from mamba_telemetry.logs import LogContext, get_logger, log_request
@@ -83,7 +84,8 @@ class RequestMiddleware:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
             return
-        given = find_header(scope["headers"], b"x-request-id")
+        values = first_values(scope["headers"])
+        given = values.get(b"x-request-id")
         request_id = request_id_of(given.decode("latin-1") if given else None)
         own = (b"x-request-id", request_id.encode())
         route = self._route_of(scope["path"])
@@ -118,7 +120,7 @@ class RequestMiddleware:
 
         trace = self._tracing.begin(
             f"{scope['method']} {route}",
-            Headers(scope=scope) if find_header(scope["headers"], b"traceparent") else {},
+            Headers(scope=scope) if b"traceparent" in values else {},
             at=arrival,
             record=route in self._traced and scope["method"] == "POST",
         )
@@ -126,6 +128,7 @@ class RequestMiddleware:
         with LogContext(context):
             scope.update(
                 request_id=request_id,
+                header_values=values,
                 log_fields=fields,
                 answer_headers=more_headers,
                 arrival=arrival,

@@ -40,14 +40,21 @@ async def send_error(send: Send, error: ApiError) -> None:
     await send_json(send, error.envelope(), error.status, error.headers())
 
 
-async def send_events(send: Send, events: AsyncGenerator[bytes]) -> None:
-    """Server-sent events. The headers go out with the first event: an error before it has its own status."""
+async def send_events(
+    send: Send, events: AsyncGenerator[bytes], direct: DirectExchange | None = None
+) -> None:
+    """Server-sent events. The headers go out with the first event: an error before it has its own status.
+
+    What follows is written past `send` where the exchange is at hand and the client keeps up.
+    """
     started = False
     async with contextlib.aclosing(events):
         async for event in events:
             if not started:
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)})
+            elif direct is not None and direct.write(event):
+                continue
             await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 

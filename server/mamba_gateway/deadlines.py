@@ -25,11 +25,13 @@ class Deadlines:
         """In the order in which they fall due."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, one: Due) -> None:
-        """Let it fall due after `seconds`, unless it ends before. It has not begun already."""
-        self._began[one] = self.loop.time()
+    def begin(self, one: Due) -> float:
+        """Let it fall due after `seconds`, unless it ends before. It has not begun already. Returns the time
+        of the loop."""
+        self._began[one] = now = self.loop.time()
         if self._timer is None:
             self._wind(self.seconds)
+        return now
 
     def end(self, one: Due) -> None:
         """It does not fall due any more. Of what did already, or never began, nothing happens."""

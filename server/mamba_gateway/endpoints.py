@@ -8,10 +8,12 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from mamba_gateway.admission import Clock
 from mamba_gateway.endpoint import Endpoint
@@ -83,6 +85,8 @@ class _Record:
     """What it measured, as far as that is surely its own; None = nothing yet, or it does not say."""
     frozen: Endpoint | None = None
     """As it is now; None = it has changed since it was last asked for."""
+    base: Endpoint | None = None
+    """As it was, of which requests have changed numbers alone since; None = more has changed."""
 
 
 class Pool:
@@ -165,7 +169,7 @@ class Pool:
             if record.standing.doubted and record.standing.trial is None:
                 record.standing.trial = ticket
             record.queue.send(ticket, tokens, now)
-            self._touch(record)
+            self._count(record)
         return ticket
 
     def answered(self, url: str, ticket: int, *, well: bool = True) -> None:
@@ -175,7 +179,9 @@ class Pool:
             if well and (record.standing.failures or record.standing.doubted):
                 record.standing.answer()
                 self._count_doubts()
-            self._touch(record)
+                self._touch(record)
+            else:
+                self._count(record)
 
     def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
         """One of our requests is through with it. `failed`: by its fault; None = that says nothing about it,
@@ -189,7 +195,7 @@ class Pool:
                 record.standing.trial = None
             record.queue.answer(ticket)
             record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
-            self._touch(record)
+            self._count(record)
 
     def snapshot(self) -> tuple[Endpoint, ...]:
         """All known endpoints, frozen."""
@@ -230,6 +236,10 @@ class Pool:
         entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
         return tuple({str(entry["id"]): entry for entry in entries}.values())
 
+    def model_names(self) -> tuple[str, ...]:
+        """Names of all models, ready or not."""
+        return tuple(str(entry["id"]) for entry in self.model_entries())
+
     async def changed(self) -> None:
         """Return after the next change of targets or reports."""
         await self._changed.wait()
@@ -245,6 +255,10 @@ class Pool:
         self._doubts = any(one.standing.doubted for one in self._records.values())
 
     def _touch(self, record: _Record) -> None:
+        record.frozen = record.base = self._snapshot = None
+
+    def _count(self, record: _Record) -> None:
+        # Each request does this three times, and reports come twice a second.
         record.frozen = self._snapshot = None
 
     def _notify(self) -> None:
@@ -269,9 +283,12 @@ def _reason(record: _Record) -> str:
 def _freeze(record: _Record, now: float) -> Endpoint:
     if record.frozen is not None:
         return record.frozen
+    if record.base is not None:
+        record.frozen = made = _counted(record, record.base)
+        return made
     made = _made(record, now)
     # Of one that is left out, time alone may change the picture.
-    record.frozen = None if record.standing.doubted else made
+    record.frozen = record.base = None if record.standing.doubted else made
     return made
 
 
@@ -279,6 +296,19 @@ def _names(report: Report) -> frozenset[str] | None:
     if report.models is None:
         return None
     return frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
+
+
+def _counted(record: _Record, base: Endpoint) -> Endpoint:
+    """What `_made` makes, where requests alone have come and gone since `base` was made."""
+    made = copy(base)
+    force_setattr(made, "in_flight", record.in_flight)
+    force_setattr(made, "service_seconds", record.service_seconds)
+    force_setattr(made, "answered", record.answered)
+    force_setattr(made, "failed", record.failed)
+    if base.queued_tokens is not None:
+        force_setattr(made, "queued_tokens", record.queue.tokens)
+    made.__post_init__()
+    return made
 
 
 def _made(record: _Record, now: float) -> Endpoint:

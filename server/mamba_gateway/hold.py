@@ -46,7 +46,7 @@ class Hold:
             while not isinstance(found, DecisionRecord):
                 self._wake()
                 if found is NoCandidate.MODEL_UNKNOWN:
-                    raise ModelNotFound(no_such_model(model), param="model")
+                    raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
                 if found is NoCandidate.ALL_TRIED:
                     raise UpstreamLost("the engine closed the connection before it answered")
                 if found is NoCandidate.NONE_ASKED_FOR:

@@ -64,7 +64,7 @@ class LocalRoutes:
         for entry in self._pool.model_entries():
             if entry["id"] == name:
                 return JsonResponse(entry)
-        raise ModelNotFound(no_such_model(name), param="model")
+        raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
 
     async def decisions(self, limit: Annotated[int, Query(ge=1, le=KEPT)] = 32) -> Response:
         """The last `limit` choices of an engine, newest first, each with what was weighed for it."""

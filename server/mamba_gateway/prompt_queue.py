@@ -26,25 +26,33 @@ class PromptQueue:
         self._reported: float | None = None
         self._answered = 0.0
         """Of what was reported, since then."""
+        self._unreported = 0.0
+        """Of what was sent and not answered: what no report counts yet."""
 
     def send(self, ticket: int, tokens: float, now: float) -> None:
         """A request goes to the engine that has so many to compute."""
         self._sent[ticket] = _Sent(tokens, now)
+        self._unreported += tokens
 
     def answer(self, ticket: int) -> None:
         """It has begun to answer, or never will. Unknown tickets are ignored."""
         sent = self._sent.pop(ticket, None)
-        if sent is not None and sent.reported:
+        if sent is None:
+            return
+        if sent.reported:
             self._answered += sent.tokens
+        else:
+            # What adding and taking off leaves of rounding goes with the last of them.
+            self._unreported = self._unreported - sent.tokens if self._sent else 0.0
 
     def report(self, tokens: float | None, now: float) -> None:
         """What the engine says; None = it says nothing."""
         self._reported, self._answered = tokens, 0.0
         for sent in self._sent.values():
             sent.reported = tokens is not None and sent.at < now - LAG
+        self._unreported = sum(sent.tokens for sent in self._sent.values() if not sent.reported)
 
     @property
     def tokens(self) -> float:
         """To be computed now, about."""
-        ours = sum(sent.tokens for sent in self._sent.values() if not sent.reported)
-        return ours + max(0.0, (self._reported or 0.0) - self._answered)
+        return max(0.0, self._unreported) + max(0.0, (self._reported or 0.0) - self._answered)

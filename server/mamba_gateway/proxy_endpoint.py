@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
 from mamba_edge.errors import ApiError, as_api_error
-from mamba_edge.request_body import ClientGone, find_header, read_body, whole_body
+from mamba_edge.request_body import ClientGone, read_body, whole_body
 from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
 from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
 from mamba_gateway.admission import DRAINING, Admission, Claim
@@ -73,7 +73,7 @@ class ProxyEndpoint:
         fields, key = NO_FIELDS, ANYONE
         try:
             if self._keys:
-                key = self._keys.check(find_header(scope["headers"], b"authorization"))
+                key = self._keys.check(scope["header_values"].get(b"authorization"))
                 scope["log_fields"]["key"] = key
             self._admission.enter(key)
             try:
@@ -141,7 +141,7 @@ class ProxyEndpoint:
             body_share=scope.get("body_share"),
             request_id=scope["request_id"],
             meter=UsageMeter(),
-            explain=find_header(scope["headers"], REQUEST_HEADER) == b"1",
+            explain=scope["header_values"].get(REQUEST_HEADER) == b"1",
             trace=scope["trace"],
         )
 

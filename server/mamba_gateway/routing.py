@@ -12,6 +12,8 @@ from mamba_gateway.scoring import EVEN, NOTHING_KNOWN, Comparison, Cost, Routing
 
 TIE = 1e-9
 """Seconds within which two costs are the same."""
+NAMED = 8
+"""Most models that are named to a client who asks for another."""
 Reason = Literal["only", "prefix", "home", "load"]
 
 
@@ -61,9 +63,14 @@ class Decision(msgspec.Struct, frozen=True):
         return self.comparison.costs()
 
 
-def no_such_model(name: str | None) -> str:
-    """What a client is told whose model no engine serves."""
-    return f"the model '{(name or '')[:200]}' does not exist here"
+def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
+    """What a client is told whose model no engine serves; `served`: names of those that some engine does."""
+    said = f"the model '{(name or '')[:200]}' does not exist here"
+    if not served:
+        return said
+    named = ", ".join(f"'{each[:200]}'" for each in served[:NAMED])
+    more = f" and {len(served) - NAMED} more" if len(served) > NAMED else ""
+    return f"{said}; {named}{more} {'is' if len(served) == 1 else 'are'} served"
 
 
 def available(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:

@@ -56,7 +56,9 @@ def _number(raw: msgspec.Raw) -> int | None:
 def routing_fields(body: bytes) -> RoutingFields:
     """Read them. Raises `InvalidRequest`, in the words of an engine that gets the same body."""
     try:
-        return _decode(body)
+        fields = _decode(body)
+        # For an engine, too, an empty name asks for no model.
+        return fields if fields.model != "" else msgspec.structs.replace(fields, model=None)
     except msgspec.ValidationError as error:
         field = str(error).replace("`", "").partition(" - at $.")[2]
         if field in _WANTED:

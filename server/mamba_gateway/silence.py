@@ -74,10 +74,11 @@ class SilenceWatch(Interrupt):
     __slots__ = ("_base", "_heard", "_look", "_loop", "_signs", "_timer")
 
     def __init__(self, signs: LifeSigns, base: str, task: asyncio.Task[Any]) -> None:
-        super().__init__(task)
+        # What the base class does stands here again: each request comes through.
+        self._of, self._task, self._cancelling, self.fired = task, None, 0, False
         self._signs, self._base = signs, base
         self._loop = signs.loop
-        self._heard = self._loop.time()
+        self._heard = 0.0
         self._look: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         """For what is left behind the first time."""
@@ -87,8 +88,8 @@ class SilenceWatch(Interrupt):
         self._heard = self._loop.time()
 
     def __enter__(self) -> Self:
-        super().__enter__()
-        self._signs.silence.begin(self)
+        self._task, self._cancelling = self._of, self._of.cancelling()
+        self._heard = self._signs.silence.begin(self)
         return self
 
     def __exit__(
@@ -99,7 +100,10 @@ class SilenceWatch(Interrupt):
             self._timer.cancel()
         if self._look is not None:
             self._look.cancel()
-        super().__exit__(kind, error, trace)
+        if self.fired:
+            super().__exit__(kind, error, trace)
+        else:
+            self._task = None
 
     def fall_due(self) -> None:
         """Its engine may have been silent for too long."""

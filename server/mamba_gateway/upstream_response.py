@@ -109,10 +109,11 @@ class UpstreamResponse:
     def happened(self) -> asyncio.Future[None]:
         """Done when anything has happened: bytes, the end, room to write. For one who waits."""
         self._waiter = self._loop.create_future()
-        self._waits_since = self._loop.time()
-        if not self._timed:
+        if self._timed:
+            self._waits_since = self._loop.time()
+        else:
             self._timed = True
-            self._idle.begin(self)
+            self._waits_since = self._idle.begin(self)
         return self._waiter
 
     def close(self) -> None:

@@ -40,8 +40,13 @@ MUTANTS = (
         (UNIT + "test_scoring.py",),
     ),
     Mutant(
+        "numbers that requests change are those of the last report", GATEWAY + "endpoints.py",
+        'force_setattr(made, "service_seconds", record.service_seconds)', "pass",
+        (UNIT + "test_endpoints.py",),
+    ),
+    Mutant(
         "what was sent since the last report is forgotten", GATEWAY + "prompt_queue.py",
-        "return ours + max(", "return max(",
+        "return max(0.0, self._unreported) + max(", "return max(",
         (UNIT + "test_prompt_queue.py",),
     ),
     Mutant(

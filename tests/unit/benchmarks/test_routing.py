@@ -3,8 +3,9 @@
 import pytest
 from benchmarks.cache.block_trace import generated
 from benchmarks.cache.hit_rate import STATE_TOKENS
-from benchmarks.routing import ALL, Fleet
+from benchmarks.routing import ALL
 from benchmarks.routing_decision import HOLDERS, measure
+from benchmarks.simulated_fleet import SimulatedFleet
 
 from mamba_cli.fleet.cache_index import Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
@@ -15,8 +16,8 @@ WORKLOAD = Workload("small", BLOCK, generated(120, documents=4, depth=(4, 12)))
 SIZE = CacheSize(30, 200_000, STATE_TOKENS)
 
 
-def run(knowledge: Knowledge) -> tuple[Fleet, dict[str, float]]:
-    fleet = Fleet(WORKLOAD, SIZE, engines=3, gateways=2, speed=5000.0, knowledge=knowledge)
+def run(knowledge: Knowledge) -> tuple[SimulatedFleet, dict[str, float]]:
+    fleet = SimulatedFleet(WORKLOAD, SIZE, engines=3, gateways=2, speed=5000.0, knowledge=knowledge)
     return fleet, fleet.run()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -44,6 +44,32 @@ async def test_events_follow_their_headers_and_an_empty_end() -> None:
     await send_events(client.send, events())
     assert [message.get("body") for message in client.messages] == [None, b"data: 1\n\n", b"data: 2\n\n", b""]
     assert [message.get("more_body", False) for message in client.messages[1:]] == [True, True, False]
+
+
+class Exchange:
+    """Takes what can be written at once; the parts that it refuses are in `refused`."""
+
+    def __init__(self, *refused: bytes) -> None:
+        self.refused = refused
+        self.written: list[bytes] = []
+
+    def write(self, part: bytes) -> bool:
+        if part in self.refused:
+            return False
+        self.written.append(part)
+        return True
+
+
+async def test_events_after_the_first_are_written_past_send_unless_the_client_is_slow() -> None:
+    async def events() -> AsyncGenerator[bytes]:
+        for event in (b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b"data: 4\n\n"):
+            yield event
+
+    client, exchange = Client(), Exchange(b"data: 3\n\n")
+    await send_events(client.send, events(), cast("Any", exchange))
+    assert exchange.written == [b"data: 2\n\n", b"data: 4\n\n"]
+    sent = [message["body"] for message in client.messages[1:]]
+    assert sent == [b"data: 1\n\n", b"data: 3\n\n", b""]
 
 
 async def test_an_error_before_the_first_event_leaves_room_for_a_status() -> None:

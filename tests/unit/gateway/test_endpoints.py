@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mamba_gateway.endpoints import Pool, Report, Target
 from mamba_gateway.engine_speed import EngineSpeed
@@ -160,3 +162,39 @@ def test_a_snapshot_stays_as_it_was() -> None:
     assert (pool.snapshot()[0].in_flight, pool.snapshot()[0].ready) == (1, False)
     pool.set_targets([replace(A, draining=True)])
     assert pool.snapshot()[0].draining
+
+
+@given(
+    st.lists(
+        st.sampled_from(("begin", "answered", "badly", "end", "lost", "fault", "report", "mute", "wait"))
+    )
+)
+def test_an_engine_that_was_looked_at_in_between_is_as_one_that_was_not(steps: list[str]) -> None:
+    now = 0.0
+    seen, unseen = Pool(clock=lambda: now), Pool(clock=lambda: now)
+    telling = replace(
+        WELL, speed=EngineSpeed(1000.0, decode_seconds=0.02), prompt_tokens_waiting=300.0, waiting=3
+    )
+    tickets: list[int] = []
+    for pool in (seen, unseen):
+        pool.set_targets([A, B])
+        pool.report(A.url, telling)
+    for number, step in enumerate(steps):
+        now += 0.7
+        for pool in (seen, unseen):
+            if step == "begin":
+                ticket = pool.begin(A.url, 100.0 * (number + 1))
+            elif step in ("answered", "badly") and tickets:
+                pool.answered(A.url, tickets[-1], well=step == "answered")
+            elif step in ("end", "lost") and tickets:
+                pool.end(A.url, tickets[0], failed=step == "lost")
+            elif step == "fault":
+                pool.fail(A.url, "broke off")
+            elif step in ("report", "mute"):
+                pool.report(A.url, telling if step == "report" else replace(WELL, running=number))
+        if step == "begin":
+            tickets.append(ticket)
+        elif step in ("end", "lost") and tickets:
+            del tickets[0]
+        seen.snapshot()
+    assert seen.snapshot() == unseen.snapshot()

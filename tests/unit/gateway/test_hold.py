@@ -74,7 +74,7 @@ async def test_a_model_that_turns_out_to_be_unknown_is_told_while_held(harness: 
     asking = asyncio.create_task(made.run())
     await asyncio.sleep(0.01)
     made.engines("http://e", models=({"id": "other"},))
-    with pytest.raises(ModelNotFound, match="'m' does not exist") as caught:
+    with pytest.raises(ModelNotFound, match="'m' does not exist here; 'other' is served") as caught:
         await asyncio.wait_for(asking, 2)
     assert caught.value.param == "model"
 

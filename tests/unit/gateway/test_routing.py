@@ -4,7 +4,15 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.routing import NoCandidate, available, cheapest, choose, dropped, serving
+from mamba_gateway.routing import (
+    NoCandidate,
+    available,
+    cheapest,
+    choose,
+    dropped,
+    no_such_model,
+    serving,
+)
 from mamba_gateway.scoring import RoutingRequest
 
 ASK = RoutingRequest("m")
@@ -115,3 +123,10 @@ def test_all_tried_is_told_apart_from_none_ready(endpoint) -> None:
     assert (
         choose([endpoint("a")], RoutingRequest("m", tried=("http://a",)), Random(0)) is NoCandidate.ALL_TRIED
     )
+
+
+def test_who_asks_for_another_model_is_told_of_some_that_there_are() -> None:
+    assert no_such_model("x" * 300) == f"the model '{'x' * 200}' does not exist here"
+    assert no_such_model("x", ["a"]) == "the model 'x' does not exist here; 'a' is served"
+    assert no_such_model("x", ["a", "b"]).endswith("; 'a', 'b' are served")
+    assert no_such_model("x", [f"m{n}" for n in range(20)]).endswith("'m7' and 12 more are served")

@@ -12,6 +12,11 @@ def test_only_model_and_stream_are_read() -> None:
     assert (routing_fields(b"{}").model, routing_fields(b'{"model": null}').stream) == (None, None)
 
 
+def test_an_empty_name_asks_for_no_model_as_it_does_at_an_engine() -> None:
+    found = routing_fields(b'{"model": "", "stream": true, "max_tokens": 7}')
+    assert (found.model, found.stream, found.answer_tokens) == (None, True, 7)
+
+
 @pytest.mark.parametrize(
     ("raw", "param", "code", "mentioned"),
     [
