@@ -19,6 +19,8 @@ pytestmark = pytest.mark.e2e
 
 DELAY = 20
 """Seconds of `scaleDownDelay`; the operator looks each ten."""
+LONG = 800
+"""Tokens of answers that engines are busy with at any moment that somebody looks."""
 WINDOWS = 10
 """Of so many seconds each, in which an engine that is asked now and then is not stopped."""
 
@@ -59,7 +61,7 @@ def test_engines_follow_the_traffic_to_three_and_to_none_and_a_request_wakes_one
         deployed.wait_ready()
 
         busy, calm = Course(deployed), Course(deployed)
-        with busy.traffic(streams=16, rate=1000):
+        with busy.traffic(streams=16, rate=1000, tokens=LONG):
             until(deployed, 3)
             busy.wait_answered(50)
         with calm.traffic(streams=1, rate=2):

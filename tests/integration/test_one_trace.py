@@ -128,13 +128,14 @@ def test_one_request_is_one_trace_from_the_client_to_the_engine_s_steps(processe
     assert last["engine.decode"].attributes["mambaserve.steps"] == 23
     assert last["engine"].attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert "first_token" in last["engine"].events
-    # Clocks of one machine: what is below happens while what is above lasts.
+    # Clocks of one machine: what is below begins while what is above lasts, and ends before it within one
+    # program. Another one may be kept from its own end when its last byte has long been read.
     by_id = {span.span_id: span for span in spans}
     slack = 5_000_000
     for span in spans:
         if (parent := by_id.get(span.parent_id)) is not None:
-            assert span.begin >= parent.begin - slack
-            assert span.end <= parent.end + slack
+            assert parent.begin - slack <= span.begin <= parent.end + slack
+            assert span.service != parent.service or span.end <= parent.end + slack
     if os.environ.get("MAMBASERVE_DRAW"):
         before, _, rest = DRAWN.read_text().partition("<!-- waterfall -->\n")
         after = rest.partition("<!-- end -->")[2]

@@ -1,7 +1,8 @@
 """Asks one question with the official `openai` client and prints the answer as JSON.
 
-Runs in a pod of its own, started by the end-to-end tests as `python chat_client.py URL MODEL`; the messages
-come as JSON on standard input. It changes nothing about the client except that it never asks twice.
+Runs in a pod of its own, started by the end-to-end tests as `python chat_client.py URL MODEL TOKENS`; the
+messages come as JSON on standard input. With TOKENS other than 0 the answer has so many. It changes nothing
+about the client except that it never asks twice.
 """
 
 import json
@@ -13,10 +14,12 @@ from openai import OpenAI
 TIMEOUT = 120.0
 
 
-def main(url: str, model: str) -> None:
+def main(url: str, model: str, tokens: int) -> None:
     client = OpenAI(base_url=url, api_key="unused", timeout=TIMEOUT, max_retries=0)
     messages: list[Any] = json.load(sys.stdin)
-    asked: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 32}
+    asked: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens or 32}
+    if tokens:
+        asked["extra_body"] = {"ignore_eos": True}
     pieces: list[str] = []
     for chunk in client.chat.completions.create(**asked, stream=True):
         pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
@@ -34,4 +37,4 @@ def main(url: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -163,12 +163,15 @@ class Deployed:
             "wait", "pod", CLIENT, "-n", self.namespace, "--for=condition=Ready", "--timeout=60s"
         )
 
-    def ask(self, question: Question) -> dict[str, Any]:
-        """What the client printed. Raises CommandFailed with its traceback when a request failed."""
+    def ask(self, question: Question, *, tokens: int = 0) -> dict[str, Any]:
+        """What the client printed, of answers with so many tokens; 0 = as they end by themselves.
+
+        Raises CommandFailed with its traceback when a request failed.
+        """
         url = f"http://{self.name}.{self.namespace}.svc/v1"
         said = self.node.kubectl(
             "exec", "-i", CLIENT, "-n", self.namespace, "--",
-            "python", f"{TREE}/tests/support/chat_client.py", url, "tiny-recall",
+            "python", f"{TREE}/tests/support/chat_client.py", url, "tiny-recall", str(tokens),
             stdin=json.dumps(question.messages), timeout=180,
         )  # fmt: skip
         found: dict[str, Any] = json.loads(said)

@@ -1,8 +1,10 @@
 """Asks questions with the official `openai` client until SIGTERM, and prints what became of each.
 
-Runs in a pod of its own, started as `python stream_traffic.py URL MODEL STREAMS RATE`; changes nothing about
-the client except that it never asks twice. One line of JSON for each request, times in seconds of the epoch:
-`begin`, `first` (piece of the answer), `end`, whether `streamed`, and `error`, null for a right answer.
+Runs in a pod of its own, started as `python stream_traffic.py URL MODEL STREAMS RATE TOKENS` with the key of
+the client in OPENAI_API_KEY; changes nothing about the client except that it never asks twice. With TOKENS
+other than 0 no answer is streamed and each has so many: work for engines, and little for the client. One line
+of JSON for each request, times in seconds of the epoch: `begin`, `first` (piece of the answer), `end`,
+whether `streamed`, and `error`, null for a right answer.
 """
 
 import asyncio
@@ -63,16 +65,19 @@ async def answer(client: AsyncOpenAI, model: str, messages: Any, right: str, *, 
     return first
 
 
-async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str) -> float:
-    """When it came. Raises as `answer` does."""
-    found = await client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=32)
-    said = found.choices[0].message.content
-    assert said == right, f"said {said!r} in place of {right!r}"
+async def whole_answer(client: AsyncOpenAI, model: str, messages: Any, right: str, tokens: int = 0) -> float:
+    """When it came, of `tokens` tokens; 0 = as it ends by itself. Raises as `answer` does."""
+    more: dict[str, Any] = {"extra_body": {"ignore_eos": True}} if tokens else {}
+    found = await client.chat.completions.create(
+        model=model, messages=messages, temperature=0, max_tokens=tokens or 32, **more
+    )
+    said = found.choices[0].message.content or ""
+    assert said.startswith(right) if tokens else said == right, f"said {said[:WORDS]!r} in place of {right!r}"
     return time.time()
 
 
 async def work(
-    client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event
+    client: AsyncOpenAI, model: str, numbers: Iterator[int], period: float, over: asyncio.Event, tokens: int
 ) -> None:
     """One request after the other, each `period` after the one before or later, when that one has ended."""
     asked = questions()
@@ -80,12 +85,12 @@ async def work(
         number = next(numbers)
         messages, right = asked[number % len(asked)]
         begin, first, error = time.time(), None, None
-        streamed = number % WHOLE_EVERY != 1
+        streamed = not tokens and number % WHOLE_EVERY != 1
         try:
             if streamed:
                 first = await answer(client, model, messages, right, long=number % LONG_EVERY == 0)
             else:
-                first = await whole_answer(client, model, messages, right)
+                first = await whole_answer(client, model, messages, right, tokens)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure} {failure.__cause__ or ''}".strip()[: 2 * WORDS]
         end = time.time()
@@ -94,14 +99,15 @@ async def work(
         await asyncio.sleep(max(0.0, begin + period - end))
 
 
-async def main(url: str, model: str, streams: int, rate: float) -> None:
+async def main(url: str, model: str, streams: int, rate: float, tokens: int = 0) -> None:
     """`rate`: requests in a second, all streams together, at most."""
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     numbers = itertools.count()
-    async with AsyncOpenAI(base_url=url, api_key="unused", timeout=TIMEOUT, max_retries=0) as client:
-        await asyncio.gather(*(work(client, model, numbers, streams / rate, over) for _ in range(streams)))
+    async with AsyncOpenAI(base_url=url, timeout=TIMEOUT, max_retries=0) as client:
+        each = (work(client, model, numbers, streams / rate, over, tokens) for _ in range(streams))
+        await asyncio.gather(*each)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), *map(int, sys.argv[5:])))
