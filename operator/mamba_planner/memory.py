@@ -61,8 +61,9 @@ class MemoryBudget:
         """Work out the budget. `weights`: true bytes on one device; None = by parameter count. `workspace`:
         what the worst step was seen to take; None = by arithmetic.
 
-        With `constraints.arena_bytes` the device's memory is not looked at: the budget is what that arena
-        needs. Raises `DoesNotFit` when weights and workspace alone are too much.
+        With `constraints.arena_bytes` the budget is what that arena needs, and only main memory that was
+        measured is looked at. Raises `DoesNotFit` when weights and workspace alone are too much, or when this
+        machine has no room for the arena beside them.
         """
         dtype = constraints.dtype or model.dtype
         ways = constraints.tensor_parallel
@@ -79,7 +80,17 @@ class MemoryBudget:
             )
         workspace += RUNTIME_BYTES[device.kind]
         if (arena := constraints.arena_bytes) is not None:
-            return cls(device, held + workspace + arena, held, workspace, arena, arena_limited=False)
+            total = held + workspace + arena
+            if device.kind == "cpu" and not device.told and total > device.memory:
+                # The kernel would promise it, and end this process or another one when it is touched.
+                raise DoesNotFit(
+                    f"weights {binary_size(held)}, workspace {binary_size(workspace)} and the arena of "
+                    f"{binary_size(arena)} need {binary_size(total)} of main memory, of which "
+                    f"{binary_size(device.memory)} are free: make the arena smaller",
+                    need=total,
+                    have=device.memory,
+                )
+            return cls(device, total, held, workspace, arena, arena_limited=False)
         share = int(device.memory * constraints.utilization)
         total = share if device.free is None else min(share, device.free)
         if (left := total - held - workspace) <= 0:

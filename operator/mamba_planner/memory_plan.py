@@ -7,6 +7,9 @@ from mamba_api.strategy import Strategy
 from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import StateDtype, Workload
 
+OUTSIDE = "left outside the arena"
+"""The line of the ledger with what of the budget nothing takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
@@ -72,6 +75,11 @@ class MemoryPlan:
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...] = ()
     """What the planner assumed or lowered."""
+
+    @property
+    def unused_bytes(self) -> int:
+        """Of the budget, what neither weights, workspace nor arena take."""
+        return next(line.bytes for line in self.ledger if line.item == OUTSIDE)
 
     def to_status(self) -> dict[str, Any]:
         """`status.plan` of a MambaDeployment."""

@@ -16,7 +16,7 @@ from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import DoesNotFit
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
-from mamba_planner.memory_plan import LedgerLine, MemoryPlan, Rejected
+from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, Rejected
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 
@@ -62,7 +62,7 @@ def plan(
     chosen = choose(allowed, constraints, traffic, hint)
     reason = why(chosen, allowed, constraints, traffic)
     rejected = reject(candidates, chosen, constraints, traffic, hint)
-    return _plan(model, constraints, budget, chosen, reason, rejected)
+    return _plan(model, constraints, budget, traffic, chosen, reason, rejected)
 
 
 def plan_engine(
@@ -81,11 +81,13 @@ def plan_engine(
 
 def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:
     need = budget.weights + budget.workspace + closest.need
+    ways = ["more memory", "a shorter model length"]
+    ways += [] if closest.strategy == "NoBuffer" else ["NoBuffer"]
+    ways += [] if closest.state_dtype == "float16" else ["float16 states"]
     return DoesNotFit(
         f"weights {binary_size(budget.weights)}, workspace {binary_size(budget.workspace)} and one sequence "
         f"need {binary_size(need)} but the budget is {binary_size(budget.total)}: with {closest.strategy} "
-        f"and {closest.state_dtype} states {closest.misfit}. Use more memory, a shorter model length, "
-        "NoBuffer or float16 states",
+        f"and {closest.state_dtype} states {closest.misfit}. Use {', '.join(ways[:-1])} or {ways[-1]}",
         need=need,
         have=budget.total,
     )
@@ -95,6 +97,7 @@ def _plan(
     model: ModelConfig,
     constraints: Constraints,
     budget: MemoryBudget,
+    traffic: Workload,
     each: Candidate,
     reason: str,
     rejected: tuple[Rejected, ...],
@@ -130,7 +133,7 @@ def _plan(
         budget_bytes=budget.total,
         ledger=ledger,
         rejected=rejected,
-        notes=_notes(model, constraints, budget, each),
+        notes=_notes(model, constraints, budget, traffic, each),
     )
 
 
@@ -159,7 +162,7 @@ def _ledger(each: Candidate, budget: MemoryBudget) -> tuple[LedgerLine, ...]:
         LedgerLine("pages of checkpoints", (cached - each.checkpoints) * slab),
         LedgerLine("free slabs", (each.slabs - 1 - running - cached) * slab),
     ]
-    lines.append(LedgerLine("left outside the arena", budget.total - sum(line.bytes for line in lines)))
+    lines.append(LedgerLine(OUTSIDE, budget.total - sum(line.bytes for line in lines)))
     return tuple(lines)
 
 
@@ -174,13 +177,25 @@ def _binding(each: Candidate, constraints: Constraints) -> str:
 
 
 def _notes(
-    model: ModelConfig, constraints: Constraints, budget: MemoryBudget, each: Candidate
+    model: ModelConfig, constraints: Constraints, budget: MemoryBudget, traffic: Workload, each: Candidate
 ) -> tuple[str, ...]:
     notes = []
     if not each.workload.declared:
         notes.append(
             f"no workload declared: assumed prompts of {each.workload.prompt_tokens} and outputs of "
             f"{each.workload.output_tokens} tokens, {each.workload.shared_prefix_ratio:.0%} of it shared"
+        )
+    elif each.workload.tokens < traffic.tokens:
+        notes.append(
+            f"the declared workload of {traffic.lengths} tokens is longer than the {each.max_model_len:,} of "
+            f"a sequence: planned for {each.workload.lengths}"
+        )
+    if (traffic.concurrency or 0) > each.running:
+        notes.append(f"the declared concurrency of {traffic.concurrency:,} is not met: {each.running:,} run")
+    if (constraints.max_model_len or 0) > model.max_position:
+        notes.append(
+            f"the model was made for {model.max_position:,} tokens, and {constraints.max_model_len:,} are "
+            "allowed: beyond its own limit answers may get worse"
         )
     if constraints.max_model_len is None and each.max_model_len < model.max_position:
         notes.append(

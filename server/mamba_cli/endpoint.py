@@ -1,5 +1,6 @@
 """An OpenAI-compatible endpoint as commands reach it: its base URL, its key, its refusals in words."""
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -8,6 +9,7 @@ import aiohttp
 from mamba_cli.errors import CliError, InvalidInput, RunFailed
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/v1)?/?")
 _NO_HTTP = 0
 
 
@@ -21,6 +23,13 @@ def base_url(text: str) -> str:
     if not usable:
         raise InvalidInput(f"{text!r} is no URL: write it like {DEFAULT_URL}")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def without_scheme(text: str) -> InvalidInput | None:
+    """What to say of an address such as localhost:8000 where a URL is meant; None = it is no address."""
+    if _ADDRESS.fullmatch(text) is None:
+        return None
+    return InvalidInput(f"{text} is no URL: write http://{text}")
 
 
 def headers(api_key: str | None) -> dict[str, str]:

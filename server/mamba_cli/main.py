@@ -89,6 +89,13 @@ def _collect() -> None:
 def run() -> None:
     """Entry point of `mambaserve`; exits with the codes of `mamba_cli.errors`."""
     obey_from_the_start()
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Where the locale has no block characters a plan is shown with question marks in their place.
         sys.stdout.reconfigure(errors="replace")

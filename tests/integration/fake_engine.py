@@ -104,7 +104,7 @@ class FakeEngine:
                 if verb == "hang":
                     time.sleep(600)  # noqa: ASYNC251 - a hung process is what is wanted
                 if body.get("strategy") == "ExtraBuffer" and body.get("trackInterval") == 7:
-                    await self.send(wire.AdminReply(call_id, 400, {"error": {"message": "not a multiple"}}))
+                    await self.send(wire.AdminReply(call_id, 400, {"message": "not a multiple"}))
                     return
                 answer = {
                     "verb": verb, "body": body, "seen": self.seen, "aborted": self.aborted,

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from mamba_api.errors import InvalidDocument
 from mamba_api.names import API_VERSION, GROUP, KIND, VERSION
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1.deployment import NAME_PATTERN
 
 MAX_DOCUMENTS = 256
 
@@ -186,17 +187,40 @@ def _explain_one(details: ErrorDetails) -> str:
             return f"{path}: missing"
         case "literal_error":
             expected = details.get("ctx", {}).get("expected", "")
-            return f"{path}: {details['input']!r} is not one of {expected}".replace("'", "")
+            said = (
+                f"{path}: {details['input']!r} is not one of {expected}{_meant(details['input'], expected)}"
+            )
+            return said.replace("'", "")
         case "rule" | "value_error":
             message = details["msg"].removeprefix("Value error, ")
             return f"{path}: {message}" if path else message
         case "string_pattern_mismatch":
             pattern = details.get("ctx", {}).get("pattern", "")
+            if pattern == NAME_PATTERN:
+                made_of = "a name is made of a-z, 0-9 and -, begins with a letter and does not end with -"
+                return f"{path}: {_shown(details['input'])}: {made_of}"
             return f"{path}: {details['input']!r} does not match {pattern}"
+        case "string_too_short" | "too_short" | "string_too_long" | "too_long":
+            return f"{path}: {_shown(details['input'])}: {_of_length(details['type'], details['ctx'])}"
         case _:
-            message = details["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-            message = re.sub(r"dictionary or instance of \w+|dictionary", "a mapping", message)
+            message = details["msg"].removeprefix("Input should be ").replace("a valid integer", "an integer")
+            message = re.sub(r"^a valid ", "a ", message)
+            message = re.sub(r"a dictionary or instance of \w+|a dictionary", "a mapping", message)
             return f"{path}: {_shown(details['input'])} should be {message}"
+
+
+def _meant(value: Any, expected: str) -> str:
+    """The word of `expected`, as pydantic lists them, that `value` nearly is."""
+    words = {word.lower(): word for word in re.findall(r"'([^']*)'", expected)}
+    close = difflib.get_close_matches(str(value).lower(), words, n=1, cutoff=0.8)
+    return f"; did you mean {words[close[0]]}?" if close else ""
+
+
+def _of_length(kind: str, limits: dict[str, Any]) -> str:
+    of = "characters" if kind.startswith("string") else "items"
+    if kind.endswith("short"):
+        return "must not be empty" if limits["min_length"] == 1 else f"at least {limits['min_length']} {of}"
+    return f"at most {limits['max_length']} {of}"
 
 
 def _shown(value: Any) -> str:

@@ -51,12 +51,12 @@ def command(
 
     from mamba_cli.chat.client import ChatClient
     from mamba_cli.chat.conversation import Conversation, read_line
-    from mamba_cli.endpoint import base_url, first_model
+    from mamba_cli.endpoint import base_url, first_model, without_scheme
 
     given = list(words or ())
     target = given.pop(0) if given and "://" in given[0] else url
     if len(given) > 1:
-        raise InvalidInput("the message is several arguments: put it in quotes")
+        raise without_scheme(given[0]) or InvalidInput("the message is several arguments: put it in quotes")
     target = base_url(target)
     talk = not given and sys.stdin.isatty()
     message = given[0] if given else "" if talk else sys.stdin.read()

@@ -104,6 +104,7 @@ def command(
     from mamba_cli.shipped_models import shipped_config
     from mamba_operator.main import run
     from mamba_operator.objects.errors import LeadershipLost, SettingsInvalid
+    from mamba_operator.process.garbage import collect_seldom
     from mamba_operator.process.settings import OperatorSettings
     from mamba_telemetry.logs import set_up_logs
 
@@ -129,6 +130,7 @@ def command(
         problems = "; ".join(f"--{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise InvalidInput(problems.replace("_", "-")) from None
     set_up_logs(level=settings.log_level, process="operator")
+    collect_seldom()
     try:
         asyncio.run(run(settings, shipped_config))
     except SettingsInvalid as error:

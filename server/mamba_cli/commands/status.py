@@ -57,23 +57,25 @@ def command(
         return
 
     import asyncio
+    import os.path
     from pathlib import Path
 
     import aiohttp
     from rich.console import Console
 
-    from mamba_cli.endpoint import base_url
+    from mamba_cli.endpoint import base_url, without_scheme
     from mamba_cli.local.documents import read_deployments
     from mamba_cli.status.endpoint_status import EndpointStatus, endpoint_status
     from mamba_cli.status.status_view import status_view
+    from mamba_edge.listener import url_at
 
     if "://" in target:
         urls = [base_url(target)]
+    elif (meant := without_scheme(target)) and not os.path.exists(target):
+        raise meant
     else:
         active = [each for each in read_deployments([Path(target)]) if each.deployment.spec.mode == "Active"]
-        # 0.0.0.0 is where `up` listens, not where it answers.
-        at = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
-        urls = [base_url(f"http://{at}:{port + index}") for index in range(len(active))]
+        urls = [base_url(url_at(host, port + index)) for index in range(len(active))]
     if not urls:
         raise RunFailed(f"{target}: nothing in it runs: mode is Plan")
 

@@ -1,8 +1,11 @@
 """What `mambaserve up` does from start to end: read, plan, show, run. It decides nothing itself."""
 
 import asyncio
+import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -15,6 +18,10 @@ from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.supervisor import Rules
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
 from mamba_planner import Device
+from mamba_planner.byte_size import binary_size
+
+if TYPE_CHECKING:
+    from mamba_cli.local.edits import Edits
 
 
 def bring_up(
@@ -34,7 +41,9 @@ def bring_up(
     # Before anything long is shown: a taken port would end it all the same.
     fronts = front_ports(host, port, sum(each.deployment.spec.mode == "Active" for each in loaded))
     gpu = gpu_memory() if any(each.deployment.spec.resources.gpus for each in loaded) else None
-    outcomes = [_plan(each, gpu) for each in loaded]
+    # Looked at once: later the engines themselves have taken of it.
+    machine = functools.cache(cpu_device)
+    outcomes = [_plan(each, gpu, machine) for each in loaded]
     for each, outcome in zip(loaded, outcomes, strict=True):
         console.print(plan_view(outcome))
         for note in _notes(each, gpu):
@@ -57,27 +66,21 @@ def bring_up(
     if not active:
         console.print("mode: Plan: nothing is started")
         return 0
+    _check_room([outcome for _, outcome in active])
+    from mamba_cli.local.edits import Edits
+
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
-    return asyncio.run(_run(units, loaded, files, gpu, once=once, demo=demo, logs=directory, console=console))
+    edits = Edits(units, loaded, lambda: read_deployments(files), lambda each: _plan(each, gpu, machine))
+    return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 
 async def _run(
-    units: list[Unit],
-    loaded: list[LoadedDeployment],
-    files: list[Path],
-    gpu: int | None,
-    *,
-    once: bool,
-    demo: bool,
-    logs: Path,
-    console: Console,
+    units: list[Unit], edits: "Edits", *, once: bool, demo: bool, logs: Path, console: Console
 ) -> int:
-    from mamba_cli.local.edits import Edits
     from mamba_cli.local.session import Options, Session
 
     rules = Rules(drain_timeout=max(_drain_timeout(unit.loaded) for unit in units))
-    edits = Edits(units, loaded, lambda: read_deployments(files), lambda each: _plan(each, gpu))
     options = Options(once=once, demo=demo, logs=logs, rules=rules)
     return await Session(units, options, console, edits.take_over).run()
 
@@ -92,15 +95,26 @@ def _check_names(loaded: list[LoadedDeployment]) -> None:
             )
 
 
-def _plan(loaded: LoadedDeployment, gpu: int | None) -> PlanOutcome:
+def _plan(loaded: LoadedDeployment, gpu: int | None, machine: Callable[[], Device]) -> PlanOutcome:
     spec = loaded.deployment.spec
     if spec.resources.gpus and gpu is not None:
         told = spec.memory.device_memory
         device = Device("cuda", told.bytes if told else gpu)
     else:
-        device = cpu_device()
+        device = machine()
     # One engine on one device: tensor parallelism needs more than local mode starts.
     return plan_deployment(loaded, PlanFlags(gpus=1), device)
+
+
+def _check_room(outcomes: list[PlanOutcome]) -> None:
+    """Of several engines on the CPU, each plans as if it were alone."""
+    here = [each for each in outcomes if each.device.kind == "cpu" and each.plan is not None]
+    taken = sum(each.plan.budget_bytes - each.plan.unused_bytes for each in here if each.plan is not None)
+    if here and taken > here[0].device.memory:
+        raise DoesNotFit(
+            f"{', '.join(each.name for each in here)} together need {binary_size(taken)} of main memory, of "
+            f"which {binary_size(here[0].device.memory)} are free: give each a smaller spec.memory.arena"
+        )
 
 
 def _units(

@@ -3,10 +3,12 @@ config.json, or its URI."""
 
 import json
 import os.path
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mamba_cli.errors import InvalidInput
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.planning import (
     PlanFlags,
@@ -16,6 +18,8 @@ from mamba_cli.local.planning import (
     plan_directory,
     plan_uri,
 )
+
+_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(?<!\.yaml)(?<!\.yml)(?<!\.json)", re.ASCII)
 
 
 def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
@@ -30,6 +34,10 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
         # The weights beside it count, too.
         beside = path.name == "config.json" and any(path.parent.glob("*.safetensors"))
         return [plan_directory(path.parent, flags) if beside else plan_config(path, config, flags)]
+    if _ON_HUB.fullmatch(source) and not os.path.exists(source):
+        raise InvalidInput(
+            f"{source}: no such file; for the model of that name on the Hub write hf://{source}"
+        )
     return [plan_deployment(each, flags) for each in read_deployments([path])]
 
 

@@ -5,7 +5,7 @@ Also here: the device this machine offers to plan for, and sizes as the command 
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,9 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
             told = spec.memory.device_memory.bytes
         gpus = spec.resources.gpus if flags.gpus is None else flags.gpus
         device, notes = _device(told, gpus)
+        if spec.memory.arena is not None:
+            # Whoever says how large it is may mean another machine than the one that plans.
+            device = replace(device, told=True)
     settings = engine_settings(loaded.deployment)
     return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 

@@ -4,6 +4,7 @@ import errno
 import socket
 
 from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_edge.listener import bound
 
 
 def front_ports(host: str, first: int, count: int) -> list[int]:
@@ -19,22 +20,21 @@ def front_ports(host: str, first: int, count: int) -> list[int]:
         raise InvalidInput(f"--port: {count} ports from {first} on run past 65535")
     wanted = list(range(first, first + count))
     for port in wanted:
-        with _socket() as probe:
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                raise _foreign(host, error) or RunFailed(
-                    f"port {port} of {host} is taken: end what uses it, or give another --port (0 = any free)"
-                ) from error
+        try:
+            bound(host, port).close()
+        except OSError as error:
+            raise _foreign(host, error) or RunFailed(
+                f"port {port} of {host} {_why_not(error)}, or give another --port (0 = any free)"
+            ) from error
     return wanted
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """`count` different free ports. Raises like `front_ports`."""
-    probes = [_socket() for _ in range(count)]
+    probes: list[socket.socket] = []
     try:
-        for probe in probes:
-            probe.bind((host, 0))
+        for _ in range(count):
+            probes.append(bound(host, 0))  # noqa: PERF401 - those before a failure are to be closed
         return [int(probe.getsockname()[1]) for probe in probes]
     except OSError as error:
         raise _foreign(host, error) or RunFailed(f"no free port on {host}: {error}") from error
@@ -49,7 +49,9 @@ def _foreign(host: str, error: OSError) -> InvalidInput | None:
     return None
 
 
-def _socket() -> socket.socket:
-    probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return probe
+def _why_not(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "is taken: end what uses it"
+    if error.errno == errno.EACCES:
+        return f"cannot be used: {error.strerror}: start as root"
+    return f"cannot be used: {error.strerror or error}"

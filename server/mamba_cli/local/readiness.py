@@ -1,5 +1,6 @@
 """Asks children over HTTP whether they are ready, and engines for another strategy. Short calls only."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,9 +77,17 @@ async def put_strategy(session: aiohttp.ClientSession, admin_url: str, body: Map
         async with session.put(f"{admin_url}/admin/strategy", json=dict(body), timeout=TIMEOUT) as answer:
             if answer.status < 300:
                 return ""
-            return f"the engine answered {answer.status}: {(await answer.text())[:300]}"
+            return f"the engine answered {answer.status}: {_words(await answer.text())[:300]}"
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return f"the engine cannot be reached: {error or type(error).__name__}"
+
+
+def _words(text: str) -> str:
+    """The message of an error envelope, or the text as it is."""
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any]] | None:

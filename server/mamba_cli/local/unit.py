@@ -13,6 +13,7 @@ from mamba_api.names import ENV_PREFIX
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import local_uri
+from mamba_edge.listener import url_at
 from mamba_planner import MemoryPlan
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.spec_settings import engine_settings
@@ -107,7 +108,6 @@ def unit_of(
     """The unit of one planned deployment; `directory` takes the engine's settings file."""
     deployment = loaded.deployment
     engine_url = f"http://127.0.0.1:{engine_port}"
-    shown_host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
     settings = local_settings(loaded, plan, device=device, port=engine_port, admin_port=admin_port)
     return Unit(
         loaded=loaded,
@@ -117,7 +117,7 @@ def unit_of(
         gateway_argv=tuple(gateway_argv(deployment, backend=engine_url, host=host, port=port)),
         engine_url=engine_url,
         admin_url=f"http://127.0.0.1:{admin_port}",
-        url=f"http://{shown_host}:{port}",
+        url=url_at(host, port),
     )
 
 

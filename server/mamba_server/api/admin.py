@@ -20,7 +20,7 @@ from mamba_api.strategy import Strategy
 from mamba_edge.api_keys import KeyFile, KeyGuard
 from mamba_edge.application import JsonResponse, error_answers, make_application, publish
 from mamba_edge.request_middleware import RequestMiddleware
-from mamba_server.api.errors import Forbidden
+from mamba_server.api.errors import AdminRefused, Forbidden
 from mamba_server.api.request_body import limited_route
 from mamba_server.api.serving import Serving
 
@@ -42,7 +42,9 @@ class StrategyChange(BaseModel):
     def _something_is_asked_for(cls, strategy: Strategy | None, info: ValidationInfo) -> Strategy | None:
         others = ("trackInterval", "maxCheckpointsPerPath", "eviction")
         if strategy is None and all(info.data.get(name) is None for name in others):
-            raise PydanticCustomError("missing", f"give a strategy, {', '.join(others[:-1])} or {others[-1]}")
+            raise PydanticCustomError(
+                "nothing_given", f"give a strategy, {', '.join(others[:-1])} or {others[-1]}"
+            )
         return strategy
 
 
@@ -87,7 +89,10 @@ class Admin:
         self._serving = serving
 
     async def _relay(self, verb: str, body: dict[str, Any] | None = None) -> Response:
+        """Raises AdminRefused."""
         reply = await self._serving.engine.admin(verb, body or {})
+        if reply.status >= 400:
+            raise AdminRefused(reply)
         return JsonResponse(reply.body, reply.status)
 
     async def flush_cache(self) -> Response:
@@ -109,7 +114,7 @@ class Admin:
     async def strategy(self, change: StrategyChange) -> Response:
         """Change the strategy at the next step boundary."""
         answer = await self._relay("strategy", change.model_dump(exclude_none=True))
-        if answer.status_code == 200 and change.strategy is not None:
+        if change.strategy is not None:
             self._serving.on_strategy(change.strategy)
         return answer
 
@@ -135,7 +140,8 @@ _ERRORS = error_answers(
     e504="The engine did not answer in time",
 )
 _BODY_ERRORS = error_answers(
-    e400="The change is wrong, or the engine refuses it", e408="The body did not arrive in time",
+    e400="The change is wrong", e408="The body did not arrive in time",
+    e409="It does not fit what runs now: try again later",
     e413="The body is too large", e415="The body is not JSON",
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mamba_api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from mamba_edge.direct_exchange import DIRECT
 from mamba_edge.errors import ApiError, NotReady
 from mamba_edge.request_body import find_header
 from mamba_edge.sending import USAGE_HEADER, send_events, send_json, while_connected
@@ -154,7 +155,8 @@ class GenerationEndpoints:
             async with active:
                 if request.stream:
                     told = find_header(scope["headers"], USAGE_HEADER) == b"1"
-                    await send_events(send, _events(request, builder, active, trace, with_comment=told))
+                    events = _events(request, builder, active, trace, with_comment=told)
+                    await send_events(send, events, scope.get(DIRECT))
                 else:
                     async for update in active.updates():
                         builder.collect(update)

@@ -7,6 +7,7 @@ ApiError
 ├── Forbidden             403 forbidden
 ├── UnsupportedMediaType  415 unsupported_media_type
 ├── EngineRefused         as the engine says
+├── AdminRefused          as the engine says: 400 invalid_value, 404 not_found, 409 refused
 ├── EngineLost            503 engine_lost           (Retry-After)
 └── AdminTimeout          504 engine_timeout
 ServeError
@@ -15,7 +16,7 @@ ServeError
 """
 
 from mamba_edge.errors import ApiError, InvalidRequest
-from mamba_server.wire import RequestRejected
+from mamba_server.wire import AdminReply, RequestRejected
 
 
 class ContextTooLong(InvalidRequest):
@@ -45,6 +46,17 @@ class EngineRefused(ApiError):
         self.status, self.kind, self.code = rejected.status, rejected.kind, rejected.code
         if self.retry_after is None and self.status in (429, 503):
             self.retry_after = 1.0
+
+
+class AdminRefused(ApiError):
+    """The engine does not do what an admin call asks of it."""
+
+    kind = "invalid_request_error"
+
+    def __init__(self, reply: AdminReply) -> None:
+        super().__init__(str(reply.body.get("message") or "the engine refuses this"))
+        self.status = reply.status
+        self.code = {400: "invalid_value", 404: "not_found"}.get(reply.status, "refused")
 
 
 class EngineLost(ApiError):

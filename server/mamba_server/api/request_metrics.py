@@ -5,6 +5,8 @@ Fed by `generation` and the HTTP front; read by `/metrics`. Numbers of the engin
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from mamba_telemetry.gathering_counter import GatheringCounter
+from mamba_telemetry.gathering_histogram import GatheringHistogram
 from mamba_telemetry.registry import (
     FIRST_TOKEN_BUCKETS,
     LENGTH_BUCKETS,
@@ -24,15 +26,20 @@ class RequestMetrics:
         def histogram(
             name: str, alias: str, help_text: str, buckets: tuple[float, ...]
         ) -> tuple[Histogram, ...]:
-            ours = Histogram(PREFIX + name, help_text, ["model"], buckets=buckets, registry=registry)
+            ours = GatheringHistogram(PREFIX + name, help_text, ["model"], buckets=buckets, registry=registry)
             same = f"Alias of {PREFIX}{name}."
-            theirs = Histogram("vllm:" + alias, same, ["model_name"], buckets=buckets, registry=registry)
+            theirs = GatheringHistogram(
+                "vllm:" + alias, same, ["model_name"], buckets=buckets, registry=registry
+            )
             return ours.labels(model), theirs.labels(model)
 
         def counter(name: str, aliases: tuple[str, ...], help_text: str) -> tuple[Counter, ...]:
-            ours = Counter(PREFIX + name, help_text, ["model"], registry=registry)
+            ours = GatheringCounter(PREFIX + name, help_text, ["model"], registry=registry)
             same = f"Alias of {PREFIX}{name}_total."
-            theirs = [Counter("vllm:" + alias, same, ["model_name"], registry=registry) for alias in aliases]
+            theirs = [
+                GatheringCounter("vllm:" + alias, same, ["model_name"], registry=registry)
+                for alias in aliases
+            ]
             return tuple(series.labels(model) for series in (ours, *theirs))
 
         self._model = model

@@ -69,6 +69,28 @@ def test_a_wrong_choice_lists_the_right_ones() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("  stateCache: {strategy: extrabuffer}", "ExtraBufferLazy; did you mean ExtraBuffer?"),
+        ("  stateCache: {eviction: lru}", "lru is not one of RecomputeCost or LRU; did you mean LRU?"),
+        ("  stateCache: {trackInterval: '256'}", "spec.stateCache.trackInterval: '256' should be an integer"),
+        ("  engine: {env: {A: b}}", "spec.engine.env: {'A': 'b'} should be a list"),
+        ("  engine: {image: ''}", "spec.engine.image: '': must not be empty"),
+        ("  engine: {extraArgs: [" + "a, " * 65 + "]}", ": at most 64 items"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_in_words_of_yaml(spec: str, says: str) -> None:
+    (line,) = problems(document(spec))
+    assert says in line
+
+
+@pytest.mark.parametrize("name", ["My_Model", "1st", "model-"])
+def test_a_name_that_is_none_says_what_one_is_made_of(name: str) -> None:
+    (line,) = problems(document("", name))
+    assert f"metadata.name: '{name}': a name is made of a-z, 0-9 and -, begins with a letter" in line
+
+
 def test_a_missing_field_is_named() -> None:
     (line,) = problems(HEAD + "metadata: {name: a}\nspec: {model: {}}")
     assert line == "mamba.yaml: document 1 (a): spec.model.uri: missing"

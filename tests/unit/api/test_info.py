@@ -96,17 +96,41 @@ async def test_a_drain_needs_no_engine_and_an_operation_on_it_does() -> None:
     assert "retry-after" in refused.headers
 
 
-@pytest.mark.parametrize(("status", "told"), [(200, ["NoBuffer"]), (400, []), (409, [])])
-async def test_a_strategy_is_in_force_only_when_the_engine_agreed(status: int, told: list[str]) -> None:
+async def test_a_strategy_is_in_force_when_the_engine_agreed() -> None:
     api = Api()
     heard: list[str] = []
     api.serving.on_strategy = heard.append
     api.engine.process.react = lambda message: api.engine.says(
-        wire.AdminReply(message.call_id, status, {"said": message.body})  # type: ignore[union-attr]
+        wire.AdminReply(message.call_id, 200, {"said": message.body})  # type: ignore[union-attr]
     )
     answer = await admin(api, "PUT", "strategy", {"strategy": "NoBuffer"})
-    assert (answer.status, answer.json) == (status, {"said": {"strategy": "NoBuffer"}})
-    assert heard == told
+    assert (answer.status, answer.json) == (200, {"said": {"strategy": "NoBuffer"}})
+    assert heard == ["NoBuffer"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "invalid_value"), (404, "not_found"), (409, "refused")])
+async def test_what_the_engine_refuses_is_told_as_every_error_and_not_in_force(
+    status: int, code: str
+) -> None:
+    api = Api()
+    heard: list[str] = []
+    api.serving.on_strategy = heard.append
+    api.engine.process.react = lambda message: api.engine.says(
+        wire.AdminReply(message.call_id, status, {"message": "19 more slots"})  # type: ignore[union-attr]
+    )
+    answer = await admin(api, "PUT", "strategy", {"strategy": "NoBuffer"})
+    assert answer.status == status
+    assert answer.json == {
+        "error": {"message": "19 more slots", "type": "invalid_request_error", "param": None, "code": code}
+    }
+    assert heard == []
+
+
+async def test_a_change_of_nothing_is_told_what_may_be_changed() -> None:
+    answer = await admin(Api(), "PUT", "strategy", {"trackinterval": 5})
+    assert (answer.status, answer.error["message"]) == (
+        400, "strategy: give a strategy, trackInterval, maxCheckpointsPerPath or eviction",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

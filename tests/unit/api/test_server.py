@@ -12,6 +12,7 @@ from mamba_edge.listener import listen
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api.errors import BadConfiguration, ServeError
 from mamba_server.api.server import Server, in_daemon_thread
+from mamba_server.wire import Ready
 
 
 async def test_the_last_port_leaves_none_for_the_admin_server() -> None:
@@ -29,6 +30,16 @@ def test_a_key_file_that_is_missing_is_wrong_configuration(tmp_path: Path) -> No
         with pytest.raises(BadConfiguration, match=f"{option}: {tmp_path}/absent") as caught:
             Server(EngineSettings(model="m", **{option: str(tmp_path / "absent")}))
         assert caught.value.exit_code == 2
+
+
+async def test_an_engine_that_becomes_ready_while_the_server_ends_is_not_announced() -> None:
+    said: list[str] = []
+    ended, serving = (Server(EngineSettings(model="m"), announce=said.append) for _ in range(2))
+    ended._on_signal()
+    ended._on_ready(Ready(10, 10, (), {"strategy": "NoBuffer", "pageSize": 16, "pages": 9}))
+    assert said == []
+    serving._on_ready(Ready(10, 10, (), {"strategy": "NoBuffer", "pageSize": 16, "pages": 9}))
+    assert [line.startswith("mambaserve: ready: m at") for line in said] == [True]
 
 
 async def test_a_port_that_is_taken_keeps_the_server_from_starting() -> None:

@@ -182,6 +182,8 @@ def test_nobody_there_and_no_url_are_said(chat: Run) -> None:
     assert "nothing answers at http://127.0.0.1:9" in err
     assert chat("http://", "Who?")[0] == 2
     assert chat("Who", "are", "you?")[0] == 2
+    code, _, err = chat("localhost:9", "Who?")
+    assert (code, err) == (2, "error: localhost:9 is no URL: write http://localhost:9\n")
 
 
 class Terminal:

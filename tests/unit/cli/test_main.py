@@ -179,6 +179,18 @@ def test_the_settings_are_shown_with_whole_names(
         assert name in words
 
 
+def test_ctrl_c_before_a_command_has_begun_is_no_defect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_collect", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main.run()
+    assert (ended.value.code, *capsys.readouterr()) == (130, "", "")
+
+
 def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["mambaserve", "--version"])
     with pytest.raises(SystemExit) as ended:

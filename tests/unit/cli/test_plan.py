@@ -209,6 +209,9 @@ def test_broken_inputs_are_named_with_file_and_field_and_end_with_2(nano: Path) 
     absent = mambaserve("plan", str(nano.parent / "absent.yaml"))
     assert absent.returncode == 2
     assert "no such file" in absent.stderr
+    hub = mambaserve("plan", "nvidia/NVIDIA-Nemotron-Nano-9B-v2")
+    assert hub.returncode == 2
+    assert "write hf://nvidia/NVIDIA-Nemotron-Nano-9B-v2" in " ".join(hub.stderr.split())
     file = nano.parent / "wrong.yaml"
     file.write_text(document("wrong", engine={"pageSise": 3}))
     wrong = mambaserve("plan", str(file))

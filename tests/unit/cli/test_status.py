@@ -257,3 +257,19 @@ def test_nobody_there_something_else_and_no_file_are_refused(status: Run, site: 
     assert code == 1
     assert "neither a gateway nor an engine" in err
     assert status("absent.yaml")[0] == 2
+
+
+def test_an_address_without_its_scheme_is_told_how_it_is_written(status: Run) -> None:
+    code, _, err = status("localhost:8000")
+    assert (code, err) == (2, "error: localhost:8000 is no URL: write http://localhost:8000\n")
+
+
+def test_a_file_is_asked_where_its_endpoints_answer(status: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mamba.yaml"
+    file.write_text(
+        "apiVersion: serving.mambaserve.io/v1alpha1\nkind: MambaDeployment\nmetadata: {name: one}\n"
+        "spec: {model: {uri: 'builtin://tiny-recall'}}\n"
+    )
+    code, _, err = status(str(file), "--host", "::1", "--port", "9")
+    assert code == 1
+    assert err.startswith("error: nothing answers at http://[::1]:9")

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from mamba_api.v1alpha1 import Spec
-from mamba_api.v1alpha1.conditions import Reason
+from mamba_api.v1alpha1.conditions import HARMLESS, REASONS_OF, ConditionType, Reason
 from mamba_api.v1alpha1.documents import load_documents
+from mamba_planner.live_settings import LIVE
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,6 +75,25 @@ def test_the_reference_has_every_field_and_every_reason(docs: ModuleType) -> Non
         for name, field in getattr(model, "model_fields", {}).items():
             assert f"`{field.alias or name}`" in page
     assert [reason for reason in Reason if f"`{reason}`" not in page] == []
+
+
+def test_the_page_of_conditions_has_every_reason_below_its_condition() -> None:
+    page = (ROOT / "docs/reference/conditions.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    for type_, reasons in REASONS_OF.items():
+        if type_ in (ConditionType.READY, ConditionType.UP_TO_DATE):
+            continue  # they repeat those of others
+        cells = re.findall(r"^\|[^|]*\|([^|]*)\|", sections[type_], re.MULTILINE)
+        assert reasons - set(re.findall(r"\w+", " ".join(cells))) == set(), type_
+    assert [reason for reason in HARMLESS if reason not in sections["Ready"]] == []
+
+
+def test_the_page_of_local_mode_names_all_that_running_engines_take_over() -> None:
+    page = (ROOT / "docs/howto/local-mode.md").read_text()
+    sentence = re.search(r"^- (`spec\.stateCache.*?) are taken over", page, re.MULTILINE | re.DOTALL)
+    assert sentence is not None
+    named = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", sentence[1])}
+    assert named == set(LIVE.values())
 
 
 def test_every_rule_is_told_with_its_place(docs: ModuleType) -> None:

@@ -133,6 +133,11 @@ async def test_a_strategy_is_taken_over_or_the_engine_s_words_are_given(
     assert child.bodies == [{"strategy": "NoBuffer", "trackInterval": 64}]
 
 
+async def test_of_an_engines_envelope_the_message_is_given(child: Child, http: aiohttp.ClientSession) -> None:
+    child.status, child.body = 409, b'{"error": {"message": "19 more slots", "code": "refused"}}'
+    assert await put_strategy(http, child.url, {}) == "the engine answered 409: 19 more slots"
+
+
 async def test_long_words_of_an_engine_are_cut(child: Child, http: aiohttp.ClientSession) -> None:
     child.status, child.body = 500, b"x" * 10_000
     assert len(await put_strategy(http, child.url, {"trackInterval": 64})) < 400

@@ -58,6 +58,8 @@ class Bench:
         self.journal_file.touch()
         self.output = io.StringIO()
         monkeypatch.setenv("FAKE_JOURNAL", str(self.journal_file))
+        # The fake children take none of it.
+        monkeypatch.setattr("mamba_cli.local.planning.available_bytes", lambda: 64 << 30)
 
     def up(self, *files: Path, once: bool = False, demo: bool = False, port: int = 0) -> int:
         console = Console(file=self.output, width=200, force_terminal=False)
@@ -449,7 +451,8 @@ def test_what_local_mode_does_not_give_is_said(bench: Bench) -> None:
 def test_children_end_when_their_parent_is_killed(bench: Bench, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from rich.console import Console\n"
-        "from mamba_cli.local.bring_up import bring_up\n"
+        "from mamba_cli.local import planning; from mamba_cli.local.bring_up import bring_up\n"
+        "planning.available_bytes = lambda: 64 << 30\n"
         f"bring_up([Path({str(bench.file)!r})], host='127.0.0.1', port=0, once=False, demo=False,"
         f" logs=Path({str(bench.logs)!r}), console=Console(), launcher={LAUNCHER!r})\n"
     )

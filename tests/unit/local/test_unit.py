@@ -90,7 +90,7 @@ def test_the_engine_gets_every_field_and_the_plan(planned: MemoryPlan, tmp_path:
 
 def test_what_the_engine_gets_it_plans_to_the_same_arena(planned: MemoryPlan, tmp_path: Path) -> None:
     settings = settings_of(unit_for(deployment(), planned, tmp_path))
-    again = plan_engine(load_model_config(tmp_path), settings, Device("cpu", GIB, told=False))
+    again = plan_engine(load_model_config(tmp_path), settings, Device("cpu", 8 * GIB, told=False))
     assert (again.strategy, again.state_dtype) == (planned.strategy, planned.state_dtype)
     assert (again.arena_bytes, again.slabs) == (planned.arena_bytes, planned.slabs)
     assert again.max_running_requests == planned.max_running_requests
@@ -187,6 +187,16 @@ def test_a_unit_knows_its_children_and_addresses(planned: MemoryPlan, tmp_path: 
         "A": "b", "MAMBASERVE_PREFIX_INDEX_SCOPE": "default/one",
     }  # fmt: skip
     assert '"model": "one"' in unit.curl()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://127.0.0.1:8000"), ("::1", "http://[::1]:8000")],
+)
+def test_an_endpoint_is_asked_where_it_answers(
+    planned: MemoryPlan, tmp_path: Path, host: str, url: str
+) -> None:
+    assert unit_for(deployment(), planned, tmp_path, host=host).url == url
 
 
 def test_constraints_and_workload_follow_the_spec() -> None:

@@ -1,5 +1,6 @@
 """The small parts of local mode: bar, demo, readiness, watching, ports, devices, model facts."""
 
+import errno
 import io
 import json
 import socket
@@ -24,6 +25,7 @@ from mamba_cli.local.plan_view import bar_cells, plan_view
 from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.readiness import Readiness, readiness_of
+from mamba_edge.listener import bound
 from mamba_planner import LedgerLine
 from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.errors import WeightsError
@@ -273,6 +275,38 @@ def test_consecutive_ports_are_given_and_a_taken_one_is_named() -> None:
     assert front_ports("127.0.0.1", port, 1) == [port]
     assert len(set(free_ports(5))) == 5
     assert len(front_ports("127.0.0.1", 0, 2)) == 2
+
+
+@pytest.mark.parametrize("host", ["::", "::1"])
+def test_addresses_of_ipv6_have_ports_too(host: str) -> None:
+    try:
+        taken = bound(host, 0)
+    except OSError:
+        pytest.skip(f"{host} is not an address of this machine")
+    with taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RunFailed, match=f"port {port} .* is taken"):
+            front_ports(host, port, 1)
+    assert front_ports(host, port, 1) == [port]
+    assert len(front_ports(host, 0, 2)) == 2
+
+
+def test_every_address_is_taken_when_one_of_them_is() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RunFailed, match="is taken"):
+            front_ports("::", taken.getsockname()[1], 1)
+
+
+def test_a_port_that_may_not_be_used_is_not_said_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(host: str, port: int) -> socket.socket:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("mamba_cli.local.ports.bound", refuse)
+    with pytest.raises(RunFailed, match=r"port 80 of 0\.0\.0\.0 cannot be used: Permission denied"):
+        front_ports("0.0.0.0", 80, 1)
 
 
 def test_ports_past_the_end_and_foreign_hosts_are_wrong_usage() -> None:

@@ -10,12 +10,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
 from mamba_cli.local.bring_up import bring_up
 from mamba_cli.local.documents import read_deployments
 from mamba_cli.local.model_facts import facts_of_model, local_uri
-from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_directory, size_option
+from mamba_cli.local.planning import PlanFlags, gpu_memory, plan_deployment, plan_directory, size_option
 from mamba_cli.local.ports import front_ports
+from mamba_planner import Device
 
 CONFIGS = Path(__file__).parents[2] / "golden" / "configs"
 
@@ -43,6 +44,14 @@ def up(*files: Path, host: str = "127.0.0.1", port: int = 0, logs: Path | None =
         console=Console(file=output, width=200), launcher=("/bin/sh", "-c", "echo started >&2; exit 2"),
     )  # fmt: skip
     return output.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Free bytes of the machine; a test may put others in."""
+    free = [64 << 30]
+    monkeypatch.setattr("mamba_cli.local.planning.available_bytes", lambda: free[-1])
+    return free
 
 
 @pytest.fixture
@@ -80,6 +89,26 @@ def test_logs_that_cannot_be_written_are_refused(file: Path) -> None:
         up(file, logs=file)
     with pytest.raises(RunFailed, match="--logs: cannot write there: "):
         up(file, logs=file / "below")
+
+
+def test_an_arena_that_the_machine_has_no_room_for_is_not_started(file: Path, free: list[int]) -> None:
+    file.write_text(document(memory={"arena": "100Gi"}))
+    with pytest.raises(DoesNotFit):
+        up(file)
+    free.append(200 << 30)
+    assert "started" in up(file)
+    assert plan_deployment(read_deployments([file])[0], PlanFlags()).plan is not None  # of another machine
+
+
+def test_engines_that_fit_one_by_one_and_not_together_are_not_started(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    for path, name in ((file, "one"), (other, "two")):
+        path.write_text(document(name, memory={"arena": "30Gi"}))
+        assert plan_deployment(
+            read_deployments([path])[0], PlanFlags(), Device("cpu", 64 << 30, told=False)
+        ).plan
+    with pytest.raises(DoesNotFit, match=r"one, two together need .* of which 64\.0Gi are free"):
+        up(file, other)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +164,7 @@ def test_a_file_without_permission_is_named(file: Path) -> None:
         read_deployments([file])
 
 
-@pytest.mark.parametrize("host", ["::1", "192.0.2.1"])
+@pytest.mark.parametrize("host", ["2001:db8::1", "192.0.2.1", "no.such.host.invalid"])
 @pytest.mark.parametrize("port", [0, 8123])
 def test_a_host_that_is_not_ours_is_wrong_usage_whatever_the_port(host: str, port: int) -> None:
     with pytest.raises(InvalidInput, match=rf"^--host: {host} is no address of this machine$"):

@@ -49,6 +49,15 @@ def test_an_explicit_arena_needs_no_device_memory(nano: ModelConfig) -> None:
     assert budget.total == budget.weights + budget.workspace + 5 * GIB
 
 
+def test_an_arena_that_measured_main_memory_has_no_room_for_does_not_fit(nano: ModelConfig) -> None:
+    asked = Constraints(arena_bytes=50 * GIB)
+    with pytest.raises(DoesNotFit, match=r"arena of 50\.0Gi need .* of which 64\.0Gi are free") as caught:
+        MemoryBudget.of(nano, asked, Device("cpu", 64 * GIB, told=False))
+    assert caught.value.need > caught.value.have == 64 * GIB
+    for elsewhere in (Device("cpu", 64 * GIB), Device("cpu", 80 * GIB, told=False)):
+        assert MemoryBudget.of(nano, asked, elsewhere).arena == 50 * GIB
+
+
 def test_a_cpu_arena_is_kept_small_only_when_nobody_named_the_memory(nano: ModelConfig) -> None:
     assert MemoryBudget.of(nano, Constraints(), Device("cpu", 64 * GIB, told=False)).arena_limited
     assert not MemoryBudget.of(nano, Constraints(), Device("cpu", 64 * GIB)).arena_limited

@@ -270,6 +270,26 @@ def test_the_assumed_workload_is_said_and_cut_to_the_models_length() -> None:
     assert not plan(NANO, Constraints(), CARD, workload=CHAT).notes
 
 
+def test_what_was_declared_and_cannot_be_had_is_said() -> None:
+    long = Workload(prompt_tokens=900_000, output_tokens=50, declared=True)
+    result = plan(NANO, Constraints(), CARD, workload=long)
+    assert any("900,000 + 50 tokens is longer than" in note for note in result.notes)
+    many = plan(NANO, Constraints(), CARD, workload=replace(CHAT, concurrency=60_000))
+    assert f"the declared concurrency of 60,000 is not met: {many.max_running_requests} run" in many.notes
+    few = plan(NANO, Constraints(max_running_requests=8), CARD, workload=replace(CHAT, concurrency=9))
+    assert "the declared concurrency of 9 is not met: 8 run" in few.notes
+    beyond = plan(NANO, Constraints(max_model_len=NANO.max_position + 1), CARD, workload=CHAT)
+    assert any("made for 131,072 tokens" in note for note in beyond.notes)
+
+
+def test_a_refusal_advises_what_is_not_so_already() -> None:
+    with pytest.raises(DoesNotFit, match=r"Use more memory or a shorter model length$"):
+        plan(NANO, Constraints(max_model_len=131_072), Device("cuda", 22 * GIB))
+    asked = Constraints(max_model_len=131_072, strategy="ExtraBuffer", state_dtype="float32")
+    with pytest.raises(DoesNotFit, match=r"a shorter model length, NoBuffer or float16 states$"):
+        plan(NANO, asked, Device("cuda", 22 * GIB))
+
+
 def test_status_is_what_the_contract_accepts_and_nothing_more() -> None:
     status = plan(NANO, Constraints(), CARD, workload=CHAT).to_status()
     parsed = PlanStatus.model_validate(status)
