@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from benchmarks.cache.record import RESULTS, write
 
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import Router
-from mamba_gateway.routing import NoCandidate
+from mamba_gateway.routing.decision import NoCandidate
+from mamba_gateway.routing.router import Router
 from mamba_prefix.messages import Change, Snapshot
 from mamba_prefix.packed_arrays import ENTRY
 from mamba_prefix.page_chain import Hashes, PageChain

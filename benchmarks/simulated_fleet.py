@@ -17,13 +17,13 @@ from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
 from mamba_cli.fleet.prompt_blocks import Tokens, prompt
 from mamba_cli.fleet.workload import Workload
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import Router
-from mamba_gateway.routing import NoCandidate
-from mamba_gateway.scoring import Weights
+from mamba_gateway.routing.decision import NoCandidate
+from mamba_gateway.routing.router import Router
+from mamba_gateway.routing.scoring import Weights
 from mamba_server.cache.state_cache import StateCache
 
 ATTENTION_RATIO = 4.6e-6

@@ -11,8 +11,8 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog

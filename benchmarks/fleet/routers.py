@@ -8,8 +8,8 @@ from typing import Literal, get_args
 from mamba_cli.fleet.gateway import Gateway
 from mamba_cli.fleet.request import Request
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.routing import available
-from mamba_gateway.scoring import home_of
+from mamba_gateway.routing.decision import available
+from mamba_gateway.routing.scoring import home_of
 
 RouterName = Literal["ours", "least-load", "attention-prefix", "consistent-hash"]
 ROUTERS: tuple[RouterName, ...] = get_args(RouterName)

@@ -9,10 +9,10 @@ import pytest
 
 from eventually import until
 from mamba_edge.errors import TooManyRequests
+from mamba_gateway.admission.rate_limiter import RateLimiter
+from mamba_gateway.admission.shared_allowance import LEASE_SECONDS, SharedAllowances
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.rate_limiter import RateLimiter
-from mamba_gateway.shared_allowance import LEASE_SECONDS, SharedAllowances
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_prefix.redis_client import make_client
 from redis_server import RedisServer
 

@@ -14,10 +14,10 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_gateway.discovery import watch_engines
-from mamba_gateway.endpoints import Target
+from mamba_gateway.endpoints.discovery import watch_engines
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.endpoints.watch import Stale, Watch
 from mamba_gateway.wake import Waker
-from mamba_gateway.watch import Stale, Watch
 from mamba_kube.access import connected, load_access
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_kube.errors import ApiError

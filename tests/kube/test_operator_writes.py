@@ -78,7 +78,7 @@ def fields_of_ours(found: Manifest) -> Any:
 
 
 async def own(kube: KubeClient, namespace: str) -> None:
-    """As passes do it: again where the cluster's own controller has written between the read and the write."""
+    """As passes do it: again where a controller of the cluster has written since the read."""
     while True:
         (seen,) = await kube.list(DEPLOYMENT, namespace, name="nano-engine")
         with contextlib.suppress(Conflict):

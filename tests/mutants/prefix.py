@@ -144,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         "an answer that tells of less is not believed",
-        "server/mamba_gateway/router.py",
+        "server/mamba_gateway/routing/router.py",
         "elif resumed < promised:",
         "elif resumed < 0:",
         ("tests/unit/gateway/test_router.py",),

@@ -6,15 +6,15 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_gateway.admission import retry_after
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.admission.admission import retry_after
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.probe import read_gauges
 from mamba_gateway.errors import UpstreamLost
-from mamba_gateway.events import DONE, EventAligner
-from mamba_gateway.probe import read_gauges
 from mamba_gateway.prompt_prefix import DEPTHS, PromptPrefix
-from mamba_gateway.routing import NoCandidate, choose
-from mamba_gateway.scoring import JITTER, RoutingRequest, Weights
+from mamba_gateway.relay.events import DONE, EventAligner
+from mamba_gateway.routing.decision import NoCandidate, choose
+from mamba_gateway.routing.scoring import JITTER, RoutingRequest, Weights
 
 budget = settings(max_examples=150)
 counts = st.integers(0, 50)

@@ -17,7 +17,12 @@ TIMEOUT = 120.0
 def main(url: str, model: str, tokens: int) -> None:
     client = OpenAI(base_url=url, api_key="unused", timeout=TIMEOUT, max_retries=0)
     messages: list[Any] = json.load(sys.stdin)
-    asked: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0, "max_tokens": tokens or 32}
+    asked: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": tokens or 32,
+    }
     if tokens:
         asked["extra_body"] = {"ignore_eos": True}
     pieces: list[str] = []

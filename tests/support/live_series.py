@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from engine_trial import EngineTrial, TrialSetup
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_prefix.change_log import ChangeLog

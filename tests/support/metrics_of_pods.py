@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry, generate_latest
 
 from mamba_api import names
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_server.api.engine_metrics import EngineMetrics
 from mamba_server.api.request_metrics import RequestMetrics
 from mamba_server.wire import EngineStats, Ready

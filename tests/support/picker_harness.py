@@ -11,7 +11,8 @@ import grpc
 
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyBudget
-from mamba_gateway.admission import Admission
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.endpoint_picker.ext_proc import (
     METHOD,
     SERVICE,
@@ -28,15 +29,14 @@ from mamba_gateway.endpoint_picker.ext_proc import (
     Struct,
 )
 from mamba_gateway.endpoint_picker.server import make_picker, picker_listening
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.hold import Hold
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.parts import Parts
-from mamba_gateway.prompt_reader import PromptReader
-from mamba_gateway.rate_limiter import RateLimiter
-from mamba_gateway.router import Router
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prompts.prompt_reader import PromptReader
+from mamba_gateway.prompts.text_sides import TextSides
+from mamba_gateway.relay.parts import Parts
+from mamba_gateway.routing.hold import Hold
+from mamba_gateway.routing.router import Router
 from mamba_gateway.settings import GatewaySettings
-from mamba_gateway.text_sides import TextSides
 from mamba_telemetry.tracing import OFF, Tracing
 
 ENGINES = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")

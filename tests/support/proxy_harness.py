@@ -14,13 +14,13 @@ from asgi import Asked, ask
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyBudget
 from mamba_edge.request_middleware import RequestMiddleware
-from mamba_gateway.admission import Admission
-from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.admission.rate_limiter import RateLimiter
+from mamba_gateway.endpoints.pool import Pool, Report, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.rate_limiter import RateLimiter
-from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_telemetry.tracing import OFF
 
 PATH = "/v1/completions"

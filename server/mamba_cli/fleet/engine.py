@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from mamba_cli.fleet.cache_size import CAP, CacheSize
 from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.request import Request
-from mamba_gateway.endpoints import Report
-from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Report
 from mamba_planner.prefill_work import prefill_work
 from mamba_planner.strategy import reservation
 from mamba_server.cache.eviction import Eviction

@@ -10,12 +10,12 @@ from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
 from mamba_cli.fleet.engine import SimulatedEngine
 from mamba_cli.fleet.pod import Pod
 from mamba_cli.fleet.request import Request
-from mamba_gateway.endpoints import Pool, Target
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.endpoints.pool import Pool, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import Router
-from mamba_gateway.routing import NoCandidate
-from mamba_gateway.scoring import Weights
+from mamba_gateway.routing.decision import NoCandidate
+from mamba_gateway.routing.router import Router
+from mamba_gateway.routing.scoring import Weights
 
 
 class Gateway:

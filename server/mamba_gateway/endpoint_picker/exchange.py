@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from mamba_edge.body_budget import BodyShare
+from mamba_gateway.admission.usage_meter import UsageMeter
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.request_head import RequestHead
-from mamba_gateway.explanation import DecisionRecord
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.routing_fields import RoutingFields
-from mamba_gateway.scoring import Cost
-from mamba_gateway.usage_meter import UsageMeter
+from mamba_gateway.routing.explanation import DecisionRecord
+from mamba_gateway.routing.routing_fields import RoutingFields
+from mamba_gateway.routing.scoring import Cost
 
 OK = 200
 

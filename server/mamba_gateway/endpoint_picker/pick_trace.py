@@ -6,11 +6,11 @@ below it, since the proxy is told to send its `traceparent` on.
 
 from opentelemetry.trace import SpanKind
 
-from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
-from mamba_gateway.endpoint import Endpoint
+from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
 from mamba_gateway.endpoint_picker.request_head import RequestHead
-from mamba_gateway.explanation import DecisionRecord
-from mamba_gateway.metrics import UNKNOWN_MODEL
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL
+from mamba_gateway.routing.explanation import DecisionRecord
 from mamba_telemetry import conventions as names
 from mamba_telemetry.request_trace import SpanNote, error_code
 from mamba_telemetry.tracing import Tracing

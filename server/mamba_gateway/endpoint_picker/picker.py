@@ -15,23 +15,24 @@ import structlog
 from mamba_edge.api_keys import KeyFile
 from mamba_edge.body_budget import BodyShare
 from mamba_edge.errors import ApiError, BodyTooLarge, RequestTimeout, as_api_error
-from mamba_gateway.admission import Claim, Clock
-from mamba_gateway.app import CHAT_COMPLETIONS, COMPLETIONS
+from mamba_gateway.admission.admission import Claim
+from mamba_gateway.api.app import CHAT_COMPLETIONS, COMPLETIONS
+from mamba_gateway.clock import Clock
 from mamba_gateway.endpoint_picker import messages
 from mamba_gateway.endpoint_picker.exchange import OK, Exchange
 from mamba_gateway.endpoint_picker.ext_proc import HeaderMutation, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.pick_trace import PickTrace
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
 from mamba_gateway.endpoint_picker.request_head import RequestHead, headers_of, served_by
-from mamba_gateway.explanation import REQUEST_HEADER, RESPONSE_HEADER
 from mamba_gateway.headers import bearer, is_credential
 from mamba_gateway.key_limits import ANYONE
-from mamba_gateway.parts import Parts
 from mamba_gateway.prompt_prefix import tokens_of
-from mamba_gateway.proxy_endpoint import LOGGED_MODEL
-from mamba_gateway.relay import RETRIED_STATUSES
-from mamba_gateway.routing_fields import routing_fields
-from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.relay.parts import Parts
+from mamba_gateway.relay.proxy_endpoint import LOGGED_MODEL
+from mamba_gateway.relay.relay import RETRIED_STATUSES
+from mamba_gateway.routing.explanation import REQUEST_HEADER, RESPONSE_HEADER
+from mamba_gateway.routing.routing_fields import routing_fields
+from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_telemetry import conventions as names
 from mamba_telemetry.tracing import OFF, Tracing
 

@@ -11,9 +11,9 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.usage_meter import Usage
+from mamba_gateway.admission.usage_meter import Usage
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 
 _LATENCY = (
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60, 120,

@@ -15,8 +15,8 @@ from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credenti
 from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.picker import EndpointPicker
 from mamba_gateway.endpoint_picker.picker_metrics import PickerMetrics
-from mamba_gateway.endpoints import Pool
-from mamba_gateway.parts import Parts
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.relay.parts import Parts
 from mamba_gateway.settings import GatewaySettings
 from mamba_telemetry.tracing import OFF, Tracing
 

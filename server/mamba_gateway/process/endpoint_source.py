@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from random import Random
 from urllib.parse import urlsplit
 
-from mamba_gateway.endpoints import Target
-from mamba_gateway.prefix_source import PrefixSource, Sink
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.prefix_index.source import PrefixSource, Sink
 from mamba_gateway.settings import GatewaySettings
 
 
@@ -23,9 +23,9 @@ async def endpoints_followed(
         yield lambda: None
         return
     # The Kubernetes client is large, and only this source needs it.
-    from mamba_gateway.discovery import watch_engines
-    from mamba_gateway.index_reporter import IndexReporter
+    from mamba_gateway.endpoints.discovery import watch_engines
     from mamba_gateway.operator_note import OperatorNote
+    from mamba_gateway.prefix_index.reporter import IndexReporter
     from mamba_gateway.wake import Waker
     from mamba_kube.access import connected, load_access
 

@@ -21,31 +21,31 @@ from mamba_edge.body_budget import BodyBudget
 from mamba_edge.cors import with_cors
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import listen, url_of
-from mamba_gateway.admission import Admission
-from mamba_gateway.allowance import LEAVE_SECONDS
-from mamba_gateway.app import make_app
-from mamba_gateway.endpoints import Pool
-from mamba_gateway.engine_places import places
-from mamba_gateway.hold import Hold
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.admission.allowance import LEAVE_SECONDS
+from mamba_gateway.admission.rate_limiter import RateLimiter
+from mamba_gateway.api.app import make_app
+from mamba_gateway.api.local_routes import LocalRoutes
+from mamba_gateway.api.serving_status import EngineAsker, StatusEndpoint
+from mamba_gateway.endpoints.engine_places import places
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.endpoints.probe import Prober
 from mamba_gateway.key_limits import KeyLimitTable
-from mamba_gateway.local_routes import LocalRoutes
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.parts import Parts
-from mamba_gateway.prefix_source import prefixes_followed
-from mamba_gateway.probe import Prober
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prefix_index.source import prefixes_followed
 from mamba_gateway.process.endpoint_source import endpoints_followed
 from mamba_gateway.process.warm_up import WarmUp
-from mamba_gateway.prompt_reader import PromptReader
-from mamba_gateway.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.rate_limiter import RateLimiter
-from mamba_gateway.relay import Relay
-from mamba_gateway.router import Router
-from mamba_gateway.scoring import Weights
-from mamba_gateway.serving_status import EngineAsker, StatusEndpoint
+from mamba_gateway.prompts.prompt_reader import PromptReader
+from mamba_gateway.prompts.text_sides import TextSides
+from mamba_gateway.relay.parts import Parts
+from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.relay.relay import Relay
+from mamba_gateway.routing.hold import Hold
+from mamba_gateway.routing.router import Router
+from mamba_gateway.routing.scoring import Weights
 from mamba_gateway.settings import GatewaySettings
-from mamba_gateway.text_sides import TextSides
-from mamba_gateway.upstream import make_session
-from mamba_gateway.upstream_connector import upstream_connector
+from mamba_gateway.upstream.connector import upstream_connector
+from mamba_gateway.upstream.request import make_session
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from
 from mamba_telemetry.tracing import OFF, Tracing
@@ -169,7 +169,7 @@ async def _limiter(
     shared = None
     if url is not None:
         # The client is large, and only this count needs it.
-        from mamba_gateway.shared_allowance import SharedAllowances
+        from mamba_gateway.admission.shared_allowance import SharedAllowances
         from mamba_prefix.redis_client import make_client
 
         shared = SharedAllowances(make_client(url, answer_seconds=LEAVE_SECONDS), settings.index_scope)

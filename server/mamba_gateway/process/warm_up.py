@@ -1,8 +1,8 @@
 """What a gateway that has just begun waits for until it is ready: knowing what its engines can resume."""
 
-from mamba_gateway.admission import Clock
-from mamba_gateway.endpoints import Pool
-from mamba_gateway.text_sides import TextSides
+from mamba_gateway.clock import Clock
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.prompts.text_sides import TextSides
 from mamba_prefix.prefix_index import PrefixIndex
 
 WARM_UP_SECONDS = 5.0

@@ -15,12 +15,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from eventually import until
 from mamba_edge.listener import CannotListen
 from mamba_gateway.endpoint_picker.certificate import CertificateError, self_signed
-from mamba_gateway.endpoints import Report
-from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Report
 from mamba_gateway.errors import Draining
 from mamba_gateway.process.server import serve
+from mamba_gateway.prompts.text_sides import ModelText
 from mamba_gateway.settings import GatewaySettings
-from mamba_gateway.text_sides import ModelText
 from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.prefix_index import PrefixIndex

@@ -12,7 +12,7 @@ import pytest
 
 from engine_api import ApiProcess, serving
 from eventually import PATIENCE, wait_until
-from mamba_gateway.allowance import LEASE_SECONDS
+from mamba_gateway.admission.allowance import LEASE_SECONDS
 from redis_server import RedisServer
 from servers import Command
 from tiny_model import write_model

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from eventually import until
-from mamba_gateway.direct_feed import DirectFeed
-from mamba_gateway.endpoints import Target
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.prefix_index.direct_feed import DirectFeed
 from mamba_prefix.follower import Follower
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_client import make_client

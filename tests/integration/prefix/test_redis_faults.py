@@ -14,7 +14,7 @@ import pytest
 from eventually import PATIENCE, until, wait_until
 from faulty_port import FaultyPort
 from index_world import IndexWorld
-from mamba_gateway.prefix_source import prefixes_followed
+from mamba_gateway.prefix_index.source import prefixes_followed
 from mamba_gateway.settings import GatewaySettings
 from mamba_prefix.prefix_index import PrefixIndex
 from mamba_prefix.redis_url import url_from

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.relay import Relay
-from mamba_gateway.router import Router
-from mamba_gateway.upstream import UpstreamRequest
-from mamba_gateway.upstream_connector import upstream_connector
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.relay.relay import Relay
+from mamba_gateway.routing.router import Router
+from mamba_gateway.upstream.connector import upstream_connector
+from mamba_gateway.upstream.request import UpstreamRequest
 from virtual_loop import loop_factories
 
 

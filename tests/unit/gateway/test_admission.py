@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from mamba_edge.errors import TooManyRequests
-from mamba_gateway.admission import Admission, retry_after
+from mamba_gateway.admission.admission import Admission, retry_after
 from mamba_gateway.errors import Draining
 from virtual_time import in_virtual_time
 

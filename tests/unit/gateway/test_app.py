@@ -10,14 +10,14 @@ import pytest
 from asgi import Asked, ask
 from mamba_api.serving_status import EngineStatus
 from mamba_edge.api_keys import KeyFile
-from mamba_gateway.admission import Admission
-from mamba_gateway.app import make_app
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.local_routes import LocalRoutes
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.api.app import make_app
+from mamba_gateway.api.local_routes import LocalRoutes
+from mamba_gateway.api.serving_status import NoStatus, StatusEndpoint
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import Router
-from mamba_gateway.serving_status import NoStatus, StatusEndpoint
+from mamba_gateway.routing.router import Router
 
 
 async def relayed(_scope: Any, _receive: Any, send: Any) -> None:

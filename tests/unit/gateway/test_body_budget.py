@@ -10,8 +10,8 @@ import pytest
 
 from eventually import until
 from mamba_edge.body_budget import BodyBudget, BodyShare
-from mamba_gateway.upstream import UpstreamRequest
-from mamba_gateway.upstream_connection import PIECE_BYTES
+from mamba_gateway.upstream.connection import PIECE_BYTES
+from mamba_gateway.upstream.request import UpstreamRequest
 from proxy_harness import ProxyHarness, fine, hang
 from raw_engine import SSE, RawEngine, says
 

@@ -5,7 +5,7 @@ import contextvars
 import random
 from typing import Any
 
-from mamba_gateway.deadlines import Deadlines
+from mamba_gateway.upstream.deadlines import Deadlines
 
 
 class Noted:

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from eventually import until
-from mamba_gateway.direct_feed import FORGET_SECONDS, STRANGER_SECONDS, DirectFeed
-from mamba_gateway.endpoints import Target
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.prefix_index.direct_feed import FORGET_SECONDS, STRANGER_SECONDS, DirectFeed
 from mamba_prefix.backoff import LONGEST_PAUSE
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import pack_entries, pack_hashes

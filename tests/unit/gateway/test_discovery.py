@@ -6,8 +6,8 @@ from random import Random
 from typing import Any
 
 from api_script import ApiScript, line, listed, watched
-from mamba_gateway.discovery import targets, watch_engines
-from mamba_gateway.endpoints import Target
+from mamba_gateway.endpoints.discovery import targets, watch_engines
+from mamba_gateway.endpoints.pool import Target
 from virtual_time import in_virtual_time
 
 

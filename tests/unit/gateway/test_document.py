@@ -8,17 +8,17 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from mamba_api.serving_status import EngineStatus
-from mamba_gateway.admission import Admission
-from mamba_gateway.app import make_app
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.explanation import DecisionLog
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.admission.rate_limiter import RateLimiter
+from mamba_gateway.api.app import make_app
+from mamba_gateway.api.local_routes import LocalRoutes
+from mamba_gateway.api.serving_status import NoStatus, StatusEndpoint
+from mamba_gateway.endpoints.pool import Pool, Report, Target
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
-from mamba_gateway.local_routes import LocalRoutes
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.proxy_endpoint import ProxyEndpoint
-from mamba_gateway.rate_limiter import RateLimiter
-from mamba_gateway.serving_status import NoStatus, StatusEndpoint
-from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.relay.proxy_endpoint import ProxyEndpoint
+from mamba_gateway.routing.explanation import DecisionLog
+from mamba_gateway.upstream.request import UpstreamRequest
 
 CARD = {
     "id": "m", "object": "model", "created": 1, "owned_by": "mambaserve", "root": "/m", "max_model_len": 64,

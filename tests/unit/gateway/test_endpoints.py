@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Pool, Report, Target
 
 A, B = Target("http://a", "a"), Target("http://b", "b")
 WELL = Report(ready=True, models=({"id": "m"},), running=2)

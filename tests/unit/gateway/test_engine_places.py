@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_places import ENGINE_QUEUE, places
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.engine_places import ENGINE_QUEUE, places
+from mamba_gateway.endpoints.pool import Pool, Report, Target
 
 Make = Callable[..., Endpoint]
 

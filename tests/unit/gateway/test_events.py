@@ -3,7 +3,7 @@
 import json
 
 from mamba_gateway.errors import UpstreamLost
-from mamba_gateway.events import HELD_LIMIT, EventAligner
+from mamba_gateway.relay.events import HELD_LIMIT, EventAligner
 
 BROKEN = UpstreamLost("gone")
 END = BROKEN.event() + b"data: [DONE]\n\n"

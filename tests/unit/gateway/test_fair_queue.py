@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.fair_queue import FairQueue, Waiting
+from mamba_gateway.admission.fair_queue import FairQueue, Waiting
 
 
 class Line:

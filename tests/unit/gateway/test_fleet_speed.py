@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.fleet_speed import judged
-from mamba_gateway.routing import Decision, choose
-from mamba_gateway.scoring import RoutingRequest, home_of
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.fleet_speed import judged
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.routing.decision import Decision, choose
+from mamba_gateway.routing.scoring import RoutingRequest, home_of
 
 SPEEDS = st.builds(
     EngineSpeed, st.floats(10.0, 1e6), st.just(1e-6), st.just(0.01), st.floats(0.001, 1.0)

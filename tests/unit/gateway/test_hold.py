@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import ModelNotFound
-from mamba_gateway.endpoints import Target
+from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.errors import NoEndpoint, RequestTimedOut
 from raw_engine import OK, RawEngine, says
 

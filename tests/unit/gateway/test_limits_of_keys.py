@@ -10,10 +10,10 @@ from starlette.types import Send
 
 from eventually import until
 from mamba_edge.sending import USAGE_HEADER
-from mamba_gateway.engine_places import ENGINE_QUEUE
+from mamba_gateway.endpoints.engine_places import ENGINE_QUEUE
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.upstream.request import UpstreamRequest
 from proxy_harness import ProxyHarness, hang, samples
 
 

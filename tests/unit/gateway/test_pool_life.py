@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, Report, Target
 
 URLS = ("http://a", "http://b", "http://c")
 REPORTS = (

@@ -2,8 +2,16 @@
 
 import pytest
 
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.probe import KV_USAGE, RUNNING, WAITING, first_value, read_gauges, reason_of, speed_of
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.probe import (
+    KV_USAGE,
+    RUNNING,
+    WAITING,
+    first_value,
+    read_gauges,
+    reason_of,
+    speed_of,
+)
 
 TEXT = """
 # HELP mambaserve_requests_running Running.

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from eventually import until
-from mamba_gateway.endpoint import Endpoint
-from mamba_gateway.endpoints import Pool, Target
-from mamba_gateway.probe import FAILURES, Prober
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.pool import Pool, Target
+from mamba_gateway.endpoints.probe import FAILURES, Prober
 
 GAUGES = "mambaserve_requests_running 3\nmambaserve_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
 

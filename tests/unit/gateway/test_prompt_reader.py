@@ -9,10 +9,10 @@ import pytest
 
 from asgi import ask
 from eventually import until
-from mamba_gateway import prompt_reader
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.prompt_reader import (
+from mamba_gateway.prompts import prompt_reader
+from mamba_gateway.prompts.prompt_reader import (
     MOST_BODY_BYTES,
     MOST_PENDING,
     MOST_SECONDS,
@@ -20,8 +20,8 @@ from mamba_gateway.prompt_reader import (
     prompt_of,
     text_of,
 )
-from mamba_gateway.text_sides import ModelText
-from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.prompts.text_sides import ModelText
+from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_text.segment_cache import SegmentCache
 from scripted_engine import READY, Api
 

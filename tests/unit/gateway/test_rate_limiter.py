@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mamba_edge.errors import TooManyRequests
-from mamba_gateway.allowance import Verdict
+from mamba_gateway.admission.allowance import Verdict
+from mamba_gateway.admission.rate_limiter import AWAY_SECONDS, RateLimiter, duration
 from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.rate_limiter import AWAY_SECONDS, RateLimiter, duration
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_prefix.errors import RedisAway
 
 

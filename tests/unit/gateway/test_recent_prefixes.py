@@ -3,7 +3,7 @@
 import pytest
 
 from mamba_gateway.prompt_prefix import DEPTHS, HOME_TOKENS, PromptPrefix
-from mamba_gateway.recent_prefixes import MOST_ENGINES, RecentPrefixes
+from mamba_gateway.routing.recent_prefixes import MOST_ENGINES, RecentPrefixes
 
 
 class Clock:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from eventually import until
-from mamba_gateway.direct_feed import WAIT_SECONDS, DirectFeed
-from mamba_gateway.endpoints import Target
-from mamba_gateway.redis_source import RedisSource
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.prefix_index.direct_feed import WAIT_SECONDS, DirectFeed
+from mamba_gateway.prefix_index.redis_source import RedisSource
 from mamba_prefix.change_log import ChangeLog
 from mamba_prefix.messages import Feed, pack_entries, pack_hashes, unpack
 from mamba_prefix.prefix_index import PrefixIndex

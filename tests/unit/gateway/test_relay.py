@@ -14,15 +14,15 @@ import pytest
 from eventually import until
 from kept_spans import KeptSpans, tracing_to
 from mamba_edge.errors import ApiError
-from mamba_gateway.answer import ResponseTruncated
-from mamba_gateway.endpoints import Report
+from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.endpoints.pool import Report
 from mamba_gateway.errors import NoEndpoint, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import to_engine
-from mamba_gateway.metrics import GatewayMetrics, RetryReason
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.upstream import UpstreamRequest
-from mamba_gateway.upstream_connection import PIECE_BYTES
-from mamba_gateway.usage_meter import UsageMeter
+from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.upstream.connection import PIECE_BYTES
+from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_prefix.prefix_index import Depths, PrefixIndex
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 

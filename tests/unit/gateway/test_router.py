@@ -6,15 +6,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.explanation import KEPT, MOST_HEADER_BYTES
-from mamba_gateway.metrics import GatewayMetrics
+from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.prompt_prefix import PromptPrefix
-from mamba_gateway.router import BESIDE_INDEX_SECONDS, Router
-from mamba_gateway.routing import NoCandidate
-from mamba_gateway.scoring import TIMES_APART
-from mamba_gateway.usage_meter import UsageMeter
+from mamba_gateway.routing.decision import NoCandidate
+from mamba_gateway.routing.explanation import KEPT, MOST_HEADER_BYTES
+from mamba_gateway.routing.router import BESIDE_INDEX_SECONDS, Router
+from mamba_gateway.routing.scoring import TIMES_APART
 from mamba_prefix.messages import Snapshot, pack_entries
 from mamba_prefix.page_chain import PageChain
 from mamba_prefix.prefix_index import Depths, PrefixIndex

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.routing import (
+from mamba_gateway.routing.decision import (
     NoCandidate,
     available,
     cheapest,
@@ -13,7 +13,7 @@ from mamba_gateway.routing import (
     no_such_model,
     serving,
 )
-from mamba_gateway.scoring import RoutingRequest
+from mamba_gateway.routing.scoring import RoutingRequest
 
 ASK = RoutingRequest("m")
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from mamba_gateway.engine_speed import EngineSpeed
-from mamba_gateway.routing import choose
-from mamba_gateway.scoring import (
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.routing.decision import choose
+from mamba_gateway.routing.scoring import (
     ASSUMED_SHARE,
     JITTER,
     TIMES_APART,
@@ -162,8 +162,8 @@ def test_homes_are_spread_and_stay_when_another_engine_leaves(engine) -> None:
 
 def test_a_home_is_the_same_in_every_process(engine) -> None:
     script = (
-        "from types import SimpleNamespace as N; from mamba_gateway.endpoint import _key;"
-        "from mamba_gateway.scoring import home_of;"
+        "from types import SimpleNamespace as N; from mamba_gateway.endpoints.endpoint import _key;"
+        "from mamba_gateway.routing.scoring import home_of;"
         "ends = [N(name=f'e{n}', key=_key(f'e{n}')) for n in range(8)];"
         "print([home_of(ends, k * 7919).name for k in range(9)])"
     )

@@ -7,12 +7,12 @@ import pytest
 from aiohttp import web
 
 from mamba_api.serving_status import EngineStatus, ServingStatus
-from mamba_gateway.admission import Admission
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.explanation import DecisionLog
-from mamba_gateway.local_routes import LocalRoutes
-from mamba_gateway.metrics import GatewayMetrics
-from mamba_gateway.serving_status import MOST_BYTES, EngineAsker, NoStatus, StatusEndpoint
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.api.local_routes import LocalRoutes
+from mamba_gateway.api.serving_status import MOST_BYTES, EngineAsker, NoStatus, StatusEndpoint
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.routing.explanation import DecisionLog
 
 READY = Report(ready=True, models=({"id": "m"},), running=3, waiting=1, kv_usage=0.5)
 SAID = EngineStatus(name="as it calls itself", status="ready", model="m", slots={"live": 2})

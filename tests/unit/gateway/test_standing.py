@@ -2,9 +2,9 @@
 
 import asyncio
 
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.retry_budget import ALWAYS, SHARE, WINDOW, RetryBudget
-from mamba_gateway.standing import FAILURES, FIRST_SECONDS, LONGEST_SECONDS
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.endpoints.standing import FAILURES, FIRST_SECONDS, LONGEST_SECONDS
+from mamba_gateway.relay.retry_budget import ALWAYS, SHARE, WINDOW, RetryBudget
 
 
 def pool(*names: str) -> Pool:

@@ -7,9 +7,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mamba_gateway import text_sides
-from mamba_gateway.endpoints import Pool, Report, Target
-from mamba_gateway.text_sides import ASKED_AGAIN, FAILED_AGAIN, MOST_KEPT, TextSides
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.prompts import text_sides
+from mamba_gateway.prompts.text_sides import ASKED_AGAIN, FAILED_AGAIN, MOST_KEPT, TextSides
 from mamba_text.text_archive import TextArchive
 
 MODEL = Path(__file__).parents[3] / "server/mamba_server/builtin/tiny-recall"

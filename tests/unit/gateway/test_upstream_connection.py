@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_gateway.deadlines import Deadlines
 from mamba_gateway.endpoint_picker.certificate import self_signed
-from mamba_gateway.upstream_connection import (
+from mamba_gateway.upstream.connection import (
     HEAD_BYTES,
     PIECE_BYTES,
     Unreachable,
     UpstreamConnection,
 )
-from mamba_gateway.upstream_connector import (
+from mamba_gateway.upstream.connector import (
     KEPT_SECONDS,
     MOST_STARTS,
     Origin,
     upstream_connector,
 )
-from mamba_gateway.upstream_response import BUFFERED_BYTES, ConnectionLost, IdleTimeout
+from mamba_gateway.upstream.deadlines import Deadlines
+from mamba_gateway.upstream.response import BUFFERED_BYTES, ConnectionLost, IdleTimeout
 from raw_engine import KEPT, OK, SSE, RawEngine, says
 
 CHUNKED = SSE + b"Transfer-Encoding: chunked\r\n\r\n"

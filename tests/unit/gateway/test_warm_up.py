@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from mamba_gateway.endpoints import Pool, Report, Target
+from mamba_gateway.endpoints.pool import Pool, Report, Target
 from mamba_gateway.process.warm_up import WARM_UP_SECONDS, WarmUp
-from mamba_gateway.text_sides import TextSides
+from mamba_gateway.prompts.text_sides import TextSides
 from mamba_prefix.prefix_index import PrefixIndex, State
 
 

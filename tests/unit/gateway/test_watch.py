@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api_script import Answer, ApiScript, item, line, listed, watched
-from mamba_gateway.watch import LONGEST_BACKOFF, SHORTEST_WATCH, Objects, Stale, Watch
+from mamba_gateway.endpoints.watch import LONGEST_BACKOFF, SHORTEST_WATCH, Objects, Stale, Watch
 from virtual_time import in_virtual_time
 
 

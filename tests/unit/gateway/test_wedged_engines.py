@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mamba_gateway.endpoints import Report
+from mamba_gateway.endpoints.pool import Report
+from mamba_gateway.endpoints.standing import FAILURES
 from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
-from mamba_gateway.retry_budget import ALWAYS
-from mamba_gateway.standing import FAILURES
-from mamba_gateway.upstream import UpstreamRequest
+from mamba_gateway.relay.retry_budget import ALWAYS
+from mamba_gateway.upstream.request import UpstreamRequest
 from raw_engine import OK, SSE, RawEngine, Speech, says
 
 Harnesses = Callable[..., Any]

@@ -127,7 +127,7 @@ def test_what_is_no_report_is_said(text: str) -> None:
 def test_what_engines_and_gateways_are_asked_for_is_what_they_tell() -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from mamba_gateway.metrics import GatewayMetrics
+    from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
     from mamba_operator.autoscale import reports
     from mamba_server.api.engine_metrics import HELP
     from mamba_server.api.request_metrics import RequestMetrics

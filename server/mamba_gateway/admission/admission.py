@@ -1,0 +1,272 @@
+"""Admission: bounds how many requests the gateway has, and says when it is whose turn to be relayed.
+
+A request is admitted before its body is read, so that memory is bounded. Then it waits until an engine has a
+place for it; `fair_queue` says who is next. The proxy endpoint calls it; it knows nothing of HTTP.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import msgspec
+
+from mamba_edge.arrivals import Arrivals
+from mamba_edge.errors import TooManyRequests
+from mamba_gateway.admission.fair_queue import FairQueue, Waiting
+from mamba_gateway.clock import Clock
+from mamba_gateway.errors import Draining
+
+DRAINING = "the gateway is draining: it finishes what runs and takes nothing new; send the request again"
+
+
+class Places(Protocol):
+    """How many more requests for a model the engines are to be given."""
+
+    def __call__(self, model: str | None) -> float: ...
+
+
+class Refused(Protocol):
+    """Told of each request that found no place: why, and the name of its key."""
+
+    def __call__(self, cause: str, key: str) -> None: ...
+
+
+def retry_after(queued: int, permits: int, service_seconds: float) -> float:
+    """Seconds until a permit is likely to be free: the queue before the client, at the mean service time.
+
+    Between 1 and 60, whole seconds, since that is what `Retry-After` carries.
+    """
+    return float(min(60, max(1, math.ceil((queued + 1) * service_seconds / permits))))
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What the queue knows of a request."""
+
+    key: str = ""
+    """Name of the key it came with."""
+    priority: int = 0
+    """Among the requests of its key; lower goes first."""
+    cost: float = 1.0
+    """Tokens that it is expected to take."""
+    model: str | None = None
+
+
+NOBODYS = Claim()
+"""Where nothing is known of a request."""
+
+
+class Permit:
+    """The right of one request to be relayed."""
+
+    __slots__ = ("_admission", "_begin", "_claim", "_sent", "waited")
+
+    def __init__(self, admission: "Admission", claim: Claim) -> None:
+        self._admission, self._claim = admission, claim
+        self.waited = self._begin = 0.0
+        """Seconds until its turn came."""
+        self._sent = False
+
+    def take_free(self) -> bool:
+        """Take it if it is free and nobody waits; `give_back` follows. False: `take` waits for it."""
+        self._begin = self._admission.clock()
+        return self._admission.take_free(self._claim)
+
+    async def take(self) -> None:
+        """Wait for it, behind `take_free`; `give_back` follows, unless this raises."""
+        came = self._begin
+        await self._admission.take(self._claim)
+        self._begin = self._admission.clock()
+        self.waited = self._begin - came
+
+    def sent(self) -> None:
+        """The request is at an engine: from now on it is counted there."""
+        if not self._sent:
+            self._sent = True
+            self._admission.unsent -= 1
+
+    def give_back(self) -> None:
+        """The request is over."""
+        if not self._sent:
+            self.sent()
+        self._admission.give_back(self._begin)
+
+    async def __aenter__(self) -> Self:
+        if not self.take_free():
+            await self.take()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
+
+    def used(self, tokens: float) -> None:
+        """What the request really took; its key pays the difference."""
+        self._admission.charge(self._claim.key, tokens - self._claim.cost)
+
+
+class Admission:
+    """At most `max_in_flight` relayed and `max_queue` more waiting."""
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        max_queue: int,
+        queue_timeout: float,
+        clock: Clock,
+        *,
+        places: Places = lambda _: math.inf,
+        weight: Callable[[str], float] = lambda _: 1.0,
+        refused: Refused = lambda _cause, _key: None,
+    ) -> None:
+        self.max_in_flight, self.max_queue, self.queue_timeout = max_in_flight, max_queue, queue_timeout
+        self.draining = False
+        self.arrivals = Arrivals()
+        self.admitted = 0
+        """Requests admitted and not finished: in flight, waiting, or still sending their body."""
+        self.in_flight = 0
+        self.unsent = 0
+        """Of those in flight, the ones that are at no engine yet."""
+        self._queue = FairQueue(weight)
+        self._places, self._refused = places, refused
+        self.clock = clock
+        self._service_seconds = 1.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def queued(self) -> int:
+        """Requests admitted and not relayed yet."""
+        return self.admitted - self.in_flight
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait for their turn, by name of their key."""
+        return dict(self._queue.waiting())
+
+    def admit(self, key: str = "") -> "_Admitted":
+        """Count as admitted for the block. Raises `TooManyRequests` at the limit, `Draining` in a drain."""
+        return _Admitted(self, key)
+
+    def enter(self, key: str) -> None:
+        """A request is admitted; `leave` follows."""
+        self.arrivals.came()
+        if self.draining:
+            raise Draining(DRAINING)
+        if self.admitted >= self.max_in_flight + self.max_queue:
+            self._refused("full", key)
+            raise self._full()
+        self.admitted += 1
+        if self.admitted == 1:
+            self._idle.clear()
+
+    def leave(self) -> None:
+        """It is over."""
+        self.admitted -= 1
+        if self.admitted == 0:
+            self._idle.set()
+
+    def permit(self, claim: Claim = NOBODYS) -> Permit:
+        """To hold while a request is relayed. Entering it raises `TooManyRequests` when none came free in
+        time, or when the queue is full and this key has the most in it."""
+        return Permit(self, claim)
+
+    def take_free(self, claim: Claim) -> bool:
+        """Take a permit if one is free and nobody waits; `give_back` follows. False: `take` waits for one."""
+        if self._queue or self.in_flight >= self.max_in_flight or not self._may_go(claim.model):
+            return False
+        self._queue.serve(claim.key, claim.cost)
+        self.in_flight += 1
+        self.unsent += 1
+        return True
+
+    async def take(self, claim: Claim) -> None:
+        """Wait for a permit; `give_back` follows."""
+        turn = asyncio.get_running_loop().create_future()
+        entry = Waiting(claim.key, claim.priority, claim.cost, claim.model, turn)
+        self._queue.add(entry)
+        self.dispatch()
+        if len(self._queue) > self.max_queue:
+            self._make_room()
+        await self._turn_of(entry)
+
+    def give_back(self, begin: float) -> None:
+        """A permit is free that was taken at a time."""
+        self._release()
+        self._service_seconds += 0.1 * (self.clock() - begin - self._service_seconds)
+
+    def dispatch(self) -> None:
+        """Let go whose turn it is: something ended, or an engine has told how it is."""
+        while self.in_flight < self.max_in_flight and (entry := self._queue.pop(self._may_go)) is not None:
+            self.in_flight += 1
+            self.unsent += 1
+            entry.turn.set_result(None)
+
+    def charge(self, key: str, tokens: float) -> None:
+        """A key took so many tokens more than it paid for."""
+        self._queue.charge(key, tokens)
+
+    async def idle(self) -> None:
+        """Return when no request is admitted."""
+        await self._idle.wait()
+
+    def _may_go(self, model: str | None) -> bool:
+        return self._places(model) - self.unsent >= 1
+
+    async def _turn_of(self, entry: Waiting) -> None:
+        try:
+            if not entry.turn.done():
+                async with asyncio.timeout(self.queue_timeout):
+                    await entry.turn
+            entry.turn.result()
+        except TimeoutError:
+            self._give_up(entry)
+            self._refused("timeout", entry.flow)
+            message = f"the request waited {self.queue_timeout:g} s for its turn; retry later"
+            raise TooManyRequests(message, retry_after=self._retry_after()) from None
+        except asyncio.CancelledError:
+            self._give_up(entry)
+            raise
+
+    def _give_up(self, entry: Waiting) -> None:
+        turn = entry.turn
+        if turn.done() and not turn.cancelled() and turn.exception() is None:
+            # Its turn came at the same moment.
+            self.unsent -= 1
+            self._release()
+        else:
+            self._queue.remove(entry)
+
+    def _make_room(self) -> None:
+        # Who has the most waiting gives way: nobody can fill the queue for the others.
+        entry = self._queue.last_of_the_longest()
+        if entry is not None:
+            self._queue.remove(entry)
+            self._refused("full", entry.flow)
+            entry.turn.set_exception(self._full())
+
+    def _release(self) -> None:
+        self.in_flight -= 1
+        if self._queue:
+            self.dispatch()
+
+    def _full(self) -> TooManyRequests:
+        return TooManyRequests(
+            f"{self.in_flight} requests are running and {self.queued} are waiting; retry later",
+            retry_after=self._retry_after(),
+        )
+
+    def _retry_after(self) -> float:
+        # As many as run now can run at once, wherever the limit lies.
+        return retry_after(self.queued, max(1, self.in_flight), self._service_seconds)
+
+
+class _Admitted:
+    __slots__ = ("_admission", "_key")
+
+    def __init__(self, admission: Admission, key: str) -> None:
+        self._admission, self._key = admission, key
+
+    def __enter__(self) -> None:
+        self._admission.enter(self._key)
+
+    def __exit__(self, *_: object) -> None:
+        self._admission.leave()

@@ -1,0 +1,237 @@
+"""Limits of single keys: lets a request in or says when to come back, and settles what it used at its end.
+
+Counted in Redis where there is one, and here as long as it is away, from what was known last. Knows names of
+keys, never keys.
+"""
+
+import asyncio
+import itertools
+import math
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from mamba_edge.errors import TooManyRequests
+from mamba_gateway.admission.allowance import LEASE_SECONDS, LEAVE_SECONDS, Allowance, Verdict, seconds_until
+from mamba_gateway.clock import Clock
+from mamba_gateway.key_limits import KeyLimits, KeyLimitTable
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_prefix.errors import RedisAway
+
+if TYPE_CHECKING:
+    # With it comes the client of Redis, which is large.
+    from mamba_gateway.admission.shared_allowance import SharedAllowances
+
+log = structlog.get_logger("mambaserve.gateway")
+
+AWAY_SECONDS = 2.0
+"""How long Redis is left alone after it did not answer."""
+SERVICE_SHARE = 0.1
+"""A request moves the mean time of its key's requests by so much of the difference."""
+_TOLD = {
+    "requests": "requests per minute",
+    "tokens": "tokens per minute",
+    "concurrent": "requests at once",
+}
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request that was let in."""
+
+    cost: float
+    """Tokens that were taken for it."""
+    used: float = 0.0
+    """Tokens that it turned out to use; set it before the end."""
+
+
+class _Unlimited(AbstractAsyncContextManager[Entry]):
+    """Around a request of a key without limits: nothing is counted."""
+
+    def __init__(self, cost: float) -> None:
+        self._entry = Entry(cost)
+
+    async def __aenter__(self) -> Entry:
+        return self._entry
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+
+class RateLimiter:
+    """Of one gateway."""
+
+    def __init__(
+        self,
+        table: KeyLimitTable,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        shared: "SharedAllowances | None" = None,
+    ) -> None:
+        self._table, self._metrics, self._clock, self._shared = table, metrics, clock, shared
+        self._allowances: dict[str, Allowance] = {}
+        self._gateway = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._away_until = -math.inf
+        self._seconds: dict[str, float] = {}
+        """How long a request of each key takes, lately."""
+        self._settling: set[asyncio.Task[None]] = set()
+
+    def entered(
+        self, name: str, cost: float, headers: list[tuple[bytes, bytes]]
+    ) -> AbstractAsyncContextManager[Entry]:
+        """A request of the key `name` that needs about `cost` tokens is under way in the block.
+
+        `headers` gets what every answer says of the limits, a refusal too. Raises TooManyRequests, with the
+        time after which it would pass.
+        """
+        limits = self._table.of(name)
+        return self._counted(name, cost, headers, limits) if limits.limited else _Unlimited(cost)
+
+    @asynccontextmanager
+    async def _counted(
+        self, name: str, cost: float, headers: list[tuple[bytes, bytes]], limits: KeyLimits
+    ) -> AsyncIterator[Entry]:
+        entry = Entry(cost)
+        lease = f"{self._gateway}-{next(self._numbers)}"
+        verdict = await self._verdict(name, lease, cost, limits)
+        headers += _headers(verdict, limits)
+        if verdict.refused:
+            self._metrics.refused.labels(verdict.refused, name).inc()
+            raise self._refusal(name, verdict, cost, limits)
+        begin = self._clock()
+        try:
+            yield entry
+        finally:
+            now = self._clock()
+            usual = self._seconds.get(name, 1.0)
+            self._seconds[name] = usual + SERVICE_SHARE * (now - begin - usual)
+            self._leave(name, lease, entry.used - cost, limits, now)
+
+    def of(self, name: str) -> KeyLimits:
+        """The limits of a key."""
+        return self._table.of(name)
+
+    async def work(self) -> None:
+        """Renew what is under way, for ever; ends only by cancellation."""
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 3)
+            for name, allowance in list(self._allowances.items()):
+                counted = self._table.of(name).concurrent_requests is not None
+                if self._shared is None or not counted or not allowance.leases or self.away:
+                    continue
+                try:
+                    await self._shared.renew(name, tuple(allowance.leases))
+                except RedisAway as error:
+                    self._on_away(error)
+
+    async def close(self) -> None:
+        """Settle what is not settled yet, and let go of Redis."""
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=LEAVE_SECONDS)
+        if self._shared is not None:
+            await self._shared.close()
+
+    @property
+    def idle(self) -> bool:
+        """All that ended is settled."""
+        return not self._settling
+
+    @property
+    def away(self) -> bool:
+        """Redis did not answer a moment ago."""
+        return self._clock() < self._away_until
+
+    async def _verdict(self, name: str, lease: str, cost: float, limits: KeyLimits) -> Verdict:
+        now = self._clock()
+        here = self._allowances.setdefault(name, Allowance(now))
+        if self._shared is not None:
+            if not self.away:
+                asked = asyncio.create_task(self._shared.enter(name, lease, cost, limits))
+                try:
+                    verdict = await asyncio.shield(asked)
+                except RedisAway as error:
+                    self._on_away(error)
+                except asyncio.CancelledError:
+                    # It may have been let in by then, and nobody will say that it left.
+                    self._settle(self._undo(asked, name, lease, cost, limits))
+                    raise
+                else:
+                    here.follow(verdict, None if verdict.refused else lease, self._clock())
+                    return verdict
+            self._metrics.counted_here.inc()
+        return here.enter(lease, cost, limits, self._clock())
+
+    async def _undo(
+        self, asked: "asyncio.Task[Verdict]", name: str, lease: str, cost: float, limits: KeyLimits
+    ) -> None:
+        try:
+            if not (await asked).refused and self._shared is not None:
+                await self._shared.leave(name, lease, -cost, limits)
+        except RedisAway as error:
+            self._on_away(error)
+
+    def _leave(self, name: str, lease: str, more: float, limits: KeyLimits, now: float) -> None:
+        self._allowances[name].leave(lease, more, limits, now)
+        if self._shared is not None and not self.away:
+            self._settle(self._left(name, lease, more, limits))
+
+    async def _left(self, name: str, lease: str, more: float, limits: KeyLimits) -> None:
+        if self._shared is None:
+            return
+        try:
+            verdict = await self._shared.leave(name, lease, more, limits)
+        except RedisAway as error:
+            self._on_away(error)
+        else:
+            self._allowances[name].follow(verdict, None, self._clock())
+
+    def _settle(self, work: Coroutine[Any, Any, None]) -> None:
+        # No request waits for it.
+        task = asyncio.create_task(work)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    def _on_away(self, error: RedisAway) -> None:
+        if not self.away:
+            log.warning("limits are counted by this gateway alone", reason=str(error))
+        self._away_until = self._clock() + AWAY_SECONDS
+
+    def _refusal(self, name: str, verdict: Verdict, cost: float, limits: KeyLimits) -> TooManyRequests:
+        what = verdict.refused
+        if what == "concurrent":
+            limit = limits.concurrent_requests or 1
+            wait = self._seconds.get(name, 1.0) / limit
+        elif what == "requests":
+            limit = limits.requests_per_minute or 1
+            wait = seconds_until(verdict.requests, 1.0, limit)
+        else:
+            limit = limits.tokens_per_minute or 1
+            wait = seconds_until(verdict.tokens, min(cost, limit), limit)
+        return TooManyRequests(
+            f"this key may have {limit} {_TOLD[what]}; try again in {max(1, math.ceil(wait))} s",
+            retry_after=wait,
+        )
+
+
+def _headers(verdict: Verdict, limits: KeyLimits) -> Iterator[tuple[bytes, bytes]]:
+    for of, level, limit in (
+        ("requests", verdict.requests, limits.requests_per_minute),
+        ("tokens", verdict.tokens, limits.tokens_per_minute),
+    ):
+        if limit is not None:
+            told = (str(limit), str(max(0, int(level))), duration(seconds_until(level, limit, limit)))
+            for what, value in zip(("limit", "remaining", "reset"), told, strict=True):
+                yield f"x-ratelimit-{what}-{of}".encode(), value.encode()
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes them: 20ms, 1.5s, 6m0s."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{round(rest, 1):g}s"

@@ -1,0 +1,129 @@
+"""What is left to the keys, in Redis: counted by all gateways of one scope together, in one step.
+
+Names of keys and numbers lie there, never a key. Leases of a gateway that was killed run out.
+Every failure is a RedisAway.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from mamba_gateway.admission.allowance import LEASE_SECONDS, LEAVE_SECONDS, Verdict
+from mamba_gateway.key_limits import KeyLimits
+from mamba_prefix.errors import RedisAway
+from mamba_prefix.redis_client import Client
+
+ENTER_SECONDS = 0.2
+"""Longest time a request waits for Redis before it is counted here alone."""
+
+_FILL = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local limits = {r = tonumber(ARGV[1]), t = tonumber(ARGV[2])}
+local had = redis.call('HMGET', KEYS[1], 'r', 't', 'at')
+local passed = math.max(0, now - (tonumber(had[3]) or now))
+local function filled(name, level)
+  return math.min(limits[name], (tonumber(level) or limits[name]) + passed * limits[name] / 60)
+end
+local r, t = filled('r', had[1]), filled('t', had[2])
+local function keep()
+  redis.call('HSET', KEYS[1], 'r', tostring(r), 't', tostring(t), 'at', string.format('%.6f', now))
+  local debt = limits.t > 0 and math.max(0, -t * 60 / limits.t) or 0
+  redis.call('PEXPIRE', KEYS[1], math.ceil(math.min(debt, 86400) + 120) * 1000)
+end
+"""
+_ENTER = (
+    _FILL
+    + """
+local most, cost, lease, life = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+local refused = ''
+if most > 0 and redis.call('ZCARD', KEYS[2]) >= most then refused = 'concurrent'
+elseif limits.r > 0 and r < 1 then refused = 'requests'
+elseif limits.t > 0 and t < math.min(cost, limits.t) then refused = 'tokens'
+else
+  r, t = r - 1, t - cost
+  if most > 0 then
+    redis.call('ZADD', KEYS[2], now + life, lease)
+    redis.call('PEXPIRE', KEYS[2], life * 1000)
+  end
+end
+keep()
+return {refused, tostring(r), tostring(t)}
+"""
+)
+# A Redis that is full lets a script write on that has begun with what needs no memory. So each of them does.
+_LEAVE = (
+    "redis.call('ZREM', KEYS[2], ARGV[4])"
+    + _FILL
+    + """
+t = math.min(limits.t, t - tonumber(ARGV[3]))
+keep()
+return {'', tostring(r), tostring(t)}
+"""
+)
+_RENEW = """
+local time = redis.call('TIME')
+local life = tonumber(ARGV[1])
+redis.call('PEXPIRE', KEYS[1], life * 1000)
+for at = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', tonumber(time[1]) + life, ARGV[at]) end
+return 0
+"""
+
+
+class SharedAllowances:
+    """Of the gateways that serve one `scope`."""
+
+    def __init__(self, client: Client, scope: str, enter_seconds: float = ENTER_SECONDS) -> None:
+        self._client, self._enter_seconds = client, enter_seconds
+        self._scope = scope.replace("{", "(").replace("}", ")")
+
+    async def enter(self, name: str, lease: str, cost: float, limits: KeyLimits) -> Verdict:
+        """Take what a request needs, or nothing. Raises RedisAway."""
+        most = limits.concurrent_requests or 0
+        given = (*_of(limits), most, f"{cost:.0f}", lease, LEASE_SECONDS)
+        return _verdict(await self._ask(self._enter_seconds, _ENTER, self._keys(name), given), limits)
+
+    async def leave(self, name: str, lease: str, more: float, limits: KeyLimits) -> Verdict:
+        """A request has ended, and used so many tokens more than was taken for it. Raises RedisAway."""
+        given = (*_of(limits), f"{more:.0f}", lease)
+        return _verdict(await self._ask(LEAVE_SECONDS, _LEAVE, self._keys(name), given), limits)
+
+    async def renew(self, name: str, leases: Iterable[str]) -> None:
+        """These requests are still under way. Raises RedisAway."""
+        await self._ask(LEAVE_SECONDS, _RENEW, self._keys(name)[1:], (LEASE_SECONDS, *leases))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+    def _keys(self, name: str) -> tuple[str, str]:
+        # One hash tag keeps both on one node of a cluster.
+        tagged = f"mambaserve:limits:1:{{{self._scope}:{name}}}"
+        return f"{tagged}:left", f"{tagged}:running"
+
+    async def _ask(self, seconds: float, script: str, keys: tuple[str, ...], given: tuple[Any, ...]) -> Any:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._client.eval(script, len(keys), *keys, *given)
+        except (RedisError, OSError, TimeoutError, ValueError, IndexError) as error:
+            raise RedisAway(f"{type(error).__name__}: {error}") from error
+
+
+def _of(limits: KeyLimits) -> tuple[int, int]:
+    return limits.requests_per_minute or 0, limits.tokens_per_minute or 0
+
+
+def _verdict(answer: Any, limits: KeyLimits) -> Verdict:
+    try:
+        refused, requests, tokens = (each.decode() for each in answer)
+        return Verdict(
+            refused,
+            math.inf if limits.requests_per_minute is None else float(requests),
+            math.inf if limits.tokens_per_minute is None else float(tokens),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RedisAway(f"answers what was not asked: {error}") from error

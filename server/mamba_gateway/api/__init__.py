@@ -1,0 +1,1 @@
+"""The gateway's own routes beside the relay, and the ASGI application of all of them."""

@@ -1,0 +1,155 @@
+"""The public HTTP application of the gateway: which path is answered by whom, and how the document tells it.
+
+Relayed routes are raw ASGI, found before FastAPI costs anything; FastAPI has them for the document and for
+wrong methods. The engines' admin API has no route here.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, Security
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_api.openai_responses import (
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    CompletionResponse,
+    ModelCard,
+    ModelList,
+)
+from mamba_api.serving_status import ServingStatus
+from mamba_edge.api_keys import KeyFile, KeyGuard
+from mamba_edge.application import Responses, error_answers, make_application, publish
+from mamba_edge.body_budget import BodyBudget
+from mamba_edge.request_middleware import RequestMiddleware
+from mamba_edge.status_page import add_status_page
+from mamba_gateway.api.local_routes import DecisionList, GatewayReadiness, LocalRoutes
+from mamba_gateway.api.serving_status import StatusEndpoint
+from mamba_telemetry.tracing import OFF, Tracing
+
+Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
+
+_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_NOT_READY: Responses = {503: {"model": GatewayReadiness, "description": "Loading or draining"}}
+_UNAUTHORIZED = error_answers(e401="No or a wrong API key")
+_BAD_QUERY = error_answers(e400="A parameter is wrong")
+_NO_MODEL = error_answers(e404="No such model")
+_RELAY_ERRORS = error_answers(
+    e400="The request is wrong; `param` names the field",
+    e401="No or a wrong API key",
+    e404="No such model",
+    e408="The body did not arrive in time",
+    e413="The body is too large",
+    e415="The body is not JSON",
+    e429="Too many requests wait; see Retry-After",
+    e500="A defect of the gateway or of the engine",
+    e502="The engine broke off before it answered",
+    e503="No engine can take the request, or the gateway drains; see Retry-After",
+    e504="The engine was silent, or the request took, too long",
+)
+
+
+class _AsgiResponse(Response):
+    """What an ASGI application answers, for a route of FastAPI that must not read the body itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def make_app(
+    routes: LocalRoutes,
+    status: StatusEndpoint,
+    proxy: ASGIApp,
+    keys: KeyFile | None,
+    bodies: BodyBudget | None = None,
+    tracing: Tracing = OFF,
+) -> ASGIApp:
+    """The application. With `keys`, everything below /v1/ needs one; the proxy asks by itself."""
+    guard = KeyGuard(keys, "One of the keys in `--api-key-file`; without that option nobody needs one.")
+    app = make_application(
+        "mambaserve gateway",
+        guard=guard,
+        guarded="/v1/",
+        description="OpenAI-compatible API in front of one or more engines.",
+    )
+    _add_relayed(app, proxy, guard)
+    _add_local(app, routes, guard)
+    app.add_api_route(
+        "/v1/status", status.status, operation_id="status", summary="What gateway and engines do",
+        response_model=ServingStatus, dependencies=[Security(guard)], responses=_UNAUTHORIZED,
+    )  # fmt: skip
+    add_status_page(app)
+    route_of = publish(
+        app,
+        key_needed=keys is not None,
+        events={COMPLETIONS: CompletionResponse, CHAT_COMPLETIONS: ChatCompletionChunk},
+        bodies={COMPLETIONS: CompletionRequest, CHAT_COMPLETIONS: ChatCompletionRequest},
+    )
+
+    def dispatch(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        relayed = scope["path"] in (COMPLETIONS, CHAT_COMPLETIONS) and scope["method"] == "POST"
+        return (proxy if relayed else app)(scope, receive, send)
+
+    return RequestMiddleware(
+        dispatch, route_of=route_of, answered=_counted_elsewhere, bodies=bodies,
+        tracing=tracing, traced=frozenset((COMPLETIONS, CHAT_COMPLETIONS)),
+    )  # fmt: skip
+
+
+def _counted_elsewhere(_route: str, _status: int) -> None:
+    """The proxy counts what it relays, by model; probes and scrapes are not counted."""
+
+
+def _add_relayed(app: FastAPI, proxy: ASGIApp, guard: KeyGuard) -> None:
+    async def relayed(_: Request) -> Response:
+        return _AsgiResponse(proxy)
+
+    for path, operation, summary, model in (
+        (COMPLETIONS, "CompletionRequest", "Complete a prompt", CompletionResponse),
+        (CHAT_COMPLETIONS, "ChatCompletionRequest", "Answer a conversation", ChatCompletionResponse),
+    ):
+        app.add_api_route(
+            path, relayed, methods=["POST"], operation_id=operation, summary=summary, response_model=model,
+            description="Relayed byte for byte to the engine that is expected to answer first.",
+            dependencies=[Security(guard)], responses=_RELAY_ERRORS,
+            response_description="The answer, or with `stream` events whose data are chunks, then [DONE]",
+        )  # fmt: skip
+
+
+def _add_local(app: FastAPI, routes: LocalRoutes, guard: KeyGuard) -> None:
+    keyed = [Security(guard)]
+    app.add_api_route(
+        "/v1/models", routes.models, operation_id="models", summary="Models of all engines",
+        response_model=ModelList, dependencies=keyed, responses=_UNAUTHORIZED,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/models/{name:path}", routes.model, operation_id="model", summary="One model",
+        response_model=ModelCard, dependencies=keyed, responses=_UNAUTHORIZED | _NO_MODEL,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/routing/decisions", routes.decisions, operation_id="decisions",
+        summary="Why engines were chosen", response_model=DecisionList, dependencies=keyed,
+        responses=_UNAUTHORIZED | _BAD_QUERY,
+    )  # fmt: skip
+    for path, operation, summary in (
+        ("/readyz", "readyz", "Whether requests are welcome"),
+        ("/health", "health", "Same as /readyz"),
+    ):
+        app.add_api_route(
+            path, routes.readyz, operation_id=operation, summary=summary, response_model=GatewayReadiness,
+            responses=_NOT_READY,
+        )  # fmt: skip
+    app.add_api_route("/livez", routes.livez, operation_id="livez", summary="Whether the process lives")
+    app.add_api_route(
+        "/metrics", routes.metrics, operation_id="metrics", summary="Prometheus metrics",
+        response_class=Response, responses=_TEXT,
+    )  # fmt: skip
+    app.add_api_route("/version", routes.version, operation_id="version", summary="Version of mambaserve")

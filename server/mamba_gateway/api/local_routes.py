@@ -1,0 +1,116 @@
+"""The routes that the gateway answers itself: models, readiness, metrics, version.
+
+Handlers over the pool and the admission; `app` says under which path each is, and who may call it.
+"""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mamba_api.openai_responses import Readiness
+from mamba_edge.application import JsonResponse
+from mamba_edge.errors import ModelNotFound, NotReady
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.routing.decision import no_such_model
+from mamba_gateway.routing.explanation import KEPT, DecisionLog
+from mamba_telemetry.registry import expose
+
+
+class GatewayReadiness(Readiness):
+    """Body of the gateway's `/readyz` and `/health`."""
+
+    endpoints: dict[str, int] = Field(default_factory=dict)
+    """`known`: how many engines there are; `ready`: how many of them may be chosen."""
+    reasons: dict[str, str] = Field(default_factory=dict)
+    """Why each of the others may not, by name."""
+
+
+class DecisionList(BaseModel):
+    """Body of `/v1/routing/decisions`."""
+
+    object: str = "list"
+    data: list[dict[str, Any]] = Field(default_factory=list)
+    """Newest first: engine, reason, and what was considered, in seconds."""
+
+
+class LocalRoutes:
+    """Handlers of one gateway."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        decisions: DecisionLog,
+        missing: Callable[[], str] = str,
+    ) -> None:
+        """`missing`: what it has to learn before it is ready; "" = nothing."""
+        self._pool, self._admission, self._metrics = pool, admission, metrics
+        self._decisions, self._missing = decisions, missing
+
+    async def models(self) -> Response:
+        """Those of all engines, ready or not, one entry for each name."""
+        return JsonResponse({"object": "list", "data": self._pool.model_entries()})
+
+    async def model(self, name: str) -> Response:
+        """One model by name. Raises ModelNotFound."""
+        for entry in self._pool.model_entries():
+            if entry["id"] == name:
+                return JsonResponse(entry)
+        raise ModelNotFound(no_such_model(name, self._pool.model_names()), param="model")
+
+    async def decisions(self, limit: Annotated[int, Query(ge=1, le=KEPT)] = 32) -> Response:
+        """The last `limit` choices of an engine, newest first, each with what was weighed for it."""
+        shown = [record.whole() for record in self._decisions.last(limit)]
+        return JsonResponse({"object": "list", "data": shown})
+
+    async def livez(self) -> dict[str, str]:
+        """200 while this process's event loop turns."""
+        return {"status": "alive"}
+
+    async def readyz(self) -> Response:
+        """200 when requests are welcome. Engines may be absent: a request then waits for one for a while."""
+        state = self.readiness()
+        body = state.model_dump_json().encode()
+        if state.status == "ready":
+            return JsonResponse(body)
+        headers = {"retry-after": str(int(NotReady.retry_after or 1))}
+        if state.status == "draining":
+            headers["connection"] = "close"
+        return JsonResponse(body, 503, headers=headers)
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text, or OpenMetrics with exemplars for who asks for that."""
+        self._metrics.in_flight.set(self._admission.in_flight)
+        self._metrics.queued.set(self._admission.queued)
+        self._metrics.waiting.clear()
+        for key, count in self._admission.waiting().items():
+            self._metrics.waiting.labels(key).set(count)
+        body, content_type = expose(self._metrics.registry, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def version(self) -> dict[str, str]:
+        """The installed version of mambaserve."""
+        return {"version": version("mambaserve"), "component": "gateway"}
+
+    def readiness(self) -> GatewayReadiness:
+        """Whether requests are welcome, and which engines may be chosen."""
+        snapshot = self._pool.snapshot()
+        endpoints = {"known": len(snapshot), "ready": sum(e.ready and not e.draining for e in snapshot)}
+        reasons = self._pool.reasons()
+        if self._admission.draining:
+            reason = f"draining: {self._admission.admitted} requests are finishing"
+            return GatewayReadiness(status="draining", reason=reason, endpoints=endpoints, reasons=reasons)
+        missing = self._missing() if self._pool.synced else "the list of engines has not been read yet"
+        if missing:
+            reason = f"loading: {missing}"
+            return GatewayReadiness(status="loading", reason=reason, endpoints=endpoints, reasons=reasons)
+        reason = f"ready: {endpoints['ready']} of {endpoints['known']} engines may be chosen"
+        return GatewayReadiness(status="ready", reason=reason, endpoints=endpoints, reasons=reasons)

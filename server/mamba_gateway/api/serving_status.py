@@ -1,0 +1,114 @@
+"""`GET /v1/status` of a gateway: its queue, and what each engine behind it says of itself.
+
+Engines are asked all at once when somebody asks; one that does not answer soon is shown as the pool knows it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+import aiohttp
+from starlette.responses import Response
+
+from mamba_api.serving_status import EngineStatus, GatewayStatus, ServingStatus
+from mamba_edge.application import JsonResponse
+from mamba_edge.shared_answer import SharedAnswer
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.api.local_routes import GatewayReadiness
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.headers import bearer
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+
+ASKING_SECONDS = 2.0
+"""Longest wait for one engine."""
+MOST_BYTES = 1 << 20
+"""Of one engine's answer."""
+
+
+class NoStatus(Exception):
+    """An engine does not say; the message says why."""
+
+
+class EngineAsker:
+    """Asks engines over HTTP. `key` gives what is shown to those that want one."""
+
+    def __init__(self, session: aiohttp.ClientSession, key: Callable[[], bytes] | None = None) -> None:
+        self._session, self._key = session, key
+
+    async def ask(self, url: str) -> EngineStatus:
+        """What the engine at `url` says of itself. Raises NoStatus."""
+        headers = {"Authorization": bearer(self._key())} if self._key else {}
+        timeout = aiohttp.ClientTimeout(total=ASKING_SECONDS)
+        try:
+            async with self._session.get(f"{url}/v1/status", headers=headers, timeout=timeout) as answer:
+                if answer.status != 200:
+                    raise NoStatus(f"/v1/status answered {answer.status}")
+                body = bytearray()
+                async for chunk in answer.content.iter_any():
+                    body += chunk
+                    if len(body) > MOST_BYTES:
+                        raise NoStatus("/v1/status answered too much")
+            [one] = ServingStatus.model_validate_json(bytes(body)).engines
+        except TimeoutError as error:
+            raise NoStatus("/v1/status did not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NoStatus(str(error) or type(error).__name__) from error
+        except ValueError as error:
+            raise NoStatus("/v1/status answered something else") from error
+        return one
+
+
+class StatusEndpoint:
+    """Of one gateway. `ask` raises NoStatus."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        readiness: Callable[[], GatewayReadiness],
+        ask: Callable[[str], Awaitable[EngineStatus]],
+    ) -> None:
+        self._pool, self._admission, self._metrics = pool, admission, metrics
+        self._readiness, self._ask = readiness, ask
+        self._shared = SharedAnswer(self._made)
+
+    async def status(self) -> Response:
+        """What the gateway and the engines behind it do."""
+        return JsonResponse(await self._shared.get())
+
+    async def _made(self) -> bytes:
+        state, admission = self._readiness(), self._admission
+        reasons = self._pool.reasons()
+        engines = await asyncio.gather(
+            *(self._engine(one, reasons.get(one.name, "")) for one in self._pool.snapshot())
+        )
+        whole = ServingStatus(
+            component="gateway",
+            version=version("mambaserve"),
+            status=state.status,
+            reason=state.reason,
+            gateway=GatewayStatus(
+                in_flight=admission.in_flight, queued=admission.queued, held=self._metrics.waiting_for_engines
+            ),
+            engines=sorted(engines, key=lambda one: one.name),
+        )
+        return whole.model_dump_json().encode()
+
+    async def _engine(self, endpoint: Endpoint, reason: str) -> EngineStatus:
+        try:
+            found = await self._ask(endpoint.url)
+        except NoStatus as error:
+            # Engines of another kind have no such path; of them the pool knows how much they have to do.
+            return EngineStatus(
+                name=endpoint.name,
+                in_flight=endpoint.in_flight,
+                status="ready" if endpoint.ready else "draining" if endpoint.draining else "unreachable",
+                reason=reason or str(error),
+                model=next(iter(sorted(endpoint.models or ())), None),
+                running=endpoint.running,
+                waiting=endpoint.waiting,
+                cache_usage=endpoint.kv_usage,
+            )
+        return found.model_copy(update={"name": endpoint.name, "in_flight": endpoint.in_flight})

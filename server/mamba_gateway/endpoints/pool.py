@@ -1,0 +1,336 @@
+"""The pool: which engines exist, what each reports, and how many of our requests each has in flight.
+
+Sources say which targets exist, the prober and the relay report on them, routing reads a frozen snapshot.
+Holds no connection and never decides where a request goes.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from mamba_gateway.clock import Clock
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.fleet_speed import judged
+from mamba_gateway.endpoints.prompt_queue import PromptQueue
+from mamba_gateway.endpoints.standing import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address a source knows of."""
+
+    url: str
+    """Base URL, without a trailing slash."""
+    name: str = ""
+    """Pod name, or the URL's authority."""
+    ready: bool = True
+    """The source's own opinion (EndpointSlice condition); a static source has none and says True."""
+    draining: bool = False
+    """The source says that the engine is going away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one probe saw. `models` holds the engine's own `/v1/models` entries; None = it would not say."""
+
+    ready: bool
+    draining: bool = False
+    reason: str = ""
+    models: tuple[dict[str, Any], ...] | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    speed: EngineSpeed | None = None
+    """None = it has measured nothing yet, or does not say."""
+    prompt_tokens_waiting: float | None = None
+    """Prompt tokens it has yet to compute; None = it does not say."""
+    room: float | None = None
+    """Prompt tokens that it has memory for now; None = it does not say."""
+    max_running: int | None = None
+    """Requests that it runs at once at most; None = it does not say."""
+
+
+UNKNOWN = Report(ready=False, reason="not probed yet")
+SERVICE_SHARE = 0.1
+"""A request moves the mean time of an endpoint's requests by so much of the difference."""
+
+
+@dataclass(slots=True)
+class _Record:
+    target: Target
+    report: Report = UNKNOWN
+    in_flight: int = 0
+    peak: int = 0
+    """Most of our requests it had at once since the report before."""
+    in_flight_at_report: int = 0
+    suspect: str = ""
+    standing: Standing = field(default_factory=Standing)
+    queue: PromptQueue = field(default_factory=PromptQueue)
+    begun: dict[int, float] = field(default_factory=dict)
+    """When each of our requests was sent to it."""
+    service_seconds: float = 1.0
+    answered: int = 0
+    failed: int = 0
+    names: frozenset[str] | None = None
+    """Of the models it serves; None = unknown."""
+    speed: EngineSpeed | None = None
+    """What it measured, as far as that is surely its own; None = nothing yet, or it does not say."""
+    frozen: Endpoint | None = None
+    """As it is now; None = it has changed since it was last asked for."""
+    base: Endpoint | None = None
+    """As it was, of which requests have changed numbers alone since; None = more has changed."""
+
+
+class Pool:
+    """Mutable register behind the snapshots; used from one event loop."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.synced = False
+        """A source has given its targets, and each of them was looked at, at least once."""
+        self._targets_known = False
+        self._records: dict[str, _Record] = {}
+        self._snapshot: tuple[Endpoint, ...] | None = None
+        """All as they are now; None = some have changed, or time alone may change one."""
+        self._changed = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of targets or reports."""
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        self._doubts = False
+        """Some engine was left out and has not answered since."""
+        self._names: frozenset[str] | None = None
+
+    def set_targets(self, targets: Iterable[Target]) -> tuple[set[str], set[str]]:
+        """Make these the known targets. Returns the URLs added and those removed."""
+        current = {target.url: target for target in targets}
+        added, removed = current.keys() - self._records.keys(), self._records.keys() - current.keys()
+        for url in removed:
+            del self._records[url]
+        for url, target in current.items():
+            if url in self._records:
+                self._records[url].target = target
+                self._touch(self._records[url])
+            else:
+                self._records[url] = _Record(target)
+        self._snapshot = self._names = None
+        self._targets_known = True
+        self._count_doubts()
+        self._notify()
+        return set(added), set(removed)
+
+    def report(self, url: str, report: Report) -> None:
+        """Take what a probe saw; unknown URLs (just removed) are ignored."""
+        if (record := self._records.get(url)) is None:
+            return
+        if report.models is None:  # what it serves does not change while it is busy or restarting
+            report = replace(report, models=record.report.models)
+        record.report, record.suspect, record.names = report, "", _names(report)
+        record.speed = self._judged(record)
+        self._names = None
+        # Its numbers are of some moment since the last report. What ended since then would else pass for the
+        # requests of others, and where many end together, for a full engine.
+        record.in_flight_at_report, record.peak = record.peak, record.in_flight
+        record.queue.report(report.prompt_tokens_waiting, self._clock())
+        self._touch(record)
+        self._notify()
+
+    def suspect(self, url: str, reason: str) -> None:
+        """A request could not reach it: not chosen again before a probe finds it well."""
+        if record := self._records.get(url):
+            record.suspect = reason
+            self.fail(url, reason)
+
+    def fail(self, url: str, reason: str) -> None:
+        """A request failed there. After several in a row it is left out for a while, whatever probes find;
+        never more than half of all are."""
+        if record := self._records.get(url):
+            doubted = sum(one.standing.doubted for one in self._records.values() if one is not record)
+            may = doubted + 1 <= len(self._records) // 2
+            record.standing.fail(reason, self._clock(), may_eject=may)
+            self._count_doubts()
+            self._touch(record)
+
+    def begin(self, url: str, tokens: float = 0.0) -> int:
+        """One of our requests goes to it, with so many prompt tokens to compute. Returns its ticket."""
+        ticket = next(self._tickets)
+        if record := self._records.get(url):
+            now = self._clock()
+            record.in_flight += 1
+            record.peak = max(record.peak, record.in_flight)
+            record.begun[ticket] = now
+            if record.standing.doubted and record.standing.trial is None:
+                record.standing.trial = ticket
+            record.queue.send(ticket, tokens, now)
+            self._count(record)
+        return ticket
+
+    def answered(self, url: str, ticket: int, *, well: bool = True) -> None:
+        """The first byte of its answer is here: its prompt is computed. `well`: the answer is no failure."""
+        if record := self._records.get(url):
+            record.queue.answer(ticket)
+            if well and (record.standing.failures or record.standing.doubted):
+                record.standing.answer()
+                self._count_doubts()
+                self._touch(record)
+            else:
+                self._count(record)
+
+    def end(self, url: str, ticket: int, *, failed: bool | None = None) -> None:
+        """One of our requests is through with it. `failed`: by its fault; None = that says nothing about it,
+        as where the client went away or made the mistake."""
+        # An address that was removed and came back in between starts again at zero.
+        if (record := self._records.get(url)) and (begun := record.begun.pop(ticket, None)) is not None:
+            record.in_flight -= 1
+            record.answered += failed is False
+            record.failed += failed is True
+            if record.standing.trial == ticket:
+                record.standing.trial = None
+            record.queue.answer(ticket)
+            record.service_seconds += SERVICE_SHARE * (self._clock() - begun - record.service_seconds)
+            self._count(record)
+
+    def snapshot(self) -> tuple[Endpoint, ...]:
+        """All known endpoints, frozen."""
+        if self._snapshot is not None:
+            return self._snapshot
+        now = self._clock()
+        found = tuple([one.frozen or _freeze(one, now) for one in self._records.values()])
+        if not self._doubts:
+            self._snapshot = found
+            return found
+        if any(one.ejected for one in found) and not any(one.ready and not one.draining for one in found):
+            # Nothing else is left: an engine that may fail is better than none.
+            return tuple(msgspec.structs.replace(one, ready=_ready(self._records[one.url])) for one in found)
+        return found
+
+    @property
+    def has_choice(self) -> bool:
+        """There is more than one endpoint, and what a prompt is decides between them."""
+        return len(self._records) > 1
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all models that some endpoint says it serves."""
+        if self._names is None:
+            self._names = frozenset().union(*(one.names or () for one in self._records.values()))
+        return self._names
+
+    def reasons(self) -> dict[str, str]:
+        """Why each endpoint that is not ready is not: by name."""
+        return {
+            record.target.name or url: record.suspect or _reason(record)
+            for url, record in self._records.items()
+            if not _freeze(record, self._clock()).ready
+        }
+
+    def model_entries(self) -> tuple[dict[str, Any], ...]:
+        """The `/v1/models` entries of all endpoints, ready or not; one for each id."""
+        entries = (e for r in self._records.values() for e in r.report.models or () if "id" in e)
+        return tuple({str(entry["id"]): entry for entry in entries}.values())
+
+    def model_names(self) -> tuple[str, ...]:
+        """Names of all models, ready or not."""
+        return tuple(str(entry["id"]) for entry in self.model_entries())
+
+    async def changed(self) -> None:
+        """Return after the next change of targets or reports."""
+        await self._changed.wait()
+
+    def _judged(self, record: _Record) -> EngineSpeed | None:
+        # The others stay as they were judged: each has its turn with its own next report.
+        if record.report.speed is None:
+            return None
+        alike = (one.report.speed for one in self._records.values() if one.names == record.names)
+        return judged(record.report.speed, [speed for speed in alike if speed is not None])
+
+    def _count_doubts(self) -> None:
+        self._doubts = any(one.standing.doubted for one in self._records.values())
+
+    def _touch(self, record: _Record) -> None:
+        record.frozen = record.base = self._snapshot = None
+
+    def _count(self, record: _Record) -> None:
+        # Each request does this three times, and reports come twice a second.
+        record.frozen = self._snapshot = None
+
+    def _notify(self) -> None:
+        # Once true it stays: an engine that joins later does not make the gateway unready.
+        self.synced |= self._targets_known and all(r.report is not UNKNOWN for r in self._records.values())
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self.on_change()
+
+
+def _ready(record: _Record) -> bool:
+    """By all but how its requests fared."""
+    return record.target.ready and record.report.ready and not record.suspect
+
+
+def _reason(record: _Record) -> str:
+    if record.report.ready and record.standing.doubted:
+        return f"{record.standing.failures} requests failed in a row: {record.standing.reason}"
+    return record.report.reason or "not ready"
+
+
+def _freeze(record: _Record, now: float) -> Endpoint:
+    if record.frozen is not None:
+        return record.frozen
+    if record.base is not None:
+        record.frozen = made = _counted(record, record.base)
+        return made
+    made = _made(record, now)
+    # Of one that is left out, time alone may change the picture.
+    record.frozen = record.base = None if record.standing.doubted else made
+    return made
+
+
+def _names(report: Report) -> frozenset[str] | None:
+    if report.models is None:
+        return None
+    return frozenset(str(entry["id"]) for entry in report.models if "id" in entry)
+
+
+def _counted(record: _Record, base: Endpoint) -> Endpoint:
+    """What `_made` makes, where requests alone have come and gone since `base` was made."""
+    made = copy(base)
+    force_setattr(made, "in_flight", record.in_flight)
+    force_setattr(made, "service_seconds", record.service_seconds)
+    force_setattr(made, "answered", record.answered)
+    force_setattr(made, "failed", record.failed)
+    if base.queued_tokens is not None:
+        force_setattr(made, "queued_tokens", record.queue.tokens)
+    made.__post_init__()
+    return made
+
+
+def _made(record: _Record, now: float) -> Endpoint:
+    target, report = record.target, record.report
+    ejected = record.standing.excludes(now)
+    return Endpoint(
+        url=target.url,
+        name=target.name or target.url,
+        ready=_ready(record) and not ejected,
+        ejected=ejected,
+        draining=target.draining or report.draining,
+        models=record.names,
+        running=report.running,
+        waiting=report.waiting,
+        kv_usage=report.kv_usage,
+        in_flight=record.in_flight,
+        in_flight_at_report=record.in_flight_at_report,
+        speed=record.speed,
+        queued_tokens=None if report.prompt_tokens_waiting is None else record.queue.tokens,
+        room=report.room,
+        max_running=report.max_running,
+        service_seconds=record.service_seconds,
+        answered=record.answered,
+        failed=record.failed,
+    )

@@ -1,0 +1,197 @@
+"""Probe: looks at every endpoint's `/readyz`, `/metrics` and `/v1/models` over and over; reports to the pool.
+
+One task for each target; a slow or dead engine delays no other. Reads, never decides.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from mamba_gateway.endpoints.engine_speed import EngineSpeed
+from mamba_gateway.endpoints.pool import Pool, Report, Target
+from mamba_gateway.headers import bearer
+
+log = structlog.get_logger("mambaserve.gateway")
+
+RUNNING = ("mambaserve_requests_running", "vllm:num_requests_running", "sglang:num_running_reqs")
+WAITING = ("mambaserve_requests_waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs")
+KV_USAGE = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+PROMPT_TOKENS_WAITING, PROMPT_ROOM = "mambaserve_prompt_tokens_waiting", "mambaserve_prompt_room_tokens"
+MAX_RUNNING = "mambaserve_max_running_requests"
+TOKENS_PER_SECOND = "mambaserve_prefill_tokens_per_second"
+SPEED_ERROR = "mambaserve_prefill_speed_error"
+ATTENTION_RATIO, DECODE_SECONDS = "mambaserve_prefill_attention_ratio", "mambaserve_decode_step_seconds"
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding foreign bytes can raise."""
+MODELS_EVERY = 30
+"""Good probes between two looks at `/v1/models`, which hardly ever changes."""
+FAILURES = 3
+"""Probes that may time out in a row before a ready engine counts as not ready: a busy one may be slow."""
+
+
+def read_gauges(text: str) -> dict[str, float]:
+    """Sum over the label sets of each series of a Prometheus exposition; lines without sense are skipped,
+    NaN and infinities with them.
+
+    A tenth of the cost of a full parser, which matters at one scrape a second and engine.
+    """
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line or line[0] == "#":
+            continue
+        name, brace, rest = line.partition("{")
+        if brace:
+            value = rest[rest.rfind("}") + 1 :]
+        else:
+            name, _, value = line.partition(" ")
+        fields = value.split()
+        try:
+            number = float(fields[0])
+        except (ValueError, IndexError):
+            continue
+        if math.isfinite(number):
+            sums[name] = sums.get(name, 0.0) + number
+    return sums
+
+
+def first_value(gauges: dict[str, float], names: Iterable[str]) -> float:
+    """The value under the first of the names that is there, else 0."""
+    return next((gauges[name] for name in names if name in gauges), 0.0)
+
+
+def speed_of(gauges: dict[str, float]) -> EngineSpeed | None:
+    """How fast the engine measured itself to be; None before it did, or where it does not say."""
+    tokens_per_second = gauges.get(TOKENS_PER_SECOND, 0.0)
+    if tokens_per_second <= 0:
+        return None
+    return EngineSpeed(
+        tokens_per_second,
+        max(0.0, gauges.get(ATTENTION_RATIO, 0.0)),
+        max(0.0, gauges.get(DECODE_SECONDS, 0.0)),
+        max(0.0, gauges.get(SPEED_ERROR, 0.0)),
+    )
+
+
+def reason_of(body: bytes) -> tuple[str, bool]:
+    """Why an engine is not ready, and whether it drains, from the body of its 503: any JSON, or text."""
+    try:
+        found: Any = msgspec.json.decode(body)
+    except NO_JSON:
+        found = body.decode("utf-8", "replace")
+    if isinstance(found, dict):
+        inner = found.get("error")
+        error: dict[Any, Any] = inner if isinstance(inner, dict) else found
+        text = next((str(error[k]) for k in ("code", "reason", "status", "message") if error.get(k)), "")
+        everything = " ".join(str(value) for value in error.values()).lower()
+        return text[:200], "drain" in everything
+    return str(found)[:200], "drain" in str(found).lower()
+
+
+class Prober:
+    """Keeps one probing task for each target of the pool."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        pool: Pool,
+        rng: Random,
+        *,
+        interval: float,
+        timeout: float,
+        key: Callable[[], bytes] | None = None,
+    ) -> None:
+        self._session, self._pool, self._rng = session, pool, rng
+        self._interval, self._key = interval, key
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def set_targets(self, targets: Iterable[Target]) -> None:
+        """Tell the pool, and probe exactly these."""
+        added, removed = self._pool.set_targets(targets)
+        for url in removed:
+            self._tasks.pop(url).cancel()
+        for url in added:
+            self._tasks[url] = asyncio.create_task(self._watch(url), name=f"probe {url}")
+        if added or removed:
+            log.info("endpoints changed", added=sorted(added), removed=sorted(removed))
+
+    async def close(self) -> None:
+        """End all probing."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def probe(self, url: str, with_models: bool) -> Report:
+        """One look. Raises TimeoutError when it took too long; any other failure is a report."""
+        try:
+            async with self._session.get(f"{url}/readyz", timeout=self._timeout) as answer:
+                body = await answer.content.read(64 * 1024)
+                if answer.status != 200:
+                    reason, draining = reason_of(body)
+                    return Report(
+                        ready=False, draining=draining, reason=reason or f"/readyz says {answer.status}"
+                    )
+            models = await self._models(url) if with_models else None
+            gauges = await self._gauges(url)
+        except TimeoutError:
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            return Report(ready=False, reason=str(error) or type(error).__name__)
+        return Report(
+            ready=True,
+            models=models,
+            running=int(first_value(gauges, RUNNING)),
+            waiting=int(first_value(gauges, WAITING)),
+            kv_usage=first_value(gauges, KV_USAGE),
+            speed=speed_of(gauges),
+            prompt_tokens_waiting=gauges.get(PROMPT_TOKENS_WAITING),
+            room=gauges.get(PROMPT_ROOM),
+            max_running=int(gauges.get(MAX_RUNNING, 0)) or None,
+        )
+
+    async def _gauges(self, url: str) -> dict[str, float]:
+        async with self._session.get(f"{url}/metrics", timeout=self._timeout) as answer:
+            return read_gauges(await answer.text("utf-8", "replace")) if answer.status == 200 else {}
+
+    async def _models(self, url: str) -> tuple[dict[str, Any], ...] | None:
+        headers = {"Authorization": bearer(self._key())} if self._key else {}
+        async with self._session.get(f"{url}/v1/models", timeout=self._timeout, headers=headers) as answer:
+            if answer.status != 200:
+                return None
+            try:
+                listed = msgspec.json.decode(await answer.read(), type=dict[str, Any]).get("data")
+            except NO_JSON:
+                return None
+        return tuple(e for e in listed if isinstance(e, dict)) if isinstance(listed, list) else None
+
+    async def _watch(self, url: str) -> None:
+        good = failures = 0
+        known = False
+        was_ready = False
+        while True:
+            try:
+                report = await self.probe(url, with_models=not known or good % MODELS_EVERY == 0)
+                failures = 0
+            except TimeoutError:
+                failures += 1
+                report = Report(ready=False, reason="/readyz did not answer in time")
+            except Exception:
+                # A probe that dies would leave its endpoint as it is for ever.
+                log.exception("probe failed", endpoint=url)
+                report = Report(ready=False, reason="the probe failed")
+            if report.ready or failures == 0 or failures >= FAILURES or not was_ready:
+                if report.ready != was_ready:
+                    log.info("endpoint", url=url, ready=report.ready, reason=report.reason)
+                known = report.ready and (known or report.models is not None)
+                good = good + 1 if report.ready else 0
+                was_ready = report.ready
+                self._pool.report(url, report)
+            await asyncio.sleep(self._interval * self._rng.uniform(0.9, 1.1))

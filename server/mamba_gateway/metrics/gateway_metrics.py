@@ -1,0 +1,195 @@
+"""Prometheus series of one gateway, in a registry of its own; written by the ASGI endpoint and the relay.
+
+Labels are bounded: a model name counts only if an endpoint reports it, never a request id.
+"""
+
+import functools
+from collections.abc import Callable, Container
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.metrics.prefix_index import PrefixIndexCollector
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_telemetry.gathering_counter import GatheringCounter
+from mamba_telemetry.gathering_histogram import GatheringHistogram
+from mamba_telemetry.trace_metrics import TraceMetrics
+from mamba_telemetry.tracing import OFF, Tracing
+
+RetryReason = Literal["refused", "unreachable", "died", "silent"]
+UNKNOWN_MODEL = "unknown"
+"""Label of what no endpoint reports."""
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+_DECISION_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+
+
+class _EndpointCollector(Collector):
+    # Read at scrape time: endpoints come and go, and stale label sets must go with them.
+    def __init__(self, snapshot: Callable[[], tuple[Endpoint, ...]]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> list[Metric]:
+        ready = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_ready", "1 if the endpoint may be chosen.", labels=["endpoint"]
+        )
+        draining = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_draining", "1 if the endpoint is going away.", labels=["endpoint"]
+        )
+        ejected = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_ejected",
+            "1 if the endpoint is left out, since requests failed there.",
+            labels=["endpoint"],
+        )
+        in_flight = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_in_flight",
+            "Requests of this gateway the endpoint has.",
+            labels=["endpoint"],
+        )
+        load = GaugeMetricFamily(
+            "mambaserve_gateway_endpoint_load",
+            "Requests the endpoint has, those of others as last reported.",
+            labels=["endpoint"],
+        )
+        attempts = CounterMetricFamily(
+            "mambaserve_gateway_endpoint_attempts",
+            "Attempts at the endpoint, by outcome; mistakes of clients and what was given up are in neither.",
+            labels=["endpoint", "outcome"],
+        )
+        for endpoint in self._snapshot():
+            attempts.add_metric([endpoint.name, "answered"], endpoint.answered)
+            attempts.add_metric([endpoint.name, "failed"], endpoint.failed)
+            ready.add_metric([endpoint.name], float(endpoint.ready and not endpoint.draining))
+            draining.add_metric([endpoint.name], float(endpoint.draining))
+            ejected.add_metric([endpoint.name], float(endpoint.ejected))
+            in_flight.add_metric([endpoint.name], endpoint.in_flight)
+            load.add_metric([endpoint.name], endpoint.load)
+        return [ready, draining, ejected, in_flight, load, attempts]
+
+
+class GatewayMetrics:
+    """All series of the gateway."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], tuple[Endpoint, ...]],
+        index: PrefixIndex | None = None,
+        tracing: Tracing = OFF,
+        names: Callable[[], Container[str]] | None = None,
+    ) -> None:
+        """`names`: of the models that endpoints report; else they are those of the snapshot."""
+        self.registry = registry = CollectorRegistry()
+        registry.register(_EndpointCollector(snapshot))
+        registry.register(PrefixIndexCollector(index or PrefixIndex(off=True)))
+        TraceMetrics(registry, tracing)
+        prefix = "mambaserve_gateway"
+        self.requests = GatheringCounter(
+            f"{prefix}_requests",
+            "Requests answered, by status.",
+            ["route", "model", "code"],
+            registry=registry,
+        )
+        self.cancelled = Counter(
+            f"{prefix}_cancelled", "Requests whose client went away before the end.", registry=registry
+        )
+        self.retries = Counter(
+            f"{prefix}_retries", "Attempts that were repeated elsewhere.", ["reason"], registry=registry
+        )
+        # From the start: a rate does not see the step from no series to one.
+        for reason in get_args(RetryReason):
+            self.retries.labels(reason)
+        self.broken = Counter(
+            f"{prefix}_broken_streams",
+            "Answers that an engine broke off after the first byte.",
+            registry=registry,
+        )
+        self.decisions = GatheringCounter(
+            f"{prefix}_decisions", "Engines chosen, by reason.", ["reason"], registry=registry
+        )
+        self.decision_seconds = GatheringHistogram(
+            f"{prefix}_decision_seconds",
+            "Time to choose an engine.",
+            buckets=_DECISION_SECONDS,
+            registry=registry,
+        )
+        self.promises = Counter(
+            "mambaserve_prefix_index_promises",
+            "Answers of engines that the index said something of, by how much they resumed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.prompts = Counter(
+            f"{prefix}_prompts", "Prompts read to route by them, by outcome.", ["outcome"], registry=registry
+        )
+        self.in_flight = Gauge(f"{prefix}_in_flight", "Requests being relayed.", registry=registry)
+        self.queued = Gauge(f"{prefix}_queued", "Requests waiting for a place.", registry=registry)
+        self.refused = Counter(
+            f"{prefix}_refused", "Requests refused for what there was too little of.", ["cause", "key"],
+            registry=registry,
+        )  # fmt: skip
+        self.counted_here = Counter(
+            f"{prefix}_limits_counted_here",
+            "Requests counted by this gateway alone, since Redis was away.",
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            f"{prefix}_waiting", "Requests waiting for their turn, by name of their key.", ["key"],
+            registry=registry,
+        )  # fmt: skip
+        self.queue_wait = GatheringHistogram(
+            f"{prefix}_queue_wait_seconds",
+            "From a request's last byte to its turn.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.held = Gauge(
+            f"{prefix}_held", "Requests waiting for an endpoint to become ready.", registry=registry
+        )
+        self.buffered = Gauge(
+            f"{prefix}_buffered_bytes",
+            "Bytes of request bodies held until an engine begins to answer.",
+            registry=registry,
+        )
+        self.first_byte = GatheringHistogram(
+            f"{prefix}_time_to_first_byte_seconds",
+            "From the request's arrival to the first byte of its answer.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.duration = GatheringHistogram(
+            f"{prefix}_request_duration_seconds",
+            "From the request's arrival to the end of its answer.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._names = names or (lambda: {one for each in snapshot() for one in each.models or ()})
+        # Looking up the series of labels costs more than counting; the labels are bounded.
+        self._decision = functools.cache(self.decisions.labels)
+        self.request = functools.cache(self.requests.labels)
+        self.prompt = functools.cache(self.prompts.labels)
+        self.promise = functools.cache(self.promises.labels)
+        self.duration_of = functools.cache(self.duration.labels)
+        self.first_byte_of = functools.cache(self.first_byte.labels)
+
+    def model_label(self, model: str | None) -> str:
+        """`model` if an endpoint reports it; clients cannot make label values."""
+        return model if model is not None and model in self._names() else UNKNOWN_MODEL
+
+    @property
+    def waiting_for_engines(self) -> int:
+        """The value of `held`."""
+        return int(next(iter(self.held.collect())).samples[0].value)
+
+    def decided(self, reason: str, seconds: float) -> None:
+        """An engine was chosen."""
+        self._decision(reason).inc()
+        self.decision_seconds.observe(seconds)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self.registry)

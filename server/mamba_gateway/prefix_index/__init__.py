@@ -1,0 +1,1 @@
+"""Where the gateway hears of the prefixes that engines can resume: Redis, or the engines themselves."""

@@ -1,0 +1,156 @@
+"""Keeps the gateway's copy of the prefix index up to date from the engines, where there is no Redis.
+
+One task for each target; an engine that is away, old, or somebody else's costs the others nothing. No request
+waits for it.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import aiohttp
+import msgspec
+import structlog
+
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.headers import bearer
+from mamba_prefix.backoff import LONGEST_PAUSE, Backoff
+from mamba_prefix.errors import ForeignMessage
+from mamba_prefix.messages import Feed, unpack
+from mamba_prefix.prefix_index import PrefixIndex
+
+log = structlog.get_logger("mambaserve.gateway")
+
+WAIT_SECONDS = 20.0
+"""How long an engine that has nothing new keeps a question open."""
+MARGIN_SECONDS = 10.0
+PAUSE_SECONDS = 0.05
+"""Between two questions: what is asked seldom comes in larger pieces."""
+FORGET_SECONDS = 10.0
+"""How long an engine may fail to answer before what it had is forgotten: it may have started anew."""
+STRANGER_SECONDS = 60.0
+"""Until an engine that does not know the question is asked again."""
+
+
+class NotThere(Exception):
+    """The engine answers, but not this."""
+
+
+class DirectFeed:
+    """Follows every target it is given; the name of a target is that of its engine."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, index: PrefixIndex, key: Callable[[], bytes] | None = None
+    ) -> None:
+        self._session, self._index, self._key = session, index, key
+        self._timeout = aiohttp.ClientTimeout(total=WAIT_SECONDS + MARGIN_SECONDS)
+        self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        """By URL, with the name."""
+        self._well: dict[str, bool] = {}
+        """Which targets that know the question answered it last time."""
+        self._asked: set[str] = set()
+        """URLs whose engine has answered, or not, at least once."""
+        self._resting: set[asyncio.Task[None]] = set()
+        """Cancelled, and not ended yet."""
+
+    def set_targets(self, targets: Iterable[Target]) -> None:
+        """Follow exactly these."""
+        wanted = {target.url: target.name or target.url for target in targets}
+        for url in [url for url, (name, _) in self._tasks.items() if wanted.get(url) != name]:
+            name, task = self._tasks.pop(url)
+            task.cancel()
+            self._well.pop(url, None)
+            self._asked.discard(url)
+            self._index.drop(name)
+        for url in wanted.keys() - self._tasks.keys():
+            name = wanted[url]
+            self._tasks[url] = name, asyncio.create_task(self._follow(url, name), name=f"prefixes {url}")
+        self._tell()
+
+    def rest(self) -> None:
+        """Ask nobody any more, and leave what is known to another feed."""
+        for _, task in self._tasks.values():
+            task.cancel()
+        self._resting.update(task for _, task in self._tasks.values())
+        for task in self._resting:
+            task.add_done_callback(self._resting.discard)
+        self._tasks.clear()
+        self._well.clear()
+        self._asked.clear()
+
+    async def close(self) -> None:
+        """End all of it."""
+        self.rest()
+        await asyncio.gather(*self._resting, return_exceptions=True)
+
+    def _tell(self) -> None:
+        fresh = all(each.fresh for each in self._index.engines().values())
+        unheard = bool(self._tasks) and not self._asked
+        if unheard or (self._well and not any(self._well.values())):
+            self._index.state = "unavailable"
+        else:
+            self._index.state = "following" if fresh and all(self._well.values()) else "stale"
+
+    async def _follow(self, url: str, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        backoff, answered = Backoff(), loop.time()
+        while True:
+            try:
+                self._take(name, await self._ask(url, name))
+            except NotThere as error:
+                self._index.drop(name)
+                if self._well.pop(url, True):
+                    log.info("no prefixes told", engine=name, reason=str(error))
+                pause = STRANGER_SECONDS
+            except (aiohttp.ClientError, OSError, TimeoutError, ForeignMessage) as error:
+                if self._well.get(url):
+                    log.info("prefixes not followed", engine=name, reason=str(error) or type(error).__name__)
+                self._fail(url, name)
+                if loop.time() - answered > FORGET_SECONDS:
+                    self._index.drop(name)
+                pause = backoff.failed()
+            except Exception:
+                # A task that dies would leave what it knew for ever.
+                log.exception("prefixes not followed", engine=name)
+                self._fail(url, name)
+                self._index.drop(name)
+                pause = LONGEST_PAUSE
+            else:
+                self._well[url] = True
+                backoff.worked()
+                pause, answered = PAUSE_SECONDS, loop.time()
+            self._asked.add(url)
+            self._tell()
+            await asyncio.sleep(pause)
+
+    def _fail(self, url: str, name: str) -> None:
+        self._index.failures += 1
+        self._well[url] = False
+        self._index.doubt(name, again=True)
+
+    async def _ask(self, url: str, name: str) -> Feed:
+        view = self._index.engines().get(name)
+        query = {"wait": f"{WAIT_SECONDS:g}"}
+        if view is not None and view.fresh:
+            query |= {"incarnation": view.incarnation, "since": str(view.seq)}
+        headers = {"Authorization": bearer(self._key())} if self._key else {}
+        async with self._session.get(
+            f"{url}/v1/prefix_changes", params=query, headers=headers, timeout=self._timeout
+        ) as answer:
+            if answer.status in (401, 403, 404, 405):
+                raise NotThere(f"/v1/prefix_changes says {answer.status}")
+            if answer.status != 200:
+                raise ForeignMessage(f"/v1/prefix_changes says {answer.status}")
+            message = unpack(await answer.read())
+        if not isinstance(message, Feed):
+            raise ForeignMessage("is not what was asked for")
+        return message
+
+    def _take(self, name: str, feed: Feed) -> None:
+        """Put in what came. Raises ForeignMessage for what does not follow what was there."""
+        if not self._index.admits(name):
+            return
+        if feed.snapshot is not None:
+            self._index.take_snapshot(msgspec.structs.replace(feed.snapshot, engine=name))
+        for change in feed.changes:
+            if self._index.take_change(msgspec.structs.replace(change, engine=name)) == "gap":
+                raise ForeignMessage("a batch is missing")

@@ -1,0 +1,71 @@
+"""The copy of the index from a Redis, and from the engines themselves while it is away.
+
+Batches have the same numbers whichever way they come, so each takes over where the other was: an engine that
+is asked tells what it has published since, and not all it has.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.prefix_index.direct_feed import DirectFeed
+from mamba_prefix.follower import Follower
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.store import Store
+
+PATIENT_FAILURES = 2
+"""Failures in a row until engines are asked: the first may be a moment's."""
+
+
+class RedisSource:
+    """Follows `store` into `index`, and lets `feed` ask the engines while that fails."""
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        store: Store,
+        feed: DirectFeed,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._index, self._store, self._feed = index, store, feed
+        self._follower = Follower(index, store, jitter, told=self._told)
+        self._targets: tuple[Target, ...] = ()
+        self._failures = 0
+        self._reason: str | None = None
+        index.redis_up = False
+        self._task = asyncio.create_task(self._follower.run(), name="prefix index")
+
+    def set_targets(self, targets: Iterable[Target]) -> None:
+        """The engines that there are."""
+        self._targets = tuple(targets)
+        if self._failures >= PATIENT_FAILURES:
+            self._feed.set_targets(self._targets)
+
+    def trouble(self) -> str | None:
+        """Why the index is not what it could be, for people; None: it is."""
+        if self._reason is not None:
+            return f"a gateway cannot use Redis: {self._reason}"
+        known = self._index.engines().keys() | self._index.refused_engines
+        missing = sorted(each.name for each in self._targets if each.ready and each.name not in known)
+        if not self._index.redis_up or not missing:
+            return None
+        return f"Redis answers, and {len(missing)} engines publish nothing there, such as {missing[0]}"
+
+    def _told(self, reason: str | None) -> None:
+        self._reason, self._index.redis_up = reason, reason is None
+        if reason is None:
+            self._failures = 0
+            self._feed.rest()
+            return
+        self._failures += 1
+        if self._failures >= PATIENT_FAILURES:
+            # Again each time: the state is the feed's to say now.
+            self._feed.set_targets(self._targets)
+
+    async def close(self) -> None:
+        """End it; waits for no Redis that does not answer."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._feed.close()
+        await self._store.close()

@@ -1,0 +1,55 @@
+"""What keeps the gateway's copy of the prefix index up to date: Redis if there is one, else the engines."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+
+from mamba_edge.api_keys import KeyFile
+from mamba_gateway.endpoints.pool import Target
+from mamba_gateway.prefix_index.direct_feed import DirectFeed
+from mamba_gateway.settings import GatewaySettings
+from mamba_prefix.prefix_index import PrefixIndex
+from mamba_prefix.redis_keys import RedisKeys
+from mamba_prefix.redis_url import url_from
+
+Sink = Callable[[Iterable[Target]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """What follows, as seen from outside."""
+
+    set_targets: Sink
+    """Has to be told of the engines."""
+    trouble: Callable[[], str | None] | None = None
+    """Why the Redis of the index is of no use now, None if it is; absent without a Redis."""
+
+
+@contextlib.asynccontextmanager
+async def prefixes_followed(
+    settings: GatewaySettings,
+    session: aiohttp.ClientSession,
+    index: PrefixIndex,
+    keys: KeyFile | None,
+) -> AsyncIterator[PrefixSource]:
+    """Follow for the length of the block. Raises BadRedisUrl for a file that holds no address."""
+    url = url_from(settings.redis_url, settings.redis_url_file)
+    feed = DirectFeed(session, index, (lambda: keys.first) if keys else None)
+    if url is None:
+        try:
+            yield PrefixSource(feed.set_targets)
+        finally:
+            await feed.close()
+        return
+    # The client is large, and only this source needs it.
+    from mamba_gateway.prefix_index.redis_source import RedisSource
+    from mamba_prefix.redis_client import make_client
+    from mamba_prefix.redis_store import RedisStore
+
+    source = RedisSource(index, RedisStore(make_client(url), RedisKeys(settings.index_scope)), feed)
+    try:
+        yield PrefixSource(source.set_targets, source.trouble)
+    finally:
+        await source.close()

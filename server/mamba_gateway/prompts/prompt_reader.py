@@ -1,0 +1,110 @@
+"""Reads the prompt of a request that waits to be routed: the token ids that the engine will make of it.
+
+Beside the event loop, within a bound of size and time: a request whose prompt is not known in time is routed
+by load. Without a tokenizer its text has to do: what shares text goes together. What is wrong with a request
+is left to the engine to say.
+"""
+
+import asyncio
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from mamba_api.openai import ChatCompletionRequest, CompletionRequest
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prompt_prefix import PromptPrefix
+from mamba_gateway.prompts.text_sides import ModelText, TextSides
+from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_text.encoder_pool import EncoderPool, GivenUp
+from mamba_text.errors import TemplateRefused
+from mamba_text.prompt import chat_token_ids, completion_token_ids
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MOST_BODY_BYTES = 512 * 1024
+"""Larger bodies are not read: parsing holds up everything else, and the prompt is worth any engine's time."""
+MOST_PENDING = 16
+"""Prompts that are read at once; while so many are, others are routed without."""
+MOST_SECONDS = 0.25
+"""A request waits no longer than this for its prompt."""
+
+
+class _Texts(msgspec.Struct, frozen=True):
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    cache_salt: str | None = None
+
+
+class PromptReader:
+    """Of one gateway."""
+
+    def __init__(self, texts: TextSides, metrics: GatewayMetrics) -> None:
+        self._texts, self._metrics = texts, metrics
+        self._encoders = EncoderPool()
+        self._pending = 0
+
+    async def read(self, request: UpstreamRequest) -> PromptPrefix | None:
+        """The (first) prompt of the request; None when it cannot be known, or not in time."""
+        prompt, outcome = await self._read(request)
+        self._metrics.prompt(outcome).inc()
+        return prompt
+
+    async def _read(self, request: UpstreamRequest) -> tuple[PromptPrefix | None, str]:
+        text = self._texts.of(request.model)
+        if len(request.body) > MOST_BODY_BYTES:
+            return None, "too_large"
+        if text is None:
+            return text_of(request.path, request.body), "no_tokenizer"
+        if self._pending >= MOST_PENDING:
+            return None, "busy"
+        path, body = request.path, request.body
+        self._pending += 1
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                made = await self._encoders.run(
+                    len(body), lambda given_up: prompt_of(path, body, text, given_up)
+                )
+        except TimeoutError:
+            return None, "late"
+        finally:
+            self._pending -= 1
+        return made, "read" if made is not None else "unusable"
+
+
+def prompt_of(
+    path: str, body: bytes, text: ModelText, given_up: GivenUp = lambda: False
+) -> PromptPrefix | None:
+    """The (first) prompt of a body, as an engine with these files makes it; None for what it will refuse."""
+    try:
+        fields = from_json(body, allow_inf_nan=False)
+        if path == CHAT:
+            chat = ChatCompletionRequest.model_validate(fields)
+            if text.side.template is None:
+                return None
+            token_ids = chat_token_ids(text.side.template, chat, text.segments.encode)
+            cut, salt = chat.truncate_prompt_tokens, chat.cache_salt
+            whole = chat.prompt_logprobs is not None
+        else:
+            completion = CompletionRequest.model_validate(fields)
+            token_ids = completion_token_ids(text.side.tokenizer, completion, given_up)[0]
+            cut, salt = completion.truncate_prompt_tokens, completion.cache_salt
+            echoed = completion.echo and completion.logprobs is not None
+            whole = completion.prompt_logprobs is not None or bool(echoed)
+    except (ValidationError, ValueError, RecursionError, TemplateRefused):
+        return None
+    if cut is not None:
+        token_ids = token_ids[-cut:]
+    return PromptPrefix.of(token_ids, salt or "", computed_whole=whole) if token_ids else None
+
+
+def text_of(path: str, body: bytes) -> PromptPrefix | None:
+    """The messages or prompts of a body as they were written; None for what no engine will take.
+
+    A further turn of a conversation begins with the bytes of the one before.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=_Texts)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    text = bytes(fields.messages if path == CHAT else fields.prompt)
+    return PromptPrefix.of_text(text, fields.cache_salt or "") if text else None

@@ -1,0 +1,141 @@
+"""Tokenizers of the models behind the gateway, fetched from the engines that serve them.
+
+Each engine is asked once while it is ready, and again now and then; what is there already is not sent again.
+Without one, or with engines of another kind, requests are routed by load.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+import structlog
+
+from mamba_gateway.clock import Clock
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.headers import bearer
+from mamba_text.prompt import TextSide
+from mamba_text.segment_cache import SegmentCache
+from mamba_text.text_archive import MOST_PACKED_BYTES, load_text_side
+
+log = structlog.get_logger("mambaserve.gateway")
+
+ASKED_AGAIN = 300.0
+"""Seconds between two looks at the tokenizer of an engine that stays ready."""
+FAILED_AGAIN = 30.0
+"""The same after a look that failed."""
+LOOKS_APART = 1.0
+"""Seconds between two rounds."""
+FETCH_SECONDS = 20.0
+"""Longest time one fetch may take."""
+MOST_KEPT = 4
+"""Tokenizers that no ready engine has any more and that are kept all the same: a roll-out goes back, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """How one model's text becomes token ids."""
+
+    side: TextSide
+    segments: SegmentCache
+
+
+@dataclass(slots=True)
+class _Known:
+    fingerprint: str = ""
+    """Of the tokenizer that the engine has; "" = none that could be used."""
+    again: float = 0.0
+    """When to ask the engine the next time."""
+
+
+class TextSides:
+    """Of one gateway. `key` gives what is shown to engines that ask for one."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        pool: Pool,
+        clock: Clock,
+        key: Callable[[], bytes] | None = None,
+    ) -> None:
+        self._session, self._pool, self._clock, self._key = session, pool, clock, key
+        self._known: dict[str, _Known] = {}
+        self._texts: dict[str, ModelText] = {}
+
+    def of(self, model: str | None) -> ModelText | None:
+        """That of most ready engines that serve `model`; None = not known, or not yet."""
+        counts = Counter(
+            known.fingerprint
+            for endpoint in self._pool.snapshot()
+            if endpoint.ready and (model is None or endpoint.models is None or model in endpoint.models)
+            if (known := self._known.get(endpoint.url)) is not None and known.fingerprint
+        )
+        return self._texts.get(max(counts, key=lambda each: (counts[each], each))) if counts else None
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether each ready engine was asked, whatever it answered."""
+        return all(each.url in self._known for each in self._pool.snapshot() if each.ready)
+
+    async def work(self) -> None:
+        """Keep up with the engines for ever; ends only by cancellation."""
+        while True:
+            changed = asyncio.create_task(self._pool.changed())
+            await self.look()
+            await asyncio.wait((changed,), timeout=FAILED_AGAIN)
+            changed.cancel()
+            if self._texts:  # the first one is wanted at once
+                await asyncio.sleep(LOOKS_APART)
+
+    async def look(self) -> None:
+        """Ask each engine whose turn it is."""
+        snapshot = self._pool.snapshot()
+        ready = {endpoint.url for endpoint in snapshot if endpoint.ready}
+        for url in self._known.keys() - ready:
+            del self._known[url]  # it may come back as another one
+        for endpoint in snapshot:
+            known = self._known.get(endpoint.url)
+            if endpoint.ready and (known is None or self._clock() >= known.again):
+                self._known[endpoint.url] = await self._ask(endpoint)
+        self._forget()
+
+    async def _ask(self, endpoint: Endpoint) -> _Known:
+        try:
+            fingerprint = await self._fetch(endpoint.url)
+        except Exception as error:
+            # Whatever an engine sends: requests are routed without its tokenizer.
+            log.warning("no tokenizer", endpoint=endpoint.name, error=str(error) or type(error).__name__)
+            return _Known(again=self._clock() + FAILED_AGAIN)
+        return _Known(fingerprint, self._clock() + ASKED_AGAIN)
+
+    async def _fetch(self, url: str) -> str:
+        headers = {"Authorization": bearer(self._key())} if self._key else {}
+        if self._texts:
+            headers["If-None-Match"] = ", ".join(f'"{each}"' for each in self._texts)
+        timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
+        async with self._session.get(f"{url}/v1/tokenizer", headers=headers, timeout=timeout) as answer:
+            fingerprint = answer.headers.get("ETag", "").strip('"')
+            if answer.status == 304 and fingerprint in self._texts:
+                return fingerprint
+            if answer.status == 404:  # another engine than ours
+                return ""
+            if answer.status != 200 or not fingerprint:
+                raise ValueError(f"/v1/tokenizer answered {answer.status}")
+            data = bytearray()
+            async for chunk in answer.content.iter_any():
+                data += chunk
+                if len(data) > MOST_PACKED_BYTES:
+                    raise ValueError(f"/v1/tokenizer sends more than {MOST_PACKED_BYTES} bytes")
+        if fingerprint not in self._texts:
+            side = await asyncio.to_thread(load_text_side, bytes(data))
+            self._texts[fingerprint] = ModelText(side, SegmentCache(side.tokenizer))
+            log.info("tokenizer", endpoint=url, fingerprint=fingerprint)
+        return fingerprint
+
+    def _forget(self) -> None:
+        used = {known.fingerprint for known in self._known.values()}
+        unused = [fingerprint for fingerprint in self._texts if fingerprint not in used]
+        for fingerprint in unused[: max(0, len(unused) - MOST_KEPT)]:
+            del self._texts[fingerprint]

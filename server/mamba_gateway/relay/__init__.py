@@ -1,0 +1,1 @@
+"""One request from the client to an engine and its answer back."""

@@ -1,0 +1,167 @@
+"""The sending side of one request: what the client has got so far, and signs of life while it waits.
+
+A streamed request that waits long gets SSE comments, so that no balancer takes the silence for death. The
+first one sends status and headers; from then on whatever comes is made to fit into that stream. Used by the
+proxy endpoint; the relay sees a plain ASGI `send`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Send
+
+from mamba_edge.direct_exchange import Begin
+from mamba_edge.errors import ApiError
+from mamba_edge.sending import EVENT_STREAM
+from mamba_gateway.errors import UpstreamLost
+from mamba_gateway.headers import is_event_stream
+from mamba_gateway.relay.events import DONE
+
+COMMENT = b": waiting\n\n"
+MAX_REFUSAL = 64 * 1024
+"""Most bytes of an engine's error that are made an event."""
+ERROR_EVENT_SECONDS = 3.0
+"""How long an error event may wait for the client's socket."""
+
+
+class ClientResponse:
+    """One response, of which comments may be the beginning."""
+
+    __slots__ = (
+        "_begin_now", "_one_sender", "_opened", "_refusal", "_send", "_write_now", "answering", "first_byte",
+        "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        send: Send,
+        write_now: Callable[[bytes], bool] | None = None,
+        begin_now: Begin | None = None,
+    ) -> None:
+        self.status = 0
+        """Of the answer or of the error that the client got; 0 before either, comments or not."""
+        self.first_byte: float | None = None
+        """When the first byte of the answer came, monotonic seconds; comments are none."""
+        self.answering = False
+        """The answer has begun, or an error is told: no comment follows."""
+        self._send, self._write_now, self._begin_now = send, write_now, begin_now
+        self._opened = False
+        """Comments have sent status and headers."""
+        self._refusal: bytearray | None = None
+        """An answer that does not fit into the stream that comments have opened."""
+        self._one_sender: asyncio.Lock | None = None
+        """None = nobody has needed it."""
+
+    async def __call__(self, message: Message) -> None:
+        """Send one ASGI message of the answer."""
+        if message["type"] == "http.response.start":
+            self.answering = True
+            self.status = message["status"]
+            async with self._turn():  # a comment may be on its way
+                if not self._opened:
+                    await self._send(message)
+                elif not _is_plain_stream(message):
+                    self._refusal = bytearray()
+            return
+        body = message.get("body", b"")
+        if body and self.first_byte is None:
+            self.first_byte = time.monotonic()
+        if self._refusal is None:
+            await self._send(message)
+            return
+        self._refusal += body[: MAX_REFUSAL - len(self._refusal)]
+        if not message.get("more_body", False):
+            await self._end(_refusal_event(self.status, bytes(self._refusal)))
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], part: bytes, more: bool) -> bool:
+        """Send the beginning of the answer, or all of it, without a wait; False, with nothing sent, where
+        only messages can."""
+        if self._begin_now is None or self._opened or (self._one_sender and self._one_sender.locked()):
+            return False
+        if not self._begin_now(status, headers, part, more):
+            return False
+        self.answering, self.status = True, status
+        if part:
+            self.first_byte = time.monotonic()
+        return True
+
+    def write(self, part: bytes) -> bool:
+        """Send a further part of the answer without a wait; False, with nothing sent, where only a message
+        can."""
+        # The first byte is for everybody around us to see; what waits for a slow client goes through them.
+        return (
+            self._write_now is not None
+            and self.first_byte is not None
+            and self._refusal is None
+            and self._write_now(part)
+        )
+
+    @contextlib.contextmanager
+    def kept_alive(self, every: float) -> Iterator[None]:
+        """Inside, send a comment for each `every` seconds without an answer."""
+        comments: asyncio.Task[None] | None = None
+
+        def begin() -> None:
+            nonlocal comments
+            comments = asyncio.create_task(self._comment(every))
+
+        # A timer, since hardly any request waits that long: a task for each would cost more.
+        timer = asyncio.get_running_loop().call_later(every, begin)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if comments is not None:
+                comments.cancel()
+
+    async def fail(self, error: ApiError) -> bool:
+        """Tell an error as the last event of a stream that comments opened; False where none has, or where
+        the answer itself has begun."""
+        if not self._opened or (self.answering and self._refusal is None):
+            return False
+        self.answering = True
+        self.status = error.status
+        with contextlib.suppress(TimeoutError):
+            # A client that has stopped reading does not get to keep the request.
+            async with asyncio.timeout(ERROR_EVENT_SECONDS), self._turn():
+                await self._end(error.event())
+        return True
+
+    async def _comment(self, every: float) -> None:
+        while True:
+            async with self._turn():
+                if self.answering:
+                    return
+                if not self._opened:
+                    start = {"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)}
+                    await self._send(start)
+                    self._opened = True
+                await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            await asyncio.sleep(every)
+
+    def _turn(self) -> asyncio.Lock:
+        if self._one_sender is None:
+            self._one_sender = asyncio.Lock()
+        return self._one_sender
+
+    async def _end(self, event: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": event + DONE, "more_body": False})
+
+
+def _is_plain_stream(start: Message) -> bool:
+    return start["status"] == 200 and is_event_stream(start["headers"])
+
+
+def _refusal_event(status: int, body: bytes) -> bytes:
+    """The engine's own envelope as an event; one of ours where there is none."""
+    try:
+        error = msgspec.json.decode(body, type=dict[str, Any]).get("error")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        error = None
+    if not isinstance(error, dict):
+        return UpstreamLost(f"the engine answered {status} and no stream, which was asked for").event()
+    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

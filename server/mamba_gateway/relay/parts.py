@@ -1,0 +1,26 @@
+"""What relay and endpoint picker of one gateway share: each learns from what the other sends."""
+
+from dataclasses import dataclass
+
+from mamba_edge.body_budget import BodyBudget
+from mamba_gateway.admission.admission import Admission
+from mamba_gateway.admission.rate_limiter import RateLimiter
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.prompts.prompt_reader import PromptReader
+from mamba_gateway.routing.hold import Hold
+from mamba_gateway.routing.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of one gateway."""
+
+    pool: Pool
+    metrics: GatewayMetrics
+    admission: Admission
+    limiter: RateLimiter
+    router: Router
+    hold: Hold
+    prompts: PromptReader | None
+    bodies: BodyBudget

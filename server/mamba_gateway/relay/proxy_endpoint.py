@@ -1,0 +1,289 @@
+"""The proxy endpoint: one relayed request from the client's first header to the last byte of its answer.
+
+Puts the parts together: keys -> admission -> body -> the key's limits -> permit -> relay, beside a watch for
+the client's disconnect. An ASGI application of its own, because a relay must neither buffer nor parse; errors
+before the first byte go up to the request middleware.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from mamba_edge.api_keys import KeyFile
+from mamba_edge.direct_exchange import BEGIN, DIRECT, DirectExchange
+from mamba_edge.errors import ApiError, as_api_error
+from mamba_edge.request_body import ClientGone, read_body, whole_body
+from mamba_edge.request_middleware import CLIENT_GONE, FAILED_FROM
+from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
+from mamba_gateway.admission.admission import DRAINING, Admission, Claim
+from mamba_gateway.admission.rate_limiter import Entry, RateLimiter
+from mamba_gateway.admission.usage_meter import UsageMeter
+from mamba_gateway.errors import Draining, UpstreamLost
+from mamba_gateway.headers import to_engine
+from mamba_gateway.key_limits import ANYONE, KeyLimits
+from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL, GatewayMetrics
+from mamba_gateway.prompt_prefix import tokens_of
+from mamba_gateway.prompts.prompt_reader import PromptReader
+from mamba_gateway.relay.answer import ResponseTruncated
+from mamba_gateway.relay.client_response import ClientResponse
+from mamba_gateway.relay.relay import Relay
+from mamba_gateway.routing.explanation import REQUEST_HEADER
+from mamba_gateway.routing.routing_fields import NO_FIELDS, RoutingFields, routing_fields
+from mamba_gateway.upstream.request import UpstreamRequest
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import RequestTrace, SpanNote
+
+DISCARDED_LIMITS = 4
+"""How many times the limit of a body that is too large is read and dropped, at most."""
+LOGGED_MODEL = 128
+"""Most characters of a model's name in a log line: it is the client's text."""
+
+
+class ProxyEndpoint:
+    """The relayed POST routes of one gateway."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        keys: KeyFile | None,
+        *,
+        max_body_bytes: int,
+        body_timeout: float,
+        comment_interval: float,
+        limiter: RateLimiter,
+        prompts: PromptReader | None = None,
+        backend_keys: KeyFile | None = None,
+    ) -> None:
+        self._relay, self._admission, self._metrics, self._keys = relay, admission, metrics, keys
+        self._max_body_bytes, self._body_timeout = max_body_bytes, body_timeout
+        self._comment_interval, self._backend_keys = comment_interval, backend_keys
+        self._limiter, self._prompts = limiter, prompts
+        self._running: set[asyncio.Task[Any]] = set()
+        self._cut: set[asyncio.Task[Any]] = set()
+        """Those that `cancel_running` cancelled."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point below the request middleware. Raises `ApiError` and `ClientGone` for it."""
+        direct: DirectExchange | None = scope.get(DIRECT)
+        response = ClientResponse(send, direct.write if direct else None, scope.get(BEGIN))
+        fields, key = NO_FIELDS, ANYONE
+        try:
+            if self._keys:
+                key = self._keys.check(scope["header_values"].get(b"authorization"))
+                scope["log_fields"]["key"] = key
+            self._admission.enter(key)
+            try:
+                limits, body = self._limiter.of(key), None
+                if direct is not None:
+                    body = whole_body(self._max_body_bytes, scope["body_share"], direct)
+                if body is None:
+                    body = await self._body(scope, receive)
+                fields = routing_fields(body)
+                request = self._request(scope, body, fields, limits)
+                del body  # the request lets go of it once an engine answers
+                # What waits may be streamed to a client behind a balancer with little patience.
+                if fields.stream and self._comment_interval > 0:
+                    with response.kept_alive(self._comment_interval):
+                        await self._relayed(request, fields, key, limits, scope, receive, response)
+                else:
+                    await self._relayed(request, fields, key, limits, scope, receive, response)
+            finally:
+                self._admission.leave()
+        except ClientGone:
+            self._metrics.cancelled.inc()
+            response.status = CLIENT_GONE
+            raise
+        except ResponseTruncated:
+            # Elsewhere, returning without the end of the body makes the server close the connection.
+            await response.fail(
+                UpstreamLost("the engine closed the connection before its answer was complete")
+            )
+        except ApiError as error:
+            # A stream that has begun has told it already.
+            if not (await response.fail(error) or response.status):
+                response.status = error.status
+                raise
+        except Exception as error:
+            await response.fail(as_api_error(error))
+            response.status = response.status or 500  # what the middleware makes of it
+            raise
+        finally:
+            scope["log_fields"]["model"] = fields.model and fields.model[:LOGGED_MODEL]
+            self._record(scope, fields, response)
+
+    def cancel_running(self) -> int:
+        """End what still runs; streams get an error event. Returns how many were cancelled."""
+        self._relay.cancelling = True
+        self._cut |= self._running
+        for task in self._running:
+            task.cancel()
+        return len(self._running)
+
+    def _request(
+        self, scope: Scope, body: bytes, fields: RoutingFields, limits: KeyLimits
+    ) -> UpstreamRequest:
+        shown = self._backend_keys.first if self._backend_keys else None
+        headers = to_engine(
+            scope["headers"], scope["request_id"], traced=scope["trace"].caller.is_valid, key=shown
+        )
+        if limits.tokens_per_minute is not None:
+            headers.append((USAGE_HEADER, b"1"))
+        return UpstreamRequest(
+            path=scope["path"],
+            query=scope.get("query_string", b"").decode("latin-1"),
+            headers=headers,
+            body=body,
+            model=fields.model,
+            body_share=scope.get("body_share"),
+            request_id=scope["request_id"],
+            meter=UsageMeter(),
+            explain=scope["header_values"].get(REQUEST_HEADER) == b"1",
+            trace=scope["trace"],
+        )
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        limit = self._max_body_bytes
+        task = self._started()
+        try:
+            return await read_body(
+                scope["headers"],
+                receive,
+                limit,
+                self._body_timeout,
+                discard=DISCARDED_LIMITS * limit,
+                share=scope.get("body_share"),
+            )
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            raise Draining(DRAINING) from None
+        finally:
+            self._ended(task)
+
+    async def _relayed(
+        self,
+        request: UpstreamRequest,
+        fields: RoutingFields,
+        key: str,
+        limits: KeyLimits,
+        scope: Scope,
+        receive: Receive,
+        response: ClientResponse,
+    ) -> None:
+        task = self._started()
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = True
+            task.cancel()
+
+        try:
+            with DisconnectWatch(scope, receive, leave):
+                counted = limits.tokens_per_minute is not None
+                if self._prompts is not None and (counted or self._relay.has_choice):
+                    await self._read_prompt(self._prompts, request)
+                tokens = tokens_of(request.prompt, len(request.body))
+                claim = Claim(key, fields.rank, tokens + fields.answer_tokens, fields.model)
+                if limits.limited:
+                    await self._counted(request, claim, tokens, response, scope["answer_headers"])
+                else:
+                    waiting = request.trace.begin(names.GATEWAY_QUEUE)
+                    await self._permitted(request, claim, tokens, response, waiting, None)
+        except asyncio.CancelledError:
+            if left:
+                task.uncancel()
+                raise ClientGone from None
+            if task not in self._cut:
+                raise
+            task.uncancel()
+            # A stream has said so itself by now; an answer without room for an error stays unfinished, and
+            # the server closes the connection.
+            if not response.answering:
+                raise Draining(DRAINING) from None
+        finally:
+            self._ended(task)
+
+    def _started(self) -> asyncio.Task[Any]:
+        """The task of this request, which `cancel_running` cancels from now on; `_ended` follows."""
+        task = asyncio.current_task(self._relay.loop)
+        assert task is not None
+        self._running.add(task)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self._cut.discard(task)
+
+    async def _read_prompt(self, prompts: PromptReader, request: UpstreamRequest) -> None:
+        with request.trace.span(names.GATEWAY_READ_PROMPT) as reading:
+            request.prompt = await prompts.read(request)
+            reading.set(names.PROMPT_TOKENS, request.prompt.tokens if request.prompt else None)
+
+    async def _counted(
+        self,
+        request: UpstreamRequest,
+        claim: Claim,
+        tokens: float,
+        response: ClientResponse,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
+        waiting = request.trace.begin(names.GATEWAY_QUEUE)
+        try:
+            async with self._limiter.entered(claim.key, tokens, headers) as entry:
+                await self._permitted(request, claim, tokens, response, waiting, entry)
+        finally:
+            request.trace.end(waiting)
+
+    async def _permitted(
+        self,
+        request: UpstreamRequest,
+        claim: Claim,
+        tokens: float,
+        response: ClientResponse,
+        waiting: SpanNote,
+        entry: Entry | None,
+    ) -> None:
+        meter = request.meter or UsageMeter()
+        # What a block would do, without the coroutines of one.
+        permit = self._admission.permit(claim)
+        try:
+            if not permit.take_free():
+                await permit.take()
+        finally:
+            request.trace.end(waiting)
+        try:
+            self._metrics.queue_wait.observe(permit.waited)
+            request.permit = permit
+            try:
+                await self._relay.run(request, response)
+            finally:
+                used = meter.used(tokens)
+                permit.used(used)
+                if entry is not None:
+                    entry.used = used
+        finally:
+            permit.give_back()
+
+    def _record(self, scope: Scope, fields: RoutingFields, response: ClientResponse) -> None:
+        begin, now, metrics = scope["arrival"], time.monotonic(), self._metrics
+        model = metrics.model_label(fields.model)
+        metrics.request(scope["path"], model, str(response.status)).inc()
+        trace: RequestTrace = scope["trace"]
+        # Comments that kept the stream alive meanwhile are no answer.
+        trace.answered_at = response.first_byte
+        if trace.recording:
+            if response.status >= FAILED_FROM:
+                trace.root.fail(str(response.status))
+            if model != UNKNOWN_MODEL:
+                trace.root.set(names.REQUEST_MODEL, model)
+            trace.root.set(names.REQUEST_STREAM, bool(fields.stream))
+        exemplar = trace.exemplar() if trace.recording else None
+        metrics.duration_of(model).observe(now - begin, exemplar)
+        if response.first_byte is not None:
+            metrics.first_byte_of(model).observe(response.first_byte - begin, exemplar)

@@ -1,0 +1,280 @@
+"""Relay: choose an engine, send the request, pass its answer on; elsewhere again while nothing has been sent.
+
+JSON and server-sent events pass through unparsed and unbuffered: a slow client slows the engine's socket.
+Called by the proxy endpoint under a permit; cancelling it closes the connection to the engine.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from opentelemetry.trace import SpanKind
+from starlette.types import Send
+
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
+from mamba_gateway.headers import is_event_stream, to_client
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
+from mamba_gateway.relay.answer import (
+    SILENT,
+    ResponseTruncated,
+    end_broken,
+    noted,
+    told_whole,
+    upstream_error,
+)
+from mamba_gateway.relay.events import EventAligner
+from mamba_gateway.relay.retry_budget import RetryBudget
+from mamba_gateway.routing.decision import NoCandidate
+from mamba_gateway.routing.explanation import RESPONSE_HEADER, DecisionRecord
+from mamba_gateway.routing.hold import Hold
+from mamba_gateway.routing.router import Router
+from mamba_gateway.upstream.connection import Unreachable
+from mamba_gateway.upstream.connector import UpstreamConnector
+from mamba_gateway.upstream.deadlines import Deadlines
+from mamba_gateway.upstream.interrupt import Interrupt
+from mamba_gateway.upstream.request import UpstreamRequest, ask
+from mamba_gateway.upstream.response import ConnectionLost, IdleTimeout, UpstreamResponse
+from mamba_gateway.upstream.silence import LifeSigns, SilenceWatch
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote
+
+log = structlog.get_logger("mambaserve.gateway")
+
+RETRIED_STATUSES = frozenset((502, 503))
+"""Statuses with which an engine says that another one may do better."""
+
+
+class Relay:
+    """The relay of one gateway."""
+
+    def __init__(
+        self,
+        connector: UpstreamConnector,
+        pool: Pool,
+        metrics: GatewayMetrics,
+        router: Router,
+        *,
+        hold_timeout: float,
+        max_attempts: int,
+        request_timeout: float,
+        silence_timeout: float,
+        probe_timeout: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self._connector, self._pool, self._metrics, self._router = connector, pool, metrics, router
+        self.loop = connector.loop
+        """That its requests are served on."""
+        self._hold_timeout, self._max_attempts = hold_timeout, max_attempts
+        self._lifetimes = Deadlines(self.loop, request_timeout)
+        self._life_signs = LifeSigns(connector, probe_timeout, silence_timeout)
+        self._budget = RetryBudget(time.monotonic)
+        self._hold = Hold(pool, metrics, wake)
+        self.cancelling = False
+        """The drain's time is over: a cancelled stream still ends with an error event."""
+
+    @property
+    def has_choice(self) -> bool:
+        """There is more than one engine, and what a prompt is decides between them."""
+        return self._pool.has_choice
+
+    async def run(self, request: UpstreamRequest, send: Send) -> None:
+        """Answer the request through `send`, within its longest life.
+
+        Raises an `ApiError` for the client (a stream that has begun carries it already),
+        `ResponseTruncated` if a non-stream answer broke off.
+        """
+        task = asyncio.current_task(self.loop)
+        assert task is not None
+        lifetime = Interrupt(task)
+        self._lifetimes.begin(lifetime)
+        try:
+            with lifetime:
+                await self._attempts(request, send, lifetime, task)
+        except TimeoutError:
+            raise self._timed_out() from None
+        finally:
+            self._lifetimes.end(lifetime)
+
+    async def _attempts(
+        self, request: UpstreamRequest, send: Send, lifetime: Interrupt, task: asyncio.Task[Any]
+    ) -> None:
+        died: tuple[str, ...] = ()
+        recording = request.trace.recording
+        self._budget.came()
+        deadline = self.loop.time() + self._hold_timeout
+        for number in range(1, self._max_attempts + 1):
+            with request.trace.span(names.GATEWAY_ROUTE) as routing:
+                found = self._decide(request, died)
+                record = self._hold.at_once(found)
+                if record is None:
+                    decide = functools.partial(self._decide, request, died)
+                    record = await self._hold.later(found, decide, request.model, deadline)
+                if recording:
+                    record.describe(routing)
+            last = number == self._max_attempts or not self._budget.left
+            endpoint = record.decision.endpoint
+            ticket = self._router.sent(record, request.prompt)
+            if request.permit is not None:
+                request.permit.sent()
+            begun = False
+            failed: bool | None = None
+            reason: RetryReason
+            span = request.trace.begin(names.GATEWAY_ATTEMPT, kind=SpanKind.CLIENT)
+            if recording:
+                span.set(names.ENDPOINT, endpoint.name)
+                span.set(names.HTTP_RESEND_COUNT, number - 1 or None)
+            watch = SilenceWatch(self._life_signs, endpoint.url, task)
+            try:
+                with watch:
+                    response, first = await ask(self._connector, endpoint.url, request, span)
+                    try:
+                        span.set(names.HTTP_STATUS, response.status)
+                        if response.status not in RETRIED_STATUSES or last:
+                            self._pool.answered(endpoint.url, ticket, well=response.status < 500)
+                            request.let_body_go()
+                            begun = True
+                            added = ((RESPONSE_HEADER, record.header()),) if request.explain else ()
+                            if told_whole(response, first, send, added):
+                                spoiled = noted(first, request, response, span)
+                            else:
+                                spoiled = await self._forward(
+                                    response, first, send, request, endpoint, lifetime, watch, added, span
+                                )
+                            if not 400 <= response.status < 500:
+                                failed = True if response.status >= 500 else spoiled
+                            usage = request.meter.usage if request.meter is not None else None
+                            if usage is not None:
+                                self._router.answered(record, request.prompt, usage)
+                            return
+                    finally:
+                        response.close()
+                reason, detail, failed = "refused", f"it answered {response.status}", True
+                span.fail(reason)
+            except Unreachable as error:
+                reason, detail, failed = "unreachable", str(error), True
+                span.fail(reason)
+                if last:
+                    raise NoEndpoint("no engine could be reached", retry_after=2) from error
+            except ConnectionLost as error:
+                reason, detail, failed = "died", str(error), True
+                span.fail(reason)
+                if last or died:
+                    # A request that takes engines down with it must not go round the whole pool.
+                    self._pool.fail(endpoint.url, detail)
+                    raise UpstreamLost("the engine closed the connection before it answered") from error
+                died = (endpoint.url,)
+            except IdleTimeout as error:
+                failed = True
+                span.fail("idle_timeout")
+                self._pool.fail(endpoint.url, SILENT)
+                raise UpstreamIdleTimeout(SILENT) from error
+            except TimeoutError as error:
+                if not watch.fired:
+                    raise
+                failed = True
+                span.fail("silent")
+                reason, detail = "silent", "it was silent and did not say at /livez that it lives"
+                if last or died or begun:
+                    self._pool.fail(endpoint.url, detail)
+                    raise UpstreamIdleTimeout(SILENT) from error
+                died = (endpoint.url,)
+            except ResponseTruncated as error:
+                # Not where the gateway itself cut it: at its end, or after the longest life of a request.
+                failed = True if isinstance(error.__cause__, UpstreamLost | UpstreamIdleTimeout) else None
+                raise
+            finally:
+                self._pool.end(endpoint.url, ticket, failed=failed)
+                request.trace.end(span)
+            self._pool.suspect(endpoint.url, detail)
+            self._budget.retried()
+            self._metrics.retries.labels(reason).inc()
+            log.warning(
+                "attempt failed", endpoint=endpoint.name, reason=reason, detail=detail, attempt=number
+            )
+
+    def _decide(self, request: UpstreamRequest, died: tuple[str, ...]) -> DecisionRecord | NoCandidate:
+        return self._router.decide(
+            request.model, request.prompt,
+            body_bytes=len(request.body), tried=died, request_id=request.request_id,
+        )  # fmt: skip
+
+    async def _forward(
+        self,
+        response: UpstreamResponse,
+        first: bytes,
+        send: Send,
+        request: UpstreamRequest,
+        endpoint: Endpoint,
+        lifetime: Interrupt,
+        watch: SilenceWatch,
+        added: tuple[tuple[bytes, bytes], ...],
+        span: SpanNote,
+    ) -> bool | None:
+        """Pass the answer on. Returns whether it failed on the way; None = by a mistake of the client."""
+        headers = [*to_client(response.headers), *added]
+        events = is_event_stream(response.headers)
+        aligner = EventAligner() if events else None
+        if events:  # a declared length would leave no room for an error event
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        spoiled: bool | None = False
+
+        def passed(chunk: bytes) -> bytes:
+            nonlocal spoiled
+            watch.heard()
+            if (found := noted(chunk, request, response, span)) is not False:
+                spoiled = found
+            return aligner.feed(chunk) if aligner else chunk
+
+        # Where the client's side can, what is here already goes out in one piece, and what comes at once.
+        begin, write = getattr(send, "begin", None), getattr(send, "write", None)
+
+        def take(chunk: bytes) -> bytes:
+            out = passed(chunk)
+            return b"" if out and write is not None and write(out) else out
+
+        out = passed(first) if first else b""
+        whole = response.complete
+        if whole and aligner:
+            out += aligner.rest()
+        if begin is not None and begin(response.status, headers, out, not whole):
+            if whole:
+                return spoiled
+            out = b""
+        else:
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        try:
+            if out:
+                await send({"type": "http.response.body", "body": out, "more_body": True})
+            while out := await response.pass_on(take):
+                await send({"type": "http.response.body", "body": out, "more_body": True})
+        except (ConnectionLost, Unreachable, IdleTimeout) as error:
+            self._metrics.broken.inc()
+            self._pool.fail(endpoint.url, str(error))
+            span.fail("broke_off")
+            log.warning("answer broke off", endpoint=endpoint.name, detail=str(error))
+            await end_broken(aligner, upstream_error(error), send)
+            return True
+        except asyncio.CancelledError:
+            if lifetime.fired:
+                await end_broken(aligner, self._timed_out(), send)
+            elif watch.fired:
+                self._metrics.broken.inc()
+                span.fail("silent")
+                await end_broken(aligner, UpstreamIdleTimeout(SILENT), send)
+            elif self.cancelling:
+                await end_broken(
+                    aligner, Draining("the gateway stopped before the answer was complete"), send
+                )
+            raise
+        else:
+            rest = aligner.rest() if aligner else b""
+            await send({"type": "http.response.body", "body": rest, "more_body": False})
+            return spoiled
+
+    def _timed_out(self) -> RequestTimedOut:
+        return RequestTimedOut(f"the request took longer than {self._lifetimes.seconds:g} s")

@@ -1,0 +1,1 @@
+"""Which engine gets a request: what each would cost, the choice, and why."""

@@ -1,0 +1,171 @@
+"""Routing: filter -> score -> pick over one frozen snapshot. Pure; the router calls `choose`."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.routing.scoring import EVEN, NOTHING_KNOWN, Comparison, Cost, RoutingRequest, Weights
+
+TIE = 1e-9
+"""Seconds within which two costs are the same."""
+NAMED = 8
+"""Most models that are named to a client who asks for another."""
+Reason = Literal["only", "prefix", "home", "load"]
+
+
+class NoCandidate(Enum):
+    """Why no endpoint was chosen."""
+
+    NONE_KNOWN = "no engine is known"
+    NONE_READY = "no engine that may serve the model is ready"
+    MODEL_UNKNOWN = "no engine serves the model"
+    ALL_TRIED = "every engine that could take the request was tried"
+    NONE_ASKED_FOR = "no engine that the proxy asks for is ready"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Where a request goes, and all that was weighed for it."""
+
+    place: int
+    """Of the chosen one in the comparison."""
+    comparison: Comparison
+    """Of all that passed the filters."""
+    reason: Reason
+    """only: there was no other; prefix: it can resume some of the prompt; home: all prompts of this new
+    beginning go there; load: the one that gets to it first."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The chosen one."""
+        return self.comparison.endpoints[self.place]
+
+    @property
+    def cost(self) -> Cost:
+        """Of the chosen one: worked out when asked for."""
+        return self.comparison.cost(self.place)
+
+    @property
+    def resumable(self) -> int:
+        """Tokens of the prompt that the chosen one need not compute."""
+        return self.comparison.known.get(self.endpoint.name, NOTHING_KNOWN)[0]
+
+    @property
+    def candidates(self) -> int:
+        """How many passed the filters."""
+        return len(self.comparison.endpoints)
+
+    def costs(self) -> tuple[Cost, ...]:
+        """Of all that passed the filters: worked out when asked for."""
+        return self.comparison.costs()
+
+
+def no_such_model(name: str | None, served: Sequence[str] = ()) -> str:
+    """What a client is told whose model no engine serves; `served`: names of those that some engine does."""
+    said = f"the model '{(name or '')[:200]}' does not exist here"
+    if not served:
+        return said
+    named = ", ".join(f"'{each[:200]}'" for each in served[:NAMED])
+    more = f" and {len(served) - NAMED} more" if len(served) > NAMED else ""
+    return f"{said}; {named}{more} {'is' if len(served) == 1 else 'are'} served"
+
+
+def available(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    """Filter: those that are ready and stay; where none does, those that go and still take requests."""
+    ready = tuple(endpoint for endpoint in endpoints if endpoint.ready)
+    return tuple(endpoint for endpoint in ready if not endpoint.draining) or ready
+
+
+def serving(endpoints: Iterable[Endpoint], model: str | None) -> tuple[Endpoint, ...]:
+    """Filter: those that serve `model`; without a model in the request, all: the engine has a default."""
+    return tuple(
+        endpoint
+        for endpoint in endpoints
+        if model is None or endpoint.models is None or model in endpoint.models
+    )
+
+
+def asked_for(endpoints: Iterable[Endpoint], among: frozenset[str] | None) -> tuple[Endpoint, ...]:
+    """Filter: those that the proxy names by address or by host; without such a list, all."""
+    if among is None:
+        return tuple(endpoints)
+    return tuple(
+        endpoint for endpoint in endpoints if endpoint.address in among or _host(endpoint.address) in among
+    )
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def cheapest(totals: Sequence[float], rng: Random) -> int:
+    """Picker: the place of any of those with the lowest total, evenly. Raises ValueError without any."""
+    least = min(totals) + TIE
+    best = [at for at, total in enumerate(totals) if total <= least]
+    return best[0] if len(best) == 1 else rng.choice(best)
+
+
+def choose(
+    snapshot: Iterable[Endpoint], request: RoutingRequest, rng: Random, weights: Weights = EVEN
+) -> Decision | NoCandidate:
+    """The endpoint for this request, or why there is none."""
+    known = tuple(snapshot)
+    model, among, tried = request.model, request.among, request.tried
+    candidates = [
+        one
+        for one in known
+        if one.ready
+        and not one.draining
+        and (model is None or one.models is None or model in one.models)
+        and one.url not in tried
+    ]
+    if not candidates:
+        going = available(serving(known, model))
+        candidates = [one for one in going if one.draining and one.url not in tried]
+    if among is not None:
+        candidates = list(asked_for(candidates, among))
+    if not candidates:
+        return _why_none(known, request)
+    comparison = Comparison.of(candidates, request, weights, rng)
+    if len(candidates) == 1:
+        return Decision(0, comparison, "only")
+    place = cheapest(comparison.totals(), rng)
+    return Decision(place, comparison, _reason(comparison.cost(place), comparison))
+
+
+def _why_none(known: tuple[Endpoint, ...], request: RoutingRequest) -> NoCandidate:
+    if not known:
+        return NoCandidate.NONE_KNOWN
+    if not (suitable := serving(known, request.model)):
+        return NoCandidate.MODEL_UNKNOWN
+    if not (ready := available(suitable)):
+        return NoCandidate.NONE_READY
+    if not asked_for(ready, request.among):
+        return NoCandidate.NONE_ASKED_FOR
+    return NoCandidate.ALL_TRIED
+
+
+def dropped(snapshot: Iterable[Endpoint], request: RoutingRequest) -> dict[str, str]:
+    """Why each endpoint that was not weighed was not: by name."""
+    reasons: dict[str, str] = {}
+    known = tuple(snapshot)
+    usable = {endpoint.url for endpoint in available(serving(known, request.model))}
+    for endpoint in known:
+        if not serving((endpoint,), request.model):
+            reasons[endpoint.name] = "serves another model"
+        elif endpoint.url not in usable:
+            reasons[endpoint.name] = "draining" if endpoint.draining else "not ready"
+        elif not asked_for((endpoint,), request.among):
+            reasons[endpoint.name] = "the proxy does not ask for it"
+        elif endpoint.url in request.tried:
+            reasons[endpoint.name] = "tried before"
+    return reasons
+
+
+def _reason(chosen: Cost, comparison: Comparison) -> Reason:
+    if chosen.resumable:
+        return "prefix"
+    return "home" if not chosen.apart and comparison.charges else "load"

@@ -1,0 +1,124 @@
+"""A decision in words and numbers: who was weighed, with what result, who was left out, and why. Pure.
+
+Made when somebody asks: a client by a header, an operator by `/v1/routing/decisions`.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from mamba_gateway.endpoints.endpoint import Endpoint
+from mamba_gateway.routing.decision import Decision, dropped
+from mamba_gateway.routing.scoring import Cost, RoutingRequest
+from mamba_prefix.prefix_index import NOTHING, Depths
+from mamba_telemetry import conventions as names
+from mamba_telemetry.request_trace import SpanNote
+
+REQUEST_HEADER = b"x-mambaserve-explain"
+RESPONSE_HEADER = b"x-mambaserve-explain"
+MOST_SHOWN = 16
+"""Endpoints that are shown of each kind, the cheapest first."""
+MOST_HEADER_BYTES = 4096
+"""Of the header: proxies refuse larger ones."""
+KEPT = 256
+"""Decisions that can be asked for later."""
+
+
+class DecisionRecord(msgspec.Struct, frozen=True):
+    """One decision and all that it was made from."""
+
+    request_id: str
+    at: float
+    """Seconds since the epoch."""
+    snapshot: tuple[Endpoint, ...]
+    request: RoutingRequest
+    decision: Decision
+    index: str
+    """State of the index of resumable prefixes then."""
+    exact: bool
+    """The prompt was tokenized; else its length is a guess from its bytes."""
+    published: Depths = NOTHING
+    """What the index said of it, without what this gateway guesses."""
+
+    def explained(self, most: int = MOST_SHOWN) -> dict[str, Any]:
+        """As JSON; seconds are weighted ones."""
+        ordered = sorted(self.decision.costs(), key=lambda cost: cost.total)
+        left_out = dropped(self.snapshot, self.request)
+        return {
+            "engine": self.decision.endpoint.name,
+            "reason": self.decision.reason,
+            "promptTokens": self.request.prompt_tokens,
+            "tokenized": self.exact,
+            "index": self.index,
+            "considered": [_shown(cost) for cost in ordered[:most]],
+            "notShown": max(0, len(ordered) - most),
+            "dropped": dict(list(left_out.items())[:most]),
+        }
+
+    def header(self) -> bytes:
+        """One line of ASCII of at most `MOST_HEADER_BYTES`: as many endpoints as fit."""
+        most = MOST_SHOWN
+        while len(line := json.dumps(self.explained(most), separators=(",", ":"))) > MOST_HEADER_BYTES:
+            most //= 2
+            if not most:  # names alone may be long
+                line = json.dumps({"reason": self.decision.reason})
+                break
+        return line.encode("ascii")
+
+    def describe(self, span: SpanNote) -> None:
+        """Say it in the span of the choice."""
+        decision = self.decision
+        span.set(names.ENDPOINT, decision.endpoint.name)
+        span.set(names.ROUTE_REASON, decision.reason)
+        span.set(names.ROUTE_INDEX, self.index)
+        span.set(names.ROUTE_SECONDS, round(decision.cost.total, 6))
+        span.set(names.ROUTE_CANDIDATES, decision.candidates)
+        span.set(names.PROMPT_TOKENS, self.request.prompt_tokens)
+        span.set(names.RESUMABLE_TOKENS, decision.cost.resumable)
+
+    def whole(self) -> dict[str, Any]:
+        """With when and for whom it was made."""
+        at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        return {
+            "at": at,
+            "requestId": self.request_id,
+            "model": self.request.model,
+            **self.explained(1 << 16),
+        }
+
+
+class DecisionLog:
+    """The last decisions of one gateway."""
+
+    def __init__(self) -> None:
+        self._kept: deque[DecisionRecord] = deque(maxlen=KEPT)
+
+    def add(self, record: DecisionRecord) -> None:
+        """Keep it, in place of the oldest."""
+        self._kept.append(record)
+
+    def last(self, most: int = KEPT) -> Iterable[DecisionRecord]:
+        """The newest first."""
+        kept = list(self._kept)[::-1]
+        return kept[:most]
+
+
+def _shown(cost: Cost) -> dict[str, Any]:
+    parts = {
+        "compute": cost.compute,
+        "queue": cost.queue,
+        "memory": cost.memory,
+        "decode": cost.decode,
+        "apart": cost.apart,
+    }
+    return {
+        "engine": cost.endpoint.name,
+        "seconds": round(cost.total, 6),
+        "resumable": cost.resumable,
+        "seen": cost.seen,
+        **{name: round(value, 6) for name, value in parts.items() if value},
+    }

@@ -1,0 +1,64 @@
+"""Hold: a request without an engine waits for one; a rollout or a wake from zero takes a moment.
+
+Used by the relay and by the endpoint picker; it decides nothing itself.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from mamba_edge.errors import ModelNotFound
+from mamba_gateway.endpoints.pool import Pool
+from mamba_gateway.errors import NoEndpoint, UpstreamLost
+from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
+from mamba_gateway.routing.decision import NoCandidate, no_such_model
+from mamba_gateway.routing.explanation import DecisionRecord
+
+Decide = Callable[[], DecisionRecord | NoCandidate]
+
+
+class Hold:
+    """Of one gateway. `wake` is called while a request waits."""
+
+    def __init__(self, pool: Pool, metrics: GatewayMetrics, wake: Callable[[], None]) -> None:
+        self._pool, self._metrics, self._wake = pool, metrics, wake
+
+    async def until_decided(self, decide: Decide, model: str | None, deadline: float) -> DecisionRecord:
+        """The first decision for an engine, by `deadline` in the loop's time.
+
+        Raises ModelNotFound, UpstreamLost when each was tried, NoEndpoint.
+        """
+        found = decide()
+        return self.at_once(found) or await self.later(found, decide, model, deadline)
+
+    def at_once(self, found: DecisionRecord | NoCandidate) -> DecisionRecord | None:
+        """What was decided, if that was an engine; else somebody has to wait."""
+        if not isinstance(found, DecisionRecord):
+            return None
+        if found.decision.endpoint.draining:
+            self._wake()  # nothing else is left, and nobody else may ask for more
+        return found
+
+    async def later(
+        self, found: DecisionRecord | NoCandidate, decide: Decide, model: str | None, deadline: float
+    ) -> DecisionRecord:
+        """What `until_decided` gives, where `found` was no engine."""
+        with self._metrics.held.track_inprogress():
+            while not isinstance(found, DecisionRecord):
+                self._wake()
+                if found is NoCandidate.MODEL_UNKNOWN:
+                    raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
+                if found is NoCandidate.ALL_TRIED:
+                    raise UpstreamLost("the engine closed the connection before it answered")
+                if found is NoCandidate.NONE_ASKED_FOR:
+                    raise self._none(found)
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._pool.changed()
+                except TimeoutError:
+                    raise self._none(found) from None
+                found = decide()
+        return found
+
+    def _none(self, outcome: NoCandidate) -> NoEndpoint:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(self._pool.reasons().items())[:3])
+        return NoEndpoint(f"{outcome.value}; retry later" + (f" ({listed})" if listed else ""), retry_after=2)

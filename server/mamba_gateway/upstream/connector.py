@@ -1,0 +1,238 @@
+"""Upstream connector: the connections to all engines, kept for the next request, made where none is free."""
+
+import asyncio
+import contextvars
+import functools
+import socket
+import ssl
+from base64 import b64encode
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from mamba_gateway.upstream.connection import Unreachable, UpstreamConnection
+from mamba_gateway.upstream.deadlines import Deadlines
+from mamba_gateway.upstream.response import Pair, UpstreamResponse
+
+KEPT_SECONDS = 4.0
+"""How long an idle connection is kept. Below the five seconds after which the servers in use close theirs: no
+race for one."""
+MOST_STARTS = 16
+"""Beginnings of requests that are kept for each engine."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where an engine listens, with its idle connections, the one used last at the end."""
+
+    base: str
+    host: str
+    port: int
+    tls: bool
+    path: str
+    """What stands before the path of every request."""
+    authority: bytes
+    """The value of the Host header."""
+    credentials: bytes | None
+    """Value of the Authorization header for the name and password in its URL, if it has them."""
+    idle: deque[tuple[float, UpstreamConnection]] = field(default_factory=deque)
+    _starts: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def start(self, start: str) -> bytes:
+        """Request line and Host header for a method and target, without the last line end."""
+        made = self._starts.get(start)
+        if made is None:
+            method, _, target = start.partition(" ")
+            line = b"%b %b%b HTTP/1.1" % (method.encode(), self.path.encode(), target.encode("latin-1"))
+            made = b"%b\r\nhost: %b" % (line, self.authority)
+            # Paths are few; queries, and whatever else a client could make up, are not kept.
+            if "?" not in start and len(self._starts) < MOST_STARTS:
+                self._starts[start] = made
+        return made
+
+    @classmethod
+    def of(cls, base: str) -> "Origin":
+        """From a base URL, http or https."""
+        parts = urlsplit(base)
+        host = parts.hostname or ""
+        default = _DEFAULT_PORTS[parts.scheme]
+        port = parts.port or default
+        named = f"[{host}]" if ":" in host else host.encode("idna").decode()
+        authority = named if port == default else f"{named}:{port}"
+        credentials = None
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            credentials = b"Basic " + b64encode(pair.encode())
+        return cls(base, host, port, parts.scheme == "https", parts.path, authority.encode(), credentials)
+
+
+class UpstreamConnector:
+    """Of one gateway. Any number of connections: the permits bound the requests."""
+
+    def __init__(self, connect_timeout: float, idle_timeout: float) -> None:
+        self._connect_timeout = connect_timeout
+        self._origins: dict[str, Origin] = {}
+        self.loop = asyncio.get_running_loop()
+        """Kept by all that work on its requests: to ask for the running one is a system call."""
+        self._idle = Deadlines(self.loop, idle_timeout)
+        self._sweep: asyncio.TimerHandle | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    def origin(self, base: str) -> Origin:
+        """What is known of an engine's base URL."""
+        found = self._origins.get(base)
+        if found is None:
+            found = self._origins[base] = Origin.of(base)
+        return found
+
+    def send(
+        self, base: str, start: str, headers: Iterable[Pair], body: bytes
+    ) -> Awaitable[tuple[UpstreamResponse, bytes]]:
+        """Send a request to the engine at a base URL; its answer, with the first bytes of the body, empty if
+        it has none. `start` is method and target, without the base's own path.
+
+        Raises Unreachable, ConnectionLost, IdleTimeout; `ValueError` for a header with a line end. Close the
+        answer before its end, and the engine sees the connection close.
+        """
+        origin = self.origin(base)
+        head = _head(origin, start, headers, len(body))
+        connection = self._kept(origin)
+        return self._connected(origin, head, body) if connection is None else connection.send(head, body)
+
+    async def _connected(self, origin: Origin, head: bytes, body: bytes) -> tuple[UpstreamResponse, bytes]:
+        connection = await self._made(origin)
+        sending = connection.send(head, body)
+        del body  # or this frame would hold it until the answer begins to come
+        return await sending
+
+    def _kept(self, origin: Origin) -> UpstreamConnection | None:
+        while origin.idle:
+            kept_since, connection = origin.idle.pop()
+            if connection.usable and self.loop.time() - kept_since < KEPT_SECONDS:
+                return connection
+            connection.abort()
+        return None
+
+    async def _made(self, origin: Origin) -> UpstreamConnection:
+        where = f"{origin.host}:{origin.port}"
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                # A connection outlives the request that needs it first, and must not hold its context.
+                connecting = self._connect(origin)
+                return await asyncio.create_task(connecting, context=contextvars.Context())
+        except TimeoutError:
+            message = f"Connect to {where} took longer than {self._connect_timeout:g} s"
+            raise Unreachable(message) from None
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(f"Connect to {where} failed: {error}") from error
+
+    def close(self) -> None:
+        """Close what is idle, and keep nothing any more."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for origin in self._origins.values():
+            for _, connection in origin.idle:
+                connection.abort()
+        self._origins.clear()
+        self._idle.close()
+
+    async def _connect(self, origin: Origin) -> UpstreamConnection:
+        found = await self.loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        refused: OSError | None = None
+        for family, kind, protocol, _, address in found:
+            try:
+                made = await self._socket(family, kind, protocol, address)
+            except OSError as error:
+                refused = error
+                continue
+            try:
+                _, connection = await self.loop.create_connection(
+                    functools.partial(
+                        UpstreamConnection, self._idle, functools.partial(self._keep, origin.base)
+                    ),
+                    sock=made,
+                    ssl=self._tls_context() if origin.tls else None,
+                    server_hostname=origin.host if origin.tls else None,
+                )
+            except BaseException:
+                made.close()
+                raise
+            return connection
+        raise refused or OSError("its name has no address")
+
+    async def _socket(self, family: int, kind: int, protocol: int, address: object) -> socket.socket:
+        made = keepalive_socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            await self.loop.sock_connect(made, address)  # type: ignore[arg-type]
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _keep(self, base: str, connection: UpstreamConnection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        self.origin(base).idle.append((self.loop.time(), connection))
+        if self._sweep is None:
+            # One timer for all connections: each request would wind one of its own.
+            self._sweep = self.loop.call_later(KEPT_SECONDS, self._on_sweep)
+
+    def _on_sweep(self) -> None:
+        self._sweep = None
+        now = self.loop.time()
+        for base, origin in list(self._origins.items()):
+            while origin.idle and (now - origin.idle[0][0] >= KEPT_SECONDS or not origin.idle[0][1].usable):
+                origin.idle.popleft()[1].abort()
+            if not origin.idle:
+                del self._origins[base]  # engines come and go
+        if self._origins:
+            since = min(origin.idle[0][0] for origin in self._origins.values())
+            self._sweep = self.loop.call_later(max(0.0, since + KEPT_SECONDS - now), self._on_sweep)
+
+
+@asynccontextmanager
+async def upstream_connector(connect_timeout: float, idle_timeout: float) -> AsyncIterator[UpstreamConnector]:
+    """A connector, closed in the end."""
+    connector = UpstreamConnector(connect_timeout, idle_timeout)
+    try:
+        yield connector
+    finally:
+        connector.close()
+
+
+def _head(origin: Origin, start: str, headers: Iterable[Pair], body_bytes: int) -> bytes:
+    lines = [origin.start(start), *[b"%b: %b" % pair for pair in headers]]
+    if origin.credentials is not None and not any(name == b"authorization" for name, _ in headers):
+        lines.append(b"authorization: " + origin.credentials)
+    if not start.startswith("GET "):
+        lines.append(b"content-length: %d" % body_bytes)
+    head = b"\r\n".join(lines) + b"\r\n\r\n"
+    ends = len(lines) + 2  # the first has two
+    if head.count(b"\n") != ends or head.count(b"\r") != ends:
+        raise ValueError("a header holds a line end")
+    return head
+
+
+def keepalive_socket(family: int, kind: int, protocol: int) -> socket.socket:
+    """A socket that notices a node that vanished, which sends no reset: without that a request to it would
+    wait for the idle limit."""
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if (option := getattr(socket, name, None)) is not None:
+            made.setsockopt(socket.IPPROTO_TCP, option, seconds)
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
+        made.setsockopt(socket.IPPROTO_TCP, option, 40_000)
+    return made

@@ -1,0 +1,182 @@
+"""Upstream response: the answer to one request, put by the upstream connection and taken by the relay."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from mamba_gateway.upstream.deadlines import Deadlines
+
+BUFFERED_BYTES = 128 * 1024
+"""Of an answer that wait for their reader; at more of them the socket is left alone until they are read."""
+Pair = tuple[bytes, bytes]
+
+
+class ConnectionLost(Exception):
+    """The engine closed the connection before its answer was complete."""
+
+
+class IdleTimeout(Exception):
+    """The engine sent nothing for longer than the idle limit."""
+
+
+class Source(Protocol):
+    """What an answer needs of the connection that it comes over."""
+
+    def pause_reading(self) -> None:
+        """Leave the socket alone."""
+
+    def resume_reading(self) -> None:
+        """Read on."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class UpstreamResponse:
+    """The answer to one request, as it comes."""
+
+    __slots__ = (
+        "_connection", "_error", "_idle", "_left", "_loop", "_parts", "_size", "_take", "_timed", "_timer",
+        "_waiter", "_waits_since", "headers", "status",
+    )  # fmt: skip
+
+    def __init__(self, connection: Source, idle: Deadlines) -> None:
+        """`idle`: how long the engine may say nothing."""
+        self.status = 0
+        """0 until its headers are whole."""
+        self.headers: list[Pair] = []
+        """Names in lower case."""
+        self._connection: Source | None = connection
+        self._idle, self._loop = idle, idle.loop
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._error: Exception | None = None
+        self._take: Callable[[bytes], bytes] | None = None
+        self._left = b""
+        """What `_take` gave back."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_since = 0.0
+        self._timed = False
+        """The silence of the engine has a limit already."""
+        self._timer: asyncio.TimerHandle | None = None
+        """For what is left of it behind the first time."""
+
+    @property
+    def complete(self) -> bool:
+        """All of it has come, and was read."""
+        return self._connection is None and self._error is None and not self._parts
+
+    async def read(self) -> bytes:
+        """What has come since, at least one byte; empty at the end.
+
+        Raises ConnectionLost and IdleTimeout, behind the bytes that came before.
+        """
+        while (part := self.here()) is None:
+            await self.happened()
+        return part
+
+    def here(self) -> bytes | None:
+        """What `read` gives where it need not wait; None where it has to, until something has `happened`.
+        Raises what `read` raises."""
+        if self._parts:
+            return self._taken()
+        if self._error is not None:
+            raise self._error
+        return b"" if self._connection is None else None
+
+    async def pass_on(self, take: Callable[[bytes], bytes]) -> bytes:
+        """Give `take` what comes, in the moment in which it comes, until it gives bytes back.
+
+        Those are returned, at least one; empty at the end. What comes until the next call waits for it.
+        Raises what `read` and `take` raise.
+        """
+        self._take = take
+        try:
+            while not self._left:
+                if self._parts:
+                    self._left = take(self._taken())
+                elif self._error is not None:
+                    raise self._error
+                elif self._connection is None:
+                    return b""
+                else:
+                    await self.happened()
+            left, self._left = self._left, b""
+            return left
+        finally:
+            self._take = None
+
+    def happened(self) -> asyncio.Future[None]:
+        """Done when anything has happened: bytes, the end, room to write. For one who waits."""
+        self._waiter = self._loop.create_future()
+        if self._timed:
+            self._waits_since = self._loop.time()
+        else:
+            self._timed = True
+            self._waits_since = self._idle.begin(self)
+        return self._waiter
+
+    def close(self) -> None:
+        """Nothing more is wanted: what is not complete takes the connection with it."""
+        if self._connection is not None:
+            self._connection.abort()
+            self.end()
+
+    def put(self, part: bytes) -> None:
+        """Bytes of the body came."""
+        self._parts.append(part)
+        before, self._size = self._size, self._size + len(part)
+        if before <= BUFFERED_BYTES < self._size and self._connection is not None:
+            self._connection.pause_reading()
+
+    def came(self) -> None:
+        """All that was in one read of the socket is put."""
+        waits = self._waiter is not None and not self._waiter.done()
+        if self._take is None or not waits or not self._parts:
+            self.wake()
+            return
+        # Whoever waits for it goes on waiting: a turn of the loop for each token costs a sixth more.
+        self._waits_since = self._loop.time()
+        try:
+            self._left = self._take(self._taken())
+        except Exception as error:
+            if self._connection is not None:
+                self._connection.abort()
+            self.end(error)
+        if self._left:
+            self.wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """It is complete, or has broken off."""
+        self._connection, self._error = None, error
+        if self._timed:
+            self._idle.end(self)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        self.wake()
+
+    def wake(self) -> None:
+        """Something happened."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _taken(self) -> bytes:
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        if self._size > BUFFERED_BYTES and self._connection is not None:
+            self._connection.resume_reading()
+        self._size = 0
+        return data
+
+    def fall_due(self) -> None:
+        """The engine may have said nothing for too long."""
+        # Only time in which somebody waits for the engine counts, not that in which a client reads slowly.
+        since = self._waits_since if self._waiter is not None else self._loop.time()
+        left = since + self._idle.seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self.fall_due)
+        elif self._connection is not None:
+            self._connection.abort()
+            self.end(IdleTimeout(f"the engine sent nothing for {self._idle.seconds:g} s"))
