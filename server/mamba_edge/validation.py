@@ -36,6 +36,8 @@ def _said(error: Mapping[str, Any]) -> str:
     match error["type"]:
         case "missing":
             return "is required"
+        case "extra_forbidden":
+            return "there is no such field"
         case "too_short" | "string_too_short" if limits["min_length"] == 1:
             return "must not be empty"
         case "model_type" | "model_attributes_type" | "dict_type":

@@ -95,6 +95,7 @@ def test_the_engines_refusal_keeps_its_status(api: ApiProcess) -> None:
         ({"strategy": 5}, "strategy"),
         ({"strategy": "NoBuffer", "trackInterval": 0}, "trackInterval"),
         ({"strategy": "NoBuffer", "trackInterval": "x"}, "trackInterval"),
+        ({"strategy": "NoBuffer", "trackIntervall": 128}, "trackIntervall"),
         ({"maxCheckpointsPerPath": 0}, "maxCheckpointsPerPath"),
         ({"eviction": "FIFO"}, "eviction"),
     ],

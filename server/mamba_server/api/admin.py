@@ -30,7 +30,9 @@ _BODY_LIMIT = 1 << 16
 class StrategyChange(BaseModel):
     """Body of `PUT /admin/strategy`; what it leaves out stays as it is."""
 
-    model_config = ConfigDict(strict=True, frozen=True, json_schema_extra={"minProperties": 1})
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", json_schema_extra={"minProperties": 1}
+    )
 
     trackInterval: int | None = Field(None, ge=1, le=2**31 - 1)  # noqa: N815 - the name in the public interface
     maxCheckpointsPerPath: int | None = Field(None, ge=1, le=1024)  # noqa: N815 - as above
