@@ -13,16 +13,18 @@ import pytest
 
 from disruptions import ENDED, Course, pods
 from product import Deployed, chart, questions
+from testcluster.errors import ClusterError
 from testcluster.node import Node
 
 pytestmark = pytest.mark.e2e
 
-DELAY = 20
-"""Seconds of `scaleDownDelay`; the operator looks each ten."""
+DELAY = 3
+"""Seconds of `scaleDownDelay`; the operator looks each ten. The burst is remembered for twelve times as long,
+and on a machine that is quick and free it is more than one engine could have done."""
 LONG = 800
 """Tokens of answers that engines are busy with at any moment that somebody looks."""
-WINDOWS = 10
-"""Of so many seconds each, in which an engine that is asked now and then is not stopped."""
+CALM = 200
+"""Seconds, dozens of such windows, in which an engine that is asked now and then is not stopped."""
 
 
 def engines(deployed: Deployed) -> int:
@@ -31,8 +33,13 @@ def engines(deployed: Deployed) -> int:
 
 
 def until(deployed: Deployed, count: int) -> None:
-    """Until there are so many engine pods."""
-    deployed.node.wait_for(lambda: engines(deployed) == count, f"{count} engines", timeout=ENDED)
+    """Until there are so many engine pods. Raises ClusterError with what the object says of itself."""
+    try:
+        deployed.node.wait_for(lambda: engines(deployed) == count, f"{count} engines", timeout=ENDED)
+    except ClusterError as error:
+        where = ["-n", deployed.namespace, "-o", "jsonpath={.status.scaling.reason}"]
+        said = deployed.node.kubectl("get", "mdep", deployed.name, *where)
+        raise ClusterError(f"{error}; {engines(deployed)} run: {said}") from error
 
 
 def replayed(deployed: Deployed, folder: Path) -> list[dict[str, Any]]:
@@ -68,7 +75,7 @@ def test_engines_follow_the_traffic_to_three_and_to_none_and_a_request_wakes_one
             # Fewer do, but one that is asked all the time is never stopped, however often it might have been.
             until(deployed, 1)
             [kept] = (pod["metadata"]["name"] for pod in deployed.engine_pods())
-            calm.wait_answered(2 * WINDOWS * DELAY)
+            calm.wait_answered(2 * CALM)
             assert [pod["metadata"]["name"] for pod in deployed.engine_pods()] == [kept]
         until(deployed, 0)
         node.wait_for(lambda: not pods(deployed, "engine"), "the last engine to end", timeout=ENDED)

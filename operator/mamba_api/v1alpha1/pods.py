@@ -101,7 +101,8 @@ class Scaling(ApiModel):
     mode Internal with minReplicas below maxReplicas."""
     scale_down_delay: Duration = Duration("300s")
     """How long the largest recommendation holds before engines are given up, and how long no request may have
-    come before the last ones stop."""
+    come before the last ones stop. Bursts are remembered for twelve times as long, and the engines that they
+    needed kept."""
 
     rules = (
         Rule(

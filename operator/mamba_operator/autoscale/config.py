@@ -4,6 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+PAST = 12.0
+"""Delays after which what traffic did counts for 1/e."""
 Share = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 
 
@@ -36,7 +38,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     keep_use: Share = 0.70
     """Share that must do with an engine less, before it is given up."""
     history: float = 3600.0
-    """Seconds after which what traffic did counts for 1/e."""
+    """Seconds after which what traffic did counts for 1/e; of an object, `history_of` its delay."""
     fast: float = 30.0
     """Time constant of the load that growth follows, in seconds."""
     slow: float = 180.0
@@ -54,3 +56,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def lowest(self) -> int:
         """Fewest engines that requests are served with."""
         return max(self.first, self.min_replicas)
+
+
+def history_of(scale_down_delay: float) -> float:
+    """Seconds for which the past of an object counts: twelve times as long as a recommendation holds."""
+    return PAST * max(scale_down_delay, 1.0)

@@ -9,7 +9,7 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, ScalingChange, ScalingStatus
 from mamba_api.v1alpha1.status import HISTORY
-from mamba_operator.autoscale.config import Config
+from mamba_operator.autoscale.config import Config, history_of
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.moment import moment
@@ -34,10 +34,17 @@ def autoscaling(deployment: MambaDeployment) -> Config | None:
             ttft_target=scaling.ttft_target.seconds if scaling.ttft_target else None,
             tpot_target=scaling.tpot_target.seconds if scaling.tpot_target else None,
             scale_down_delay=delay,
+            history=history_of(delay),
         )
     if spec.replicas == 0 or (scaling.mode == "Internal" and scaling.min_replicas == 0):
         engines = max(spec.replicas, 1)
-        return Config(min_replicas=0, max_replicas=engines, first=engines, scale_down_delay=delay)
+        return Config(
+            min_replicas=0,
+            max_replicas=engines,
+            first=engines,
+            scale_down_delay=delay,
+            history=history_of(delay),
+        )
     return None
 
 
@@ -46,10 +53,12 @@ def advising(deployment: MambaDeployment) -> Config | None:
     scaling = deployment.spec.scaling
     if scaling.mode != "External" or autoscaling(deployment) is not None:
         return None
+    delay = scaling.scale_down_delay.seconds
     return Config(
         min_replicas=1 if scaling.min_replicas is None else scaling.min_replicas,
         max_replicas=scaling.max_replicas or MOST_REPLICAS,
-        scale_down_delay=scaling.scale_down_delay.seconds,
+        scale_down_delay=delay,
+        history=history_of(delay),
     )
 
 

@@ -15,6 +15,7 @@ from mamba_operator.autoscale.scale import advising, autoscaling, scaling_status
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.record import readable
 from operator_objects import NOW, owner
+from scaled_fleet import LOOK, Fleet
 
 Given = tuple[MambaDeployment, str | None]
 
@@ -223,3 +224,28 @@ def test_numbers_are_made_for_others_within_the_bounds_of_the_object(
     config = advising(given)
     assert (config and (config.min_replicas, config.max_replicas)) == bounds
     assert config is None or autoscaling(given) is None
+
+
+@pytest.mark.parametrize(("delay", "left"), [("20s", 1), ("300s", 4)])
+def test_a_shorter_delay_forgets_a_burst_sooner(delay: str, left: int) -> None:
+    given, _ = deployment(scaling={"minReplicas": 1, "maxReplicas": 8, "scaleDownDelay": delay})
+    config = autoscaling(given)
+    assert config is not None
+    fleet = Fleet(config, start=20.0)
+    # One engine does 5 requests a second.
+    grown = fleet.run([20.0] * 12)[-1]
+
+    half_an_hour_later = fleet.run([1.0] * round(1800 / LOOK))[-1]
+
+    assert grown >= 4
+    assert min(half_an_hour_later, 4) == left
+
+
+def test_without_a_delay_a_fleet_shrinks_at_once() -> None:
+    given, _ = deployment(scaling={"minReplicas": 1, "maxReplicas": 8, "scaleDownDelay": "0s"})
+    config = autoscaling(given)
+    assert config is not None
+    fleet = Fleet(config, start=20.0)
+    fleet.run([20.0] * 12)
+
+    assert fleet.run([1.0] * 60)[-1] == 1
