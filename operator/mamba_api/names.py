@@ -63,6 +63,9 @@ Component = Literal["engine", "gateway", "loader"]
 ENGINE_CONTAINER = "engine"
 GATEWAY_CONTAINER = "gateway"
 LOADER_CONTAINER = "loader"
+METRIC_DOWNLOADED = "mambaserve_download_fetched_bytes"
+"""Told by a loader at HTTP_PORT, with the next one."""
+METRIC_TO_DOWNLOAD = "mambaserve_download_total_bytes"
 
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"

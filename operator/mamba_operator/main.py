@@ -23,6 +23,7 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
@@ -125,6 +126,7 @@ class Operator:
         settings, shown = self._settings, ScalingMetrics(self._metrics.registry)
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
+        loads = LoadWatch(indices, pods.read, self._queue.add)
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -140,6 +142,7 @@ class Operator:
             key=key,
             decided=autoscaler.decided,
             attempts=rollouts.attempts,
+            fetched=loads.progress,
             read=pods.read,
         )
         started = asyncio.Event()
@@ -157,8 +160,9 @@ class Operator:
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
         comparing = asyncio.create_task(rollouts.run())
+        asking = asyncio.create_task(loads.run())
         # The workers first: whatever still arrives is for the next operator.
-        tasks = [scaling, comparing, working, resyncing, watching]
+        tasks = [scaling, comparing, asking, working, resyncing, watching]
         if settings.external_metrics_port is not None:
             tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:

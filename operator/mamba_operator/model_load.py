@@ -27,7 +27,8 @@ from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_loader, last_words
 from mamba_operator.render.context import Context
 from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, loader_job, model_report
-from mamba_operator.snapshot import Snapshot
+from mamba_operator.snapshot import Fetched, Snapshot
+from mamba_planner.byte_size import binary_size
 from mamba_planner.model_report import ModelReport
 
 RETRY = 600.0
@@ -101,7 +102,7 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     attempts = int((job.get("status") or {}).get("failed") or 0)
     says = f"{_begins(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
     if running := next((name_of(pod) for pod in pods if _phase(pod) in ("Pending", "Running")), None):
-        says += f" by pod {running}, whose log tells how far it is"
+        says += f" by pod {running}{_how_far(snapshot.fetched.get(running))}"
     if attempts:
         says += f"; the last one: {_failure(pods, job)}"
     return ModelLoad(says, failed=attempts > 1, keep=keep)
@@ -115,6 +116,12 @@ def load_id(deployment: MambaDeployment, claim: Manifest) -> str:
 
 def _begins(uri: str, children: names.Children) -> str:
     return f"downloads {uri} to {CLAIM.kind} {children.model_cache}"
+
+
+def _how_far(fetched: Fetched | None) -> str:
+    if fetched is None:
+        return ", whose log tells how far it is"
+    return f": {binary_size(fetched[0])} of {binary_size(fetched[1])}"
 
 
 def _recorded(record: Manifest | None, load: str) -> ModelReport | None:

@@ -47,7 +47,7 @@ from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
-from mamba_operator.snapshot import Snapshot
+from mamba_operator.snapshot import Fetched, Snapshot
 from mamba_operator.status import summarize, unobserved
 
 log = structlog.get_logger(__name__)
@@ -89,6 +89,7 @@ class Reconciler:
         put: Put = put_strategy,
         decided: Callable[[Key], Decided | None] = lambda _: None,
         attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {},
+        fetched: Callable[[Key], Mapping[str, Fetched]] = lambda _: {},
         read: Read | None = None,
     ) -> None:
         self._client = client
@@ -104,7 +105,7 @@ class Reconciler:
         self._images, self._scrapers, self._operator = images, scrapers, operator
         self._indices = indices or Indices()
         self._key, self._put, self._read = key, put, read
-        self._decided, self._attempts = decided, attempts
+        self._decided, self._attempts, self._fetched = decided, attempts, fetched
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -200,6 +201,7 @@ class Reconciler:
             told=self._told.get(key, {}),
             decided=self._decided(key),
             attempts=self._attempts(key),
+            fetched=self._fetched(key),
         )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:

@@ -8,6 +8,9 @@ from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.rollout.attempts import Attempts
 
+Fetched = tuple[int, int]
+"""Bytes that a loader has fetched, of those that it fetches in all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -46,6 +49,9 @@ class Snapshot:
 
     attempts: Mapping[str, Attempts] = field(default_factory=dict)
     """By revision of engines: how requests fared lately, while engines of two revisions run."""
+
+    fetched: Mapping[str, Fetched] = field(default_factory=dict)
+    """By name of a loader's pod that runs: how far it said it is."""
 
     @property
     def uid(self) -> str:

@@ -4,19 +4,25 @@ No kubelet runs its pods; the test writes their status as one does.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from mamba_api import names
+from mamba_api.names import METRIC_DOWNLOADED, METRIC_TO_DOWNLOAD
+from mamba_operator.load_watch import PERIOD
 from model_loads import COMMIT, REPORT
 from operator_process import running_operator
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
 ENGINE = "nano-engine"
+LOADER = "127.9.8.7"
+"""Of this machine, and nobody else's: a pod with it is asked here."""
 
 
 class Cache:
@@ -49,6 +55,10 @@ class Cache:
 
         return dict(self.plane.wait_for(found, "a pod of the loader")[0])
 
+    def runs(self, pod: dict[str, Any], address: str) -> None:
+        """What a kubelet writes when the loader runs."""
+        self._status(pod, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]})
+
     def ends(self, pod: dict[str, Any], code: int, message: str) -> None:
         """What a kubelet writes when the loader has ended."""
         ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
@@ -59,6 +69,9 @@ class Cache:
                  "state": {"terminated": ended}},
             ],
         }  # fmt: skip
+        self._status(pod, status)
+
+    def _status(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
         self.plane.kubectl(
             "patch", "pod", pod["metadata"]["name"], "-n", self.namespace, "--subresource=status",
             "--type=merge", "-p", json.dumps({"status": status}),
@@ -68,6 +81,9 @@ class Cache:
         status = (self.get("mdep", name) or {}).get("status") or {}
         found = {one["type"]: one for one in status.get("conditions") or ()}
         return found.get(kind) or {"status": "", "reason": "", "message": ""}
+
+    def message(self, name: str) -> str:
+        return self.condition(name, "Progressing")["message"]
 
     def becomes(self, name: str, kind: str, reason: str) -> str:
         self.plane.wait_for(
@@ -128,6 +144,35 @@ def test_the_plan_is_known_and_engines_are_made_when_the_model_is_downloaded(cac
     cache.plane.wait_for(
         lambda: cache.get("pod", second["metadata"]["name"]) is None, "its pod to be collected"
     )
+
+
+def test_bytes_that_a_loader_tells_are_in_the_status_and_cost_a_write_in_ten_seconds(cache: Cache) -> None:
+    cache.apply("large", "hf://org/large")
+    pod = cache.pod("large")
+    registry = CollectorRegistry()
+    done, total = (Gauge(name, "-", registry=registry) for name in (METRIC_DOWNLOADED, METRIC_TO_DOWNLOAD))
+    done.set(1 << 30)
+    total.set(17 << 30)
+    server, _ = start_http_server(names.HTTP_PORT, LOADER, registry)
+    try:
+        cache.runs(pod, LOADER)
+        said = f"by pod {pod['metadata']['name']}: 1.0Gi of 17.0Gi"
+        cache.plane.wait_for(lambda: said in cache.message("large"), "the bytes in the status", timeout=60)
+        begin, versions = time.monotonic(), set[str]()
+
+        def further() -> bool:
+            done.inc(1 << 27)
+            versions.add((cache.get("mdep", "large") or {})["metadata"]["resourceVersion"])
+            return said not in cache.message("large")
+
+        cache.plane.wait_for(further, "more bytes in the status", timeout=60)
+        assert len(versions) - 1 <= (time.monotonic() - begin) / PERIOD + 1
+    finally:
+        server.shutdown()
+        server.server_close()
+    cache.ends(pod, 0, REPORT.text())
+    cache.becomes("large", "Planned", "PlanComputed")
+    cache.plane.kubectl("delete", "mdep", "large", "-n", cache.namespace)
 
 
 def test_a_download_that_cannot_succeed_ends_at_once_and_a_deleted_job_tries_again(cache: Cache) -> None:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from engine_trial import EngineTrial, TrialSetup
+from mamba_cli.local.download_metrics import DownloadMetrics
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.process.metrics import OperatorMetrics
@@ -43,5 +44,6 @@ def emitted() -> dict[str, str]:
     gateway = GatewayMetrics(lambda: ())
     operator = OperatorMetrics()
     ScalingMetrics(operator.registry)
-    all_of_them = [*engine(), *families(gateway.registry), *families(operator.registry)]
+    of_one = (gateway.registry, operator.registry, DownloadMetrics().registry)
+    all_of_them = [*engine(), *(family for registry in of_one for family in families(registry))]
     return {one.name: one.type for one in all_of_them}

@@ -123,9 +123,9 @@ REASONS: dict[Reason, str] = {
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.DOWNLOADING_MODEL: (
-        "A Job downloads the model to the volume of spec.model.cache; the message names its pod, whose log "
-        "tells how far it is. Engines of that model are made when it is there; those that serve another one "
-        "go on."
+        "A Job downloads the model to the volume of spec.model.cache; the message names its pod and "
+        "how many bytes of all it has, or its log tells. Engines of that model are made when it is there; "
+        "those that serve another one go on."
     ),
     Reason.LOADING_MODEL: "Pods run and load the weights.",
     Reason.SWITCHING_STRATEGY: (

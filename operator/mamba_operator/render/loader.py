@@ -74,7 +74,9 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
 
 def _pod_spec(context: Context) -> dict[str, Any]:
     spec = context.deployment.spec
-    ours = {"env": download_environment(context)}
+    # Not an argument: images of before, which `spec.engine.image` may name, would refuse one.
+    port = {"name": "MAMBASERVE_DOWNLOAD_METRICS_PORT", "value": str(names.HTTP_PORT)}
+    ours = {"env": [*download_environment(context), port]}
     theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
     return {
         "serviceAccountName": context.children.service_account,

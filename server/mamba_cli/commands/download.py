@@ -31,19 +31,33 @@ def command(
             "output.",
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="MAMBASERVE_DOWNLOAD_METRICS_PORT",
+            min=1,
+            max=65535,
+            help="Port of every address with /metrics, bytes fetched and bytes in all; default: none.",
+        ),
+    ] = None,
 ) -> None:
     """Download a model from the Hub into its cache (HF_HOME) and say what it is; goes on where it stopped."""
     from rich.console import Console
 
+    from mamba_cli.local.download_metrics import served_progress
     from mamba_cli.local.loading_view import LoadingView
     from mamba_cli.local.readiness import Readiness
     from mamba_server.model.errors import ModelError
 
     view = LoadingView(Console(stderr=True))
     try:
-        found = _download(
-            uri, lambda stage, done, total: view.show(uri, Readiness(False, stage, done, total))
-        )
+        with served_progress(metrics_port) as tell:
+
+            def progress(stage: str, done: int, total: int) -> None:
+                tell(done, total)
+                view.show(uri, Readiness(False, stage, done, total))
+
+            found = _download(uri, progress)
     except ModelError as error:
         wrong = error.exit_code == InvalidInput.exit_code
         raise (InvalidInput if wrong else RunFailed)(str(error)) from error

@@ -1,7 +1,10 @@
 """`mambaserve download`: what it fetches, what it reports, and what it ends with."""
 
 import json
+import socket
 import struct
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +14,11 @@ from typer.testing import CliRunner
 
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.main import application
+from mamba_operator.load_watch import fetched
 from mamba_planner.model_report import MAX_BYTES, ModelReport
 from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.source import resolve
+from redis_server import free_port
 from small_hub import COMMIT, Hub, small_hub
 
 CONFIG = {"model_type": "mamba2", "hidden_size": 64}
@@ -31,11 +36,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield found
 
 
-def run(*arguments: str) -> None:
+def run(*arguments: str) -> str:
     result = CliRunner().invoke(application(), ["download", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_the_report_has_commit_configuration_and_the_size_of_the_weights(hub: Hub, tmp_path: Path) -> None:
@@ -100,6 +106,39 @@ def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch:
 def test_a_report_that_cannot_be_written_is_a_failure(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="--report"):
         run("hf://owner/name", "--report", str(tmp_path / "missing" / "report"))
+
+
+class Asking(list[str]):
+    """What the Hub serves; at the beginning of each file the port is asked how far the download is."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.url, self.told = f"http://127.0.0.1:{port}/metrics", list[tuple[int, int]]()
+
+    def append(self, name: str) -> None:
+        super().append(name)
+        with urllib.request.urlopen(self.url) as answer:
+            self.told.append(fetched(answer.read().decode()))
+
+
+def test_bytes_are_told_at_a_port_while_they_come_and_not_after(hub: Hub, tmp_path: Path) -> None:
+    port = free_port()
+    hub.served = asking = Asking(port)
+    run("hf://owner/name", "--report", str(tmp_path / "report"), "--metrics-port", str(port))
+    in_all = sum(map(len, hub.files.values()))
+    assert len(asking.told) == len(hub.files)
+    assert {total for _, total in asking.told} == {in_all}
+    assert all(done < in_all for done, _ in asking.told)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(asking.url)
+
+
+def test_a_port_that_another_has_is_no_reason_not_to_download(hub: Hub, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = run("hf://owner/name", "--report", str(tmp_path / "report"), "--metrics-port", str(port))
+    assert f"port {port} does not tell how far it is" in said
+    assert ModelReport.read((tmp_path / "report").read_text()).commit == COMMIT
 
 
 def test_a_report_always_fits_a_termination_message() -> None:

@@ -1,4 +1,4 @@
-"""The metrics page and the registries of all three processes name the same series, in both directions."""
+"""The metrics page and the registries of all processes name the same series, in both directions."""
 
 import re
 from pathlib import Path

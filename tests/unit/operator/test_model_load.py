@@ -179,6 +179,25 @@ def test_a_first_failure_is_shown_and_a_second_one_is_a_fault() -> None:
         assert "the Hub cannot be reached; check spec.model.uri" in message
 
 
+@pytest.mark.parametrize(
+    ("fetched", "words"),
+    [
+        ({"nano-load-z": (3 << 30, 17 << 30)}, "by pod nano-load-z: 3.0Gi of 17.0Gi"),
+        ({"nano-load-y": (3 << 30, 17 << 30)}, "by pod nano-load-z, whose log tells how far it is"),
+    ],
+)
+def test_the_status_says_how_many_bytes_are_there_where_the_loader_tells(
+    fetched: dict[str, tuple[int, int]], words: str
+) -> None:
+    of = cached()
+    children = loading(of)
+    pods = (loader_pod(job_of(children), "Running", name="nano-load-z"),)
+    seen = snapshot(of, children, pods=pods, fetched=fetched)
+    status = summarize(seen, make_plan(seen, now=NOW, new_token=lambda: TOKEN), (), now=NOW)
+    assert status is not None
+    assert words in condition(status, "Progressing")[2]
+
+
 def test_a_loader_that_gave_up_says_why_and_is_made_again_later() -> None:
     of = cached()
     children = with_status(loading(of), "Failed", failed=7)

@@ -1,0 +1,80 @@
+"""`LoadWatch`: while loaders run, asks them how many bytes of the model they have.
+
+Beside the reconcile passes, as the autoscaler: a loader that does not answer delays none of them. It writes
+nothing; a pass puts what was told into the status (`model_load`).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from mamba_api import names
+from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.pod_reports import pod_reports
+from mamba_operator.autoscale.reports import ReportInvalid, series
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.pod_trouble import is_loader
+from mamba_operator.objects.side_by_side import side_by_side
+from mamba_operator.snapshot import Fetched
+
+PERIOD = 10.0
+"""Seconds between two looks, and so between two writes of the status of one deployment because of them."""
+_WANTED = frozenset((names.METRIC_DOWNLOADED, names.METRIC_TO_DOWNLOAD))
+
+
+def fetched(text: str) -> Fetched:
+    """What a loader says. Raises ReportInvalid."""
+    found = {name: sum(value for _, value in samples) for name, samples in series(text, _WANTED).items()}
+    try:
+        return int(found[names.METRIC_DOWNLOADED]), int(found[names.METRIC_TO_DOWNLOAD])
+    except (KeyError, ValueError, OverflowError) as error:
+        raise ReportInvalid(f"no number of bytes in it: {error}") from None
+
+
+class LoadWatch:
+    """Of one operator that acts.
+
+    Args:
+        indices: what the watches hold.
+        read: gives the `/metrics` of a pod.
+        wake: told of which deployment a loader got further.
+    """
+
+    def __init__(self, indices: Indices, read: Read, wake: Callable[[Key], None]) -> None:
+        self._indices, self._read, self._wake = indices, read, wake
+        self._known: dict[Key, Mapping[str, Fetched]] = {}
+
+    def progress(self, key: Key) -> Mapping[str, Fetched]:
+        """By name of a loader's pod that runs and answers: bytes fetched, of bytes in all."""
+        return self._known.get(key, {})
+
+    async def run(self) -> None:
+        """Look for ever; ends only by cancellation."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD)
+
+    async def look(self) -> None:
+        """Once at every deployment whose loader runs, all at the same time."""
+        loading = {
+            key: pods
+            for key in self._indices.keys(MAMBA_DEPLOYMENT)
+            if (pods := [pod for pod in self._indices.of(POD, key) if _fetches(pod)])
+        }
+        for key in self._known.keys() - loading.keys():
+            del self._known[key]
+        looks = {key: self._look_at(key, pods) for key, pods in loading.items()}
+        await side_by_side(looks, "load_watch_broken")
+
+    async def _look_at(self, key: Key, pods: list[Manifest]) -> None:
+        told = await pod_reports(self._read, pods, fetched)
+        # Before it knows how much there is to fetch it says nothing: 0 of 0.
+        known = {pod: one for pod, one in told.items() if one is not None and one[1] > 0}
+        if known != self._known.get(key, {}):
+            self._known[key] = known
+            self._wake(key)
+
+
+def _fetches(pod: Manifest) -> bool:
+    return is_loader(pod) and (pod.get("status") or {}).get("phase") == "Running"
