@@ -141,6 +141,7 @@ class Operator:
             decided=autoscaler.decided,
             attempts=rollouts.attempts,
             read=pods.read,
+            busy=lambda: len(self._queue) > 0,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -157,8 +158,9 @@ class Operator:
         resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
         comparing = asyncio.create_task(rollouts.run())
+        telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
-        tasks = [scaling, comparing, working, resyncing, watching]
+        tasks = [scaling, comparing, working, telling, resyncing, watching]
         if settings.external_metrics_port is not None:
             tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:
