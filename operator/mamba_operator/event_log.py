@@ -4,8 +4,13 @@ An event's name is a hash of what it says, so a restarted operator finds it agai
 failure: it is logged and the reconcile goes on.
 """
 
-from collections import OrderedDict
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import structlog
 
@@ -20,30 +25,57 @@ from mamba_operator.objects.manifest import Manifest, digest
 MAX_MESSAGE = 1024
 """Longest message of an event."""
 REMEMBERED = 4096
+MOST_WAITING = 16_384
+"""Events that wait to be written; what comes on top is lost."""
+PATIENCE = 60.0
+"""Seconds for which passes that are due come first."""
+GLANCE = 0.1
+"""Seconds between two looks whether there are none."""
+LAST_SECONDS = 2.0
+"""For what still waits when the operator ends."""
 
 log = structlog.get_logger(__name__)
 
 
-def event_manifest(owner: Manifest, announcement: Announcement, *, reporter: str, now: datetime) -> Manifest:
-    """The Event object. Pure."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One event about one object, before it is written."""
+
+    name: str
+    namespace: str
+    uid: str
+    version: str
+    announcement: Announcement
+    at: datetime
+
+
+def said_of(owner: Mapping[str, Any], announcement: Announcement, now: datetime) -> Said:
+    """An event about `owner`, of which little is kept."""
     meta = owner["metadata"]
-    said = [meta["uid"], announcement.type, announcement.reason, announcement.message]
-    when = timestamp(now)
+    version = meta.get("resourceVersion", "")
+    return Said(meta["name"], meta["namespace"], meta["uid"], version, announcement, now)
+
+
+def event_manifest(said: Said, *, reporter: str) -> Manifest:
+    """The Event object. Pure."""
+    announcement = said.announcement
+    words = [said.uid, announcement.type, announcement.reason, announcement.message]
+    when = timestamp(said.at)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {
-            "name": f"{meta['name']}.{digest(said)}",
-            "namespace": meta["namespace"],
-            "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: meta["name"]},
+            "name": f"{said.name}.{digest(words)}",
+            "namespace": said.namespace,
+            "labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: said.name},
         },
         "involvedObject": {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "name": meta["name"],
-            "namespace": meta["namespace"],
-            "uid": meta["uid"],
-            "resourceVersion": meta.get("resourceVersion", ""),
+            "name": said.name,
+            "namespace": said.namespace,
+            "uid": said.uid,
+            "resourceVersion": said.version,
         },
         "type": announcement.type,
         "reason": announcement.reason,
@@ -58,14 +90,66 @@ def event_manifest(owner: Manifest, announcement: Announcement, *, reporter: str
 
 
 class EventLog:
-    """Posts events and remembers how often each was said, for as many as fit into its memory."""
+    """Writes events one after the other, beside the passes, and remembers how often each was said, for as
+    many as fit into its memory.
 
-    def __init__(self, client: KubeClient) -> None:
+    `busy`: whether passes are due, for which the API server shall have its time first.
+    """
+
+    def __init__(
+        self, client: KubeClient, *, reporter: str, busy: Callable[[], bool] = lambda: False
+    ) -> None:
         self._client = client
+        self._reporter = reporter
+        self._busy = busy
         self._counts: OrderedDict[str, int] = OrderedDict()
+        self._waiting: deque[tuple[float, Said]] = deque()
+        """With the time of the loop at which each was said."""
+        self._wakeup = asyncio.Event()
 
-    async def post(self, event: Manifest) -> None:
-        """Create the event, or count it up when it was posted before."""
+    def say(self, said: Said) -> None:
+        """Have the event written when those before it are: nobody waits for that."""
+        if len(self._waiting) >= MOST_WAITING:
+            _lost(said, f"{MOST_WAITING} others wait to be written")
+            return
+        self._waiting.append((asyncio.get_running_loop().time(), said))
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Write what was said, until cancelled; then what still waits, for `LAST_SECONDS` at most."""
+        try:
+            while True:
+                await self._wakeup.wait()
+                while self._waiting:
+                    await self._turn()
+                    await self._next()
+                self._wakeup.clear()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_SECONDS):
+                    await self.flush()
+
+    async def flush(self) -> None:
+        """Return when all that was said is written, or lost."""
+        while self._waiting:
+            await self._next()
+
+    async def _turn(self) -> None:
+        """Return when no pass is due, or the oldest event has waited long enough."""
+        loop = asyncio.get_running_loop()
+        while (  # noqa: ASYNC110 - passes begin and end too often to say so each time
+            self._busy() and self._waiting and loop.time() - self._waiting[0][0] < PATIENCE
+        ):
+            await asyncio.sleep(GLANCE)
+
+    async def _next(self) -> None:
+        if self._waiting:
+            _, said = self._waiting.popleft()
+            await self._post(said)
+
+    async def _post(self, said: Said) -> None:
+        """Create the event, or count it up when it was written before."""
+        event = event_manifest(said, reporter=self._reporter)
         name = event["metadata"]["name"]
         count = self._counts.get(name, 0) + 1
         self._remember(name, count)
@@ -74,9 +158,9 @@ class EventLog:
                 await self._client.create(event)
             except Conflict:
                 patch = {"count": await self._counted(event, count), "lastTimestamp": event["lastTimestamp"]}
-                await self._client.merge(EVENT, event["metadata"]["namespace"], name, patch)
+                await self._client.merge(EVENT, said.namespace, name, patch)
         except ClusterError as error:
-            log.warning("event_lost", reason=event["reason"], message=event["message"], error=str(error))
+            _lost(said, str(error))
 
     async def _counted(self, event: Manifest, count: int) -> int:
         """`count`, or one more than is recorded when an operator before us, or we long ago, said it first."""
@@ -93,3 +177,12 @@ class EventLog:
         self._counts.move_to_end(name)
         if len(self._counts) > REMEMBERED:
             self._counts.popitem(last=False)
+
+
+def _lost(said: Said, error: str) -> None:
+    log.warning(
+        "event_lost",
+        reason=said.announcement.reason,
+        message=said.announcement.message[:MAX_MESSAGE],
+        error=error,
+    )

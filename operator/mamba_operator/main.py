@@ -144,6 +144,7 @@ class Operator:
             attempts=rollouts.attempts,
             fetched=loads.progress,
             read=pods.read,
+            busy=lambda: len(self._queue) > 0,
         )
         started = asyncio.Event()
         watching = asyncio.create_task(
@@ -161,8 +162,9 @@ class Operator:
         scaling = asyncio.create_task(autoscaler.run())
         comparing = asyncio.create_task(rollouts.run())
         asking = asyncio.create_task(loads.run())
+        telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
-        tasks = [scaling, comparing, asking, working, resyncing, watching]
+        tasks = [scaling, comparing, asking, working, telling, resyncing, watching]
         if settings.external_metrics_port is not None:
             tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:

@@ -1,4 +1,4 @@
-"""`Reconciler`: one pass over one MambaDeployment: observe, plan, apply, one status write, events.
+"""`Reconciler`: one pass over one MambaDeployment: observe, plan, apply, one status write; events follow.
 
 Level-based: it is told a key and nothing of the event that woke it. Called by the work queue, which never
 runs two passes of a key at the same time; raising means "again, later".
@@ -24,7 +24,7 @@ from mamba_operator.autoscale.metrics_reader import Read
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.deletion_cost import mark, shrink
 from mamba_operator.engine_admin import Put, put_strategy, tell
-from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.event_log import EventLog, said_of
 from mamba_operator.findings import Failure
 from mamba_operator.gpu_memory import Labels
 from mamba_operator.memory_plan import depends_on_nodes
@@ -67,7 +67,7 @@ def new_token() -> str:
 
 
 class Reconciler:
-    """Holds what passes share: the client, the clock, the instruments."""
+    """Holds what passes share: the client, the clock, the instruments. `events` has to run beside it."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class Reconciler:
         attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {},
         fetched: Callable[[Key], Mapping[str, Fetched]] = lambda _: {},
         read: Read | None = None,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client = client
-        self._events = EventLog(client)
+        self.events = EventLog(client, reporter=identity, busy=busy)
         self._metrics = metrics
-        self._identity = identity
         self._timeout = timeout
         self._resync = resync
         self._seen = seen
@@ -257,7 +257,7 @@ class Reconciler:
         return min(self._resync(), plan.again_in or float("inf"))
 
     async def _report(self, snapshot: Snapshot, plan: ReconcilePlan, outcome: Outcome) -> None:
-        """The one status write, left out when nothing changed; then the events."""
+        """The one status write, left out when nothing changed; then it says what is news."""
         assert snapshot.owner is not None
         old = recorded(snapshot.owner)
         failures = [
@@ -289,8 +289,7 @@ class Reconciler:
             meta = owner["metadata"]
             self._written[Key(meta["namespace"], meta["name"])] = meta["resourceVersion"]
         for announcement in announce(old, new, done):
-            manifest = event_manifest(owner, announcement, reporter=self._identity, now=self._now())
-            await self._events.post(manifest)
+            self.events.say(said_of(owner, announcement, self._now()))
 
 
 def _exact(owner: Manifest) -> Status | None:

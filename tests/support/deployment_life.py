@@ -35,6 +35,7 @@ class Life:
         """Conditions after one pass, and the reasons of the events that it posted."""
         self.now += timedelta(**after)
         self.again_in = await self._again(KEY)
+        await self._again.events.flush()
         status = self.cluster.find("MambaDeployment", "nano")["status"]
         events = {key[2]: one for key, one in self.cluster.objects.items() if key[0] == "Event"}
         fresh = sorted(

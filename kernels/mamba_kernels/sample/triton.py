@@ -94,29 +94,44 @@ def prepare_kernel(
 
 @triton.jit
 def _search(
-    row_logits, best, temperature, most, target, counting,
+    row_logits, best, temperature, most, target, COUNTING: tl.constexpr,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The least order o <= `most` such that the tokens of order <= o number (or weigh) `target` at least.
+    """An order o <= `most` up to which the tokens number (or weigh) `target` at least, and without whose last
+    one they would not.
 
-    Each pass tries eight orders at once, so eleven of them tell 31 bits apart.
+    Each pass tries eight orders at once, so eleven of them tell 31 bits apart; it ends as soon as a single
+    token is left between the bounds, which is sooner but for logits that are equal to many bits.
     """
     low = most * 0
     high = most
+    below = 0.0
+    inside = 2.0
+    passes = 0
     j = tl.arange(0, 8)
-    for _ in range(11):
+    while (passes < 11) & (inside > 1.0):
         step = (high - low) // 8 + 1
         tried = tl.minimum(low + (j + 1) * step - 1, high)
-        reached = tl.zeros([8, BLOCK], tl.float32)
+        weights = tl.zeros([8, BLOCK], tl.float32)
+        numbers = tl.zeros([8, BLOCK], tl.float32)
         for start in range(0, VOCABULARY, BLOCK):
             token = start + tl.arange(0, BLOCK)
-            value = tl.load(row_logits + token, mask=token < VOCABULARY, other=float("-inf"))
+            there = token < VOCABULARY
+            value = tl.load(row_logits + token, mask=there, other=float("-inf"))
             scaled = _scaled(value, best, temperature)
-            weight = tl.where(token < VOCABULARY, tl.where(counting, 1.0, tl.exp(scaled)), 0.0)
-            reached += tl.where(_order(scaled)[None, :] <= tried[:, None], weight[None, :], 0.0)
-        short = tl.minimum(tl.sum((tl.sum(reached, 1) < target).to(tl.int32), 0), 7)
+            reached = (_order(scaled)[None, :] <= tried[:, None]) & there[None, :]
+            numbers += reached.to(tl.float32)
+            if not COUNTING:
+                weights += tl.where(reached, tl.exp(scaled)[None, :], 0.0)
+        number = tl.sum(numbers, 1)
+        amount = number if COUNTING else tl.sum(weights, 1)
+        short = tl.minimum(tl.sum((amount < target).to(tl.int32), 0), 7)
+        # Of the tokens up to the bound that is found, those up to the one before it are not between the two.
+        below = tl.maximum(below, tl.max(tl.where(j < short, number, 0.0), 0))
+        inside = tl.sum(tl.where(j == short, number, 0.0), 0) - below
         low = tl.minimum(low + short * step, high)
         high = tl.minimum(low + step - 1, high)
+        passes += 1
     return high
 
 

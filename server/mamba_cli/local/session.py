@@ -224,12 +224,21 @@ class Session:
 
         stamps = await asyncio.to_thread(look)
         absent = Absent()
+        waits = False
         while True:
             await asyncio.sleep(self._options.look_every)
             now = await asyncio.to_thread(look)
             for line in absent.lines(now):
                 self._view.say(line, style="yellow")
             if found := changed(stamps, now):
+                if not all(unit.engine in self._ready for unit in self._units):
+                    # What loads can be told nothing: the edit is found again at the next look.
+                    if not waits:
+                        words = f"{', '.join(map(str, found))} changed: looked at once all engines are ready"
+                        self._view.say(words, style="cyan")
+                    waits = True
+                    continue
+                waits = False
                 self._view.say(f"{', '.join(map(str, found))} changed", style="cyan")
                 lines, units = await on_edit(http)
                 self._commands = _commands(units)

@@ -137,6 +137,7 @@ async def work(cluster: Watched) -> None:
         )  # fmt: skip
         with contextlib.suppress(OperatorError):
             await again(KEY)
+        await again.events.flush()
         if step in (1, 3) and (engine := cluster.find("Deployment", "nano-engine")) is not None:
             engine["spec"]["replicas"] = 9
         if step == 2:

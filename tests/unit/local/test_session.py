@@ -291,6 +291,18 @@ def test_several_objects_get_an_engine_and_an_endpoint_each(bench: Bench, tmp_pa
     assert bench.events("serve", "started") == bench.events("gateway", "drained") == 3
 
 
+def test_an_edit_while_the_engine_loads_is_applied_when_it_is_ready(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "load=3")
+    edited = deployment(stateCache={"strategy": "NoBuffer", "trackInterval": 512})
+    bench.when(lambda: bench.events("serve", "started") == 1, lambda: bench.file.write_text(edited) and None)
+    bench.when(lambda: "now runs" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert bench.text.count("changed: looked at once all engines are ready") == 1
+    assert "one: now runs NoBuffer with a checkpoint every 512 tokens" in bench.text
+
+
 def test_an_edit_of_the_strategy_is_applied_without_a_restart(bench: Bench) -> None:
     edited = deployment(stateCache={"strategy": "NoBuffer", "trackInterval": 512})
     bench.when(lambda: "is ready" in bench.text, lambda: bench.file.write_text(edited) and None)

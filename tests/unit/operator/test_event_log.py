@@ -1,11 +1,13 @@
 """Events count up over restarts and expiry, memory stays bounded, and a lost one is no failure."""
 
+import asyncio
+
 import pytest
 
 from fake_cluster import FakeCluster
 from mamba_operator import event_log
 from mamba_operator.announce import Announcement
-from mamba_operator.event_log import EventLog, event_manifest
+from mamba_operator.event_log import LAST_SECONDS, PATIENCE, EventLog, Said, event_manifest, said_of
 from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
 from mamba_operator.objects.manifest import Manifest
 from operator_objects import NOW, fitting_owner
@@ -13,17 +15,104 @@ from operator_objects import NOW, fitting_owner
 OF = fitting_owner()
 
 
-def event(message: str = "Created Service nano", of: Manifest = OF) -> Manifest:
-    return event_manifest(of, Announcement("Normal", "Created", message), reporter="me", now=NOW)
+def event(message: str = "Created Service nano", of: Manifest = OF) -> Said:
+    return said_of(of, Announcement("Normal", "Created", message), NOW)
+
+
+class Log(EventLog):
+    """Writes at once."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__(cluster, reporter="me")
+
+    async def post(self, said: Said) -> None:
+        self.say(said)
+        await self.flush()
+
+
+class SilentCluster(FakeCluster):
+    """Takes a request and never answers."""
+
+    async def create(self, manifest: Manifest, *, validation: str = "Ignore") -> Manifest:
+        await asyncio.Event().wait()
+        return manifest
 
 
 def counts(cluster: FakeCluster) -> list[int]:
     return [one["count"] for key, one in cluster.objects.items() if key[0] == "Event"]
 
 
+async def test_the_same_thing_said_again_counts_up() -> None:
+    cluster = FakeCluster()
+    log = Log(cluster)
+    for _ in range(3):
+        await log.post(event())
+
+    assert counts(cluster) == [3]
+
+
+async def test_who_says_something_does_not_wait_until_it_is_written() -> None:
+    cluster = FakeCluster()
+    log = EventLog(cluster, reporter="me")
+    running = asyncio.create_task(log.run())
+    for number in range(3):
+        log.say(event(str(number)))
+    before = counts(cluster)
+    await asyncio.sleep(1)
+    later = counts(cluster)
+
+    # What was said last, before the operator ends.
+    log.say(event("last"))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert (before, later, counts(cluster)) == ([], [1] * 3, [1] * 4)
+
+
+async def test_passes_that_are_due_come_first_for_a_minute_and_no_longer() -> None:
+    cluster, due = FakeCluster(), [True]
+    log = EventLog(cluster, reporter="me", busy=lambda: bool(due))
+    running = asyncio.create_task(log.run())
+    log.say(event("first"))
+    await asyncio.sleep(PATIENCE - 1)
+    log.say(event("second"))
+    early = counts(cluster)
+    await asyncio.sleep(2)
+    after_a_minute = counts(cluster)
+    due.clear()
+    await asyncio.sleep(1)
+    running.cancel()
+
+    assert (early, after_a_minute, counts(cluster)) == ([], [1], [1, 1])
+
+
+async def test_an_api_server_that_never_answers_keeps_no_operator_from_its_end() -> None:
+    log = EventLog(SilentCluster(), reporter="me")
+    running = asyncio.create_task(log.run())
+    log.say(event())
+    await asyncio.sleep(1)
+    began = asyncio.get_running_loop().time()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert asyncio.get_running_loop().time() - began <= LAST_SECONDS
+
+
+async def test_events_that_nobody_can_write_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "MOST_WAITING", 5)
+    cluster = FakeCluster()
+    log = EventLog(cluster, reporter="me")
+    for number in range(8):
+        log.say(event(str(number)))
+
+    await log.flush()
+
+    assert len(counts(cluster)) == 5
+
+
 async def test_a_restarted_operator_goes_on_counting_where_the_last_one_stopped() -> None:
     cluster = FakeCluster()
-    before, after = EventLog(cluster), EventLog(cluster)
+    before, after = Log(cluster), Log(cluster)
     for _ in range(7):
         await before.post(event())
 
@@ -35,7 +124,7 @@ async def test_a_restarted_operator_goes_on_counting_where_the_last_one_stopped(
 
 async def test_an_event_that_the_cluster_dropped_after_its_hour_begins_anew() -> None:
     cluster = FakeCluster()
-    log = EventLog(cluster)
+    log = Log(cluster)
     await log.post(event())
     cluster.objects.clear()
 
@@ -49,7 +138,7 @@ async def test_what_was_forgotten_for_want_of_memory_is_counted_from_the_cluster
 ) -> None:
     monkeypatch.setattr(event_log, "REMEMBERED", 3)
     cluster = FakeCluster()
-    log = EventLog(cluster)
+    log = Log(cluster)
     for _ in range(4):
         await log.post(event("often"))
     for number in range(10):
@@ -66,8 +155,8 @@ async def test_the_same_words_about_two_objects_are_two_events() -> None:
     successor = fitting_owner()
     successor["metadata"]["uid"] = "another"
 
-    await EventLog(cluster).post(event())
-    await EventLog(cluster).post(event(of=successor))
+    await Log(cluster).post(event())
+    await Log(cluster).post(event(of=successor))
 
     assert counts(cluster) == [1, 1]
 
@@ -82,9 +171,9 @@ FAULTS: list[ClusterError] = [
 @pytest.mark.parametrize("error", FAULTS, ids=lambda one: type(one).__name__)
 async def test_a_lost_event_is_no_failure_and_the_next_one_is_written(verb: str, error: ClusterError) -> None:
     cluster = FakeCluster()
-    await EventLog(cluster).post(event())
+    await Log(cluster).post(event())
     cluster.fault = lambda asked, *_: error if asked == verb else None
-    log = EventLog(cluster)
+    log = Log(cluster)
 
     await log.post(event())
     cluster.fault = lambda *_: None
@@ -97,7 +186,7 @@ async def test_an_event_that_vanished_between_refusal_and_count_is_lost_quietly(
     cluster = FakeCluster()
     cluster.fault = lambda verb, *_: Conflict("exists", status=409) if verb == "create" else None
 
-    await EventLog(cluster).post(event())
+    await Log(cluster).post(event())
 
     assert counts(cluster) == []
 
@@ -107,7 +196,7 @@ def test_an_events_name_is_one_the_api_takes(name: str) -> None:
     of = fitting_owner()
     of["metadata"]["name"] = name
 
-    made = event("\N{SNOWMAN}" * 3000, of=of)
+    made = event_manifest(event("\N{SNOWMAN}" * 3000, of=of), reporter="me")
 
     assert len(made["metadata"]["name"]) <= 253
     assert len(made["message"]) == 1024

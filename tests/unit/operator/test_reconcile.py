@@ -155,6 +155,7 @@ async def test_what_may_not_be_read_is_named_in_the_status_and_nothing_is_change
     assert found["Degraded"]["message"] == said
     assert found["Planned"] == before
     assert writes(cluster) == ["apply/status MambaDeployment/nano"]
+    await again.events.flush()
     events = [one for (of, _, _), one in cluster.objects.items() if of == "Event"]
     assert said in [one["message"].partition(": ")[2] for one in events if one["type"] == "Warning"]
     cluster.fault = lambda *_: None

@@ -252,6 +252,7 @@ async def test_a_status_that_could_not_be_written_is_written_by_the_next_pass_wi
 
     cluster.fault = lambda *_: None
     await again(KEY)
+    await again.events.flush()
 
     assert condition(cluster, "Planned")["status"] == "True"
     reasons = {one["reason"] for key, one in cluster.objects.items() if key[0] == "Event"}
@@ -328,8 +329,10 @@ async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wi
     }
     cluster.fault = lambda verb, kind, _: answers.get(kind) if verb == "make" else None
 
+    again = reconciler(cluster)
     with pytest.raises(Unreachable) as caught:
-        await reconciler(cluster)(KEY)
+        await again(KEY)
+    await again.events.flush()
 
     assert caught.value.retry_after == 30.0
     assert condition(cluster, "Degraded")["message"] == "no (and 2 more)"
