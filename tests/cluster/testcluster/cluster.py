@@ -113,7 +113,7 @@ class Cluster:
 
         self.wait_for(established, f"{crd} to be established")
 
-    def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
+    def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 90.0) -> T:
         """The first true value of `look`. Raises ClusterError naming `what` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
