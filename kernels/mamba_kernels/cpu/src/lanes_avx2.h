@@ -95,6 +95,21 @@ struct Lanes {
       for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
     }
   }
+  // The same of int8, sixteen even inputs and then the odd ones; on wish they are kept as pairs of bfloat16, which
+  // they are exactly: float32 of a number that small has nothing in its lower half.
+  template <bool kKeep, int kRows, int kPanels>
+  static void add_int8_pairs(Lanes (&sums)[kPanels][kRows], const int8_t* const (&numbers)[kPanels],
+                             const Activation* pair, uint32_t* const (&kept)[kPanels]) {
+    for (int p = 0; p < kPanels; ++p) {
+      const Lanes even = load_int8(numbers[p]), odd = load_int8(numbers[p] + 16);
+      if (kKeep) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(kept[p]), pairs_of_int8(even.lo, odd.lo));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(kept[p] + 8), pairs_of_int8(even.hi, odd.hi));
+      }
+      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(odd, all(pair[row]), sums[p][row]);
+      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
+    }
+  }
   // Panels of a tile that has many rows: as many accumulators as there are registers for.
   static constexpr int kPanelsPerTile = 1;
   // The same of products of cached matrices, whose tiles have four rows: eight accumulators hide their latency.
@@ -102,8 +117,13 @@ struct Lanes {
   // Bytes before their use at which weights and states are asked for. Cores of Intel, which take AVX-512 without
   // bfloat16, read quicker so; on those of AMD it is in the way.
   static constexpr int kReadAhead = 0;
+  // Tiles of rows from which on a panel of int8 is converted once for all of them.
+  static constexpr int kUnpackedFor = 4;
 
  private:
+  static __m256i pairs_of_int8(__m256 even, __m256 odd) {
+    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
+  }
   static __m256 rounded_stochastically(__m256 x, uint32_t element, uint32_t noise) {
     const auto all32 = [](uint32_t each) { return _mm256_set1_epi32(static_cast<int>(each)); };
     constexpr uint32_t golden = 0x9e3779b9u;

@@ -109,6 +109,19 @@ struct Lanes {
       }
     }
   }
+  template <bool kKeep, int kRows, int kPanels>
+  static void add_int8_pairs(Lanes (&sums)[kPanels][kRows], const int8_t* const (&numbers)[kPanels],
+                             const Activation* pair, uint32_t* const (&kept)[kPanels]) {
+    for (int p = 0; p < kPanels; ++p) {
+      const __m512i bits = pairs_of_int8(load_int8(numbers[p]), load_int8(numbers[p] + 16));
+      if (kKeep) _mm512_store_si512(kept[p], bits);
+      const __m512bh both = reinterpret_cast<__m512bh>(bits);
+      for (int row = 0; row < kRows; ++row) {
+        const __m512bh x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair[row])));
+        sums[p][row].x = _mm512_dpbf16_ps(sums[p][row].x, both, x);
+      }
+    }
+  }
 #else
   using Activation = float;
   static constexpr int kActivationsPerPair = 2;
@@ -128,14 +141,34 @@ struct Lanes {
       for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
     }
   }
+  template <bool kKeep, int kRows, int kPanels>
+  static void add_int8_pairs(Lanes (&sums)[kPanels][kRows], const int8_t* const (&numbers)[kPanels],
+                             const Activation* pair, uint32_t* const (&kept)[kPanels]) {
+    for (int p = 0; p < kPanels; ++p) {
+      const Lanes even = load_int8(numbers[p]), odd = load_int8(numbers[p] + 16);
+      if (kKeep) _mm512_store_si512(kept[p], pairs_of_int8(even, odd));
+      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(odd, all(pair[row]), sums[p][row]);
+      for (int row = 0; row < kRows; ++row) sums[p][row] = fused(even, all(pair[kRows + row]), sums[p][row]);
+    }
+  }
 #endif
   static constexpr int kPanelsPerTile = 4;
   static constexpr int kVectorsPerTile = 2;
 #ifdef __AVX512BF16__
   static constexpr int kReadAhead = 0;
+  static constexpr int kUnpackedFor = 2;
 #else
   static constexpr int kReadAhead = 2048;
+  static constexpr int kUnpackedFor = 8;
 #endif
+
+ private:
+  // Pairs of bfloat16: float32 of a number that small is its upper half.
+  static __m512i pairs_of_int8(Lanes even, Lanes odd) {
+    const __m512i upper = _mm512_set_epi16(63, 31, 61, 29, 59, 27, 57, 25, 55, 23, 53, 21, 51, 19, 49, 17,  //
+                                           47, 15, 45, 13, 43, 11, 41, 9, 39, 7, 37, 5, 35, 3, 33, 1);
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(even.x), upper, _mm512_castps_si512(odd.x));
+  }
 };
 
 }  // namespace

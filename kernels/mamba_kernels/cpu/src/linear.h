@@ -24,8 +24,7 @@ constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
 // Steps of a tile's panels, whole blocks: they stay in the first cache while tiles pass by.
 constexpr int64_t kStepsAtOnce = Lanes::kPanelsPerTile > 2 ? 96 : 192;
-constexpr int64_t kUnpackedFor = 4;          // tiles that pass by: then a panel is converted once for all of them,
-constexpr int kUnpackedRows = 4;             // and none has fewer rows
+constexpr int kUnpackedRows = 3;             // where tiles share a panel that is converted once, none has fewer rows
 constexpr int64_t kChunkBytes = 96 << 10;    // weights of a chunk: microseconds, so that threads end together
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -53,8 +52,7 @@ struct BfloatPairs {
     Lanes::keep_pair(at, rows, widened(x[0]), left > 1 ? widened(x[1]) : 0.0f);
   }
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x,
-                  int64_t) {
+  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
     const uint32_t* pairs[kPanels];
     for (int p = 0; p < kPanels; ++p) pairs[p] = weights[p]->pairs;
     Lanes::add_pairs<kRows, kPanels>(sums, pairs, x);
@@ -73,8 +71,7 @@ struct SingleFloats {
   static constexpr int kActivations = 1;
   static void keep(Activation* at, int, const Element* x, int64_t) { at[0] = x[0]; }
   template <int kRows, int kPanels>
-  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x,
-                  int64_t) {
+  static void add(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels], const Activation* x) {
     for (int p = 0; p < kPanels; ++p) {
       const Lanes weight = Lanes::load(weights[p]->singles);
       for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::fused(weight, Lanes::all(x[row]), sums[p][row]);
@@ -82,51 +79,112 @@ struct SingleFloats {
   }
 };
 
-template <typename T>
+constexpr int kScaled = 32;  // inputs of an output that share a scale
+
 struct ScaledBytes {
-  using Element = T;
-  static constexpr int kStep = 1;
-  static constexpr int kBlock = 32;
-  struct Weight {
-    uint16_t scales[kPanel];  // float16
-    int8_t numbers[kBlock][kPanel];
-  };
-  struct Unpacked {
-    float scales[kPanel];
-    float numbers[kBlock][kPanel];
-  };
-  static void unpack(Unpacked& out, const Weight& weight) {
-    lanes(weight.scales).store(out.scales);
-    for (int k = 0; k < kBlock; ++k) lanes(weight.numbers[k]).store(out.numbers[k]);
+  uint16_t scales[kPanel];  // float16
+  int8_t numbers[kScaled][kPanel];
+};
+
+inline Lanes scales_of(const ScaledBytes& block) { return Lanes::load_float16(block.scales); }
+
+// A block of `count` steps has sums of its own, which are scaled and added to those of the output.
+template <int kRows, int kPanels, typename W, typename AddStep>
+void add_scaled(Lanes (&sums)[kPanels][kRows], const W* const (&weights)[kPanels], int64_t count, const AddStep& add) {
+  Lanes block[kPanels][kRows];
+  for (auto& panel : block) {
+    for (Lanes& sum : panel) sum = Lanes::zero();
   }
+  for (int64_t step = 0; step < count; ++step) add(block, step);
+  for (int p = 0; p < kPanels; ++p) {
+    const Lanes scale = scales_of(*weights[p]);
+    for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::fused(scale, block[p][row], sums[p][row]);
+  }
+}
+
+template <int kPanels, typename Unpacked>
+void keep_scales(const ScaledBytes* const (&weights)[kPanels], Unpacked* const (&kept)[kPanels]) {
+  for (int p = 0; p < kPanels; ++p) scales_of(*weights[p]).store(kept[p]->scales);
+}
+
+// Of rows of bfloat16: multiplied in pairs, which all int8 are exactly.
+struct ScaledPairs {
+  using Element = uint16_t;
+  using Weight = ScaledBytes;
+  static constexpr int kStep = 2;
+  static constexpr int kBlock = kScaled / kStep;
+  struct alignas(64) Unpacked {
+    uint32_t pairs[kBlock][kPanel];
+    float scales[kPanel];
+  };
+  using Activation = BfloatPairs::Activation;
+  static constexpr int kActivations = BfloatPairs::kActivations;
+  static void keep(Activation* at, int rows, const Element* x, int64_t left) { BfloatPairs::keep(at, rows, x, left); }
+  template <bool kKeep, int kRows, int kPanels>
+  static void add_and_unpack(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels],
+                             const Activation* x, int64_t count, Unpacked* const (&kept)[kPanels]) {
+    add_scaled<kRows, kPanels>(sums, weights, count, [&](auto& block, int64_t step) {
+      const int8_t* numbers[kPanels];
+      uint32_t* pairs[kPanels] = {};
+      for (int p = 0; p < kPanels; ++p) {
+        numbers[p] = weights[p]->numbers[2 * step];
+        if (kKeep) pairs[p] = kept[p]->pairs[step];
+      }
+      Lanes::add_int8_pairs<kKeep, kRows, kPanels>(block, numbers, x + step * kRows * kActivations, pairs);
+    });
+    if (kKeep) keep_scales<kPanels>(weights, kept);
+  }
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Unpacked* const (&weights)[kPanels], const Activation* x,
+                  int64_t count) {
+    add_scaled<kRows, kPanels>(sums, weights, count, [&](auto& block, int64_t step) {
+      const uint32_t* pairs[kPanels];
+      for (int p = 0; p < kPanels; ++p) pairs[p] = weights[p]->pairs[step];
+      Lanes::add_pairs<kRows, kPanels>(block, pairs, x + step * kRows * kActivations);
+    });
+  }
+  friend Lanes scales_of(const Unpacked& block) { return Lanes::load(block.scales); }
+};
+
+// Of rows of float32.
+struct ScaledSingles {
+  using Element = float;
+  using Weight = ScaledBytes;
+  static constexpr int kStep = 1;
+  static constexpr int kBlock = kScaled;
+  struct alignas(64) Unpacked {
+    float numbers[kBlock][kPanel];
+    float scales[kPanel];
+  };
   using Activation = float;
   static constexpr int kActivations = 1;
-  static void keep(Activation* at, int, const T* x, int64_t) { at[0] = single(x[0]); }
-  template <int kRows, int kPanels, typename W>
-  static void add(Lanes (&sums)[kPanels][kRows], const W* const (&weights)[kPanels], const Activation* x,
-                  int64_t count) {
-    Lanes block[kPanels][kRows];
-    for (auto& panel : block) {
-      for (Lanes& sum : panel) sum = Lanes::zero();
-    }
-    for (int64_t k = 0; k < count; ++k, x += kRows) {
+  static void keep(Activation* at, int, const Element* x, int64_t) { at[0] = x[0]; }
+  template <bool kKeep, int kRows, int kPanels>
+  static void add_and_unpack(Lanes (&sums)[kPanels][kRows], const Weight* const (&weights)[kPanels],
+                             const Activation* x, int64_t count, Unpacked* const (&kept)[kPanels]) {
+    add_scaled<kRows, kPanels>(sums, weights, count, [&](auto& block, int64_t step) {
       for (int p = 0; p < kPanels; ++p) {
-        const Lanes weight = lanes(weights[p]->numbers[k]);
-        for (int row = 0; row < kRows; ++row) block[p][row] = Lanes::fused(weight, Lanes::all(x[row]), block[p][row]);
+        const Lanes weight = Lanes::load_int8(weights[p]->numbers[step]);
+        if (kKeep) weight.store(kept[p]->numbers[step]);
+        add_step(block[p], weight, x + step * kRows);
       }
-    }
-    for (int p = 0; p < kPanels; ++p) {
-      const Lanes scale = lanes(weights[p]->scales);
-      for (int row = 0; row < kRows; ++row) sums[p][row] = Lanes::fused(scale, block[p][row], sums[p][row]);
-    }
+    });
+    if (kKeep) keep_scales<kPanels>(weights, kept);
   }
+  template <int kRows, int kPanels>
+  static void add(Lanes (&sums)[kPanels][kRows], const Unpacked* const (&weights)[kPanels], const Activation* x,
+                  int64_t count) {
+    add_scaled<kRows, kPanels>(sums, weights, count, [&](auto& block, int64_t step) {
+      for (int p = 0; p < kPanels; ++p) add_step(block[p], Lanes::load(weights[p]->numbers[step]), x + step * kRows);
+    });
+  }
+  friend Lanes scales_of(const Unpacked& block) { return Lanes::load(block.scales); }
 
  private:
-  static Lanes lanes(const uint16_t* float16) { return Lanes::load_float16(float16); }
-  static Lanes lanes(const int8_t* numbers) { return Lanes::load_int8(numbers); }
-  static Lanes lanes(const float* at) { return Lanes::load(at); }
-  static float single(float x) { return x; }
-  static float single(uint16_t x) { return widened(x); }
+  template <int kRows>
+  static void add_step(Lanes (&sums)[kRows], Lanes weight, const float* x) {
+    for (int row = 0; row < kRows; ++row) sums[row] = Lanes::fused(weight, Lanes::all(x[row]), sums[row]);
+  }
 };
 
 template <typename Format>
@@ -201,12 +259,16 @@ class LinearCall {
     const int64_t at_once = end_tile - first_tile > 1 ? kStepsAtOnce : steps_;
     constexpr int64_t kPerTile = kMostRows * kPanel * Lanes::kPanelsPerTile;
     float* sums = kept.get<float>((end_tile - first_tile) * kPerTile);
+    Unpacked* unpacked = nullptr;
+    if (!kAsStored && end_tile - first_tile >= Lanes::kUnpackedFor) {
+      static thread_local Scratch converted;
+      unpacked = converted.get<Unpacked>(Lanes::kPanelsPerTile * kUnpackedBlocks);
+    }
     while (panel < end) {
       const int64_t most = one_row ? kWidestVector : Lanes::kPanelsPerTile;
       const int64_t count = end - panel >= most ? most : 1;
       for (int64_t step = 0; step == 0 || step < steps_; step += at_once) {
-        const Unpacked* converted = unpacked(panel, count, step, first_tile, end_tile);
-        Part part = {panel, step, least(step + at_once, steps_), converted, true};
+        Part part = {panel, step, least(step + at_once, steps_), unpacked, true};
         for (int64_t tile = first_tile; tile < end_tile; ++tile) {
           const int64_t first = first_row(tile);
           const int rows = static_cast<int>(first_row(tile + 1) - first);
@@ -225,30 +287,13 @@ class LinearCall {
     }
   }
 
-  // Steps [step, end) of a panel and those after it; `unpacked` unless they are read as they are stored.
+  // Steps [step, end) of a panel and those after it. The first tile fills `unpacked`, which the others read: a panel's
+  // blocks from `step` on, then the next panel's. Null where they are read as they are stored.
   struct Part {
     int64_t panel, step, end;
-    const Unpacked* unpacked;
+    Unpacked* unpacked;
     bool from_memory;  // no tile has read them yet
   };
-
-  // A panel's blocks from `step` on, then the next panel's; null where too few tiles would read them.
-  const Unpacked* unpacked(int64_t panel, int64_t count, int64_t step, int64_t first_tile, int64_t end_tile) const {
-    if constexpr (std::is_same_v<Unpacked, Weight>) {
-      return nullptr;
-    } else {
-      if (end_tile - first_tile < kUnpackedFor) return nullptr;
-      static thread_local Scratch kept;
-      auto* out = kept.get<Unpacked>(Lanes::kPanelsPerTile * kUnpackedBlocks);
-      const int64_t first = step / Format::kBlock, end = least(first + kUnpackedBlocks, blocks_);
-      for (int64_t p = 0; p < count; ++p) {
-        for (int64_t block = first; block < end; ++block) {
-          Format::unpack(out[p * kUnpackedBlocks + block - first], stored(panel + p)[block]);
-        }
-      }
-      return out;
-    }
-  }
 
   const Weight* stored(int64_t panel) const { return static_cast<const Weight*>(layer_.packed) + panel * blocks_; }
 
@@ -265,20 +310,38 @@ class LinearCall {
 
   template <int kRows, int kPanels>
   void tile_of(const Part& part, int64_t first, float* waiting) const {
-    if constexpr (!std::is_same_v<Unpacked, Weight> && kRows >= kUnpackedRows) {
-      if (part.unpacked != nullptr) {
-        const Unpacked* weights[kPanels];
-        for (int p = 0; p < kPanels; ++p) weights[p] = part.unpacked + p * kUnpackedBlocks;
-        return add_tile<kRows, kPanels>(weights, part, first, waiting);
-      }
-    }
     const Weight* weights[kPanels];
-    for (int p = 0; p < kPanels; ++p) weights[p] = stored(part.panel + p) + part.step / Format::kBlock;
-    add_tile<kRows, kPanels>(weights, part, first, waiting);
+    Unpacked* unpacked[kPanels] = {};
+    for (int p = 0; p < kPanels; ++p) {
+      weights[p] = stored(part.panel + p) + part.step / Format::kBlock;
+      if (part.unpacked != nullptr) unpacked[p] = part.unpacked + p * kUnpackedBlocks;
+    }
+    if constexpr (kAsStored) {
+      add_tile<kRows, kPanels>(weights, part, first, waiting, [](auto& sums, auto& at, const Activation* x, int64_t) {
+        Format::template add<kRows, kPanels>(sums, at, x);
+      });
+    } else if (part.unpacked == nullptr) {
+      add_tile<kRows, kPanels>(weights, part, first, waiting, [&](auto& sums, auto& at, auto* x, int64_t count) {
+        Format::template add_and_unpack<false, kRows, kPanels>(sums, at, x, count, unpacked);
+      });
+    } else if constexpr (kRows >= kUnpackedRows) {
+      if (part.from_memory) {
+        return add_tile<kRows, kPanels>(weights, part, first, waiting, [&](auto& sums, auto& at, auto* x, int64_t n) {
+          Format::template add_and_unpack<true, kRows, kPanels>(sums, at, x, n, unpacked);
+          for (Unpacked*& each : unpacked) ++each;
+        });
+      }
+      const Unpacked* read[kPanels];
+      for (int p = 0; p < kPanels; ++p) read[p] = unpacked[p];
+      add_tile<kRows, kPanels>(read, part, first, waiting, [](auto& sums, auto& at, auto* x, int64_t count) {
+        Format::template add<kRows, kPanels>(sums, at, x, count);
+      });
+    }
   }
 
-  template <int kRows, int kPanels, typename W>
-  void add_tile(const W* (&weights)[kPanels], const Part& part, int64_t first, float* waiting) const {
+  template <int kRows, int kPanels, typename W, typename AddBlock>
+  void add_tile(const W* (&weights)[kPanels], const Part& part, int64_t first, float* waiting,
+                const AddBlock& add) const {
     Lanes sums[kPanels][kRows];
     for (int p = 0; p < kPanels; ++p) {
       for (int row = 0; row < kRows; ++row) {
@@ -290,7 +353,7 @@ class LinearCall {
       if (Lanes::kReadAhead > 0 && part.from_memory) {
         for (const W* weight : weights) ask_ahead(weight, sizeof(W));
       }
-      Format::template add<kRows, kPanels>(sums, weights, x, least(Format::kBlock, part.end - step));
+      add(sums, weights, x, least(Format::kBlock, part.end - step));
       for (int p = 0; p < kPanels; ++p) ++weights[p];
       x += kRows * Format::kActivations * Format::kBlock;
     }
@@ -312,6 +375,7 @@ class LinearCall {
     }
   }
 
+  static constexpr bool kAsStored = std::is_same_v<Unpacked, Weight>;
   static constexpr int64_t kUnpackedBlocks = kStepsAtOnce / Format::kBlock;
 
   const LinearLayer& layer_;
@@ -339,7 +403,7 @@ void run_linear(const LinearLayer& layer, const void* x, int64_t x_stride, int64
 void linear(const LinearLayer* layer, const void* x, int64_t x_stride, int64_t rows, void* out) {
   const bool bfloat = layer->kind == kBfloat16;
   if (layer->packing == kInt8) {
-    const auto run = bfloat ? run_linear<ScaledBytes<uint16_t>> : run_linear<ScaledBytes<float>>;
+    const auto run = bfloat ? run_linear<ScaledPairs> : run_linear<ScaledSingles>;
     run(*layer, x, x_stride, rows, out);
   } else {
     const auto run = bfloat ? run_linear<BfloatPairs> : run_linear<SingleFloats>;

@@ -218,8 +218,8 @@ class TileLinear {
     finish(panel, row_tile, sums);
   }
 
-  using Block = ScaledBytes<uint16_t>::Weight;
-  static_assert(ScaledBytes<uint16_t>::kBlock == kTileInputs, "a block is one instruction's work");
+  using Block = ScaledBytes;
+  static_assert(kScaled == kTileInputs, "a block is one instruction's work");
 
   void scaled(int64_t panel, int64_t row_tile, int64_t end_tile) const {
     static thread_local Scratch kept;

@@ -62,6 +62,10 @@ def test_a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads
     for rows in (4, 14, 40, 520):
         together = made(x[:rows])
         assert torch.equal(together[::13], alone[: len(together[::13])]), rows
+    for rows in range(2, 12):  # tiles of every height, alone and two or three that share a converted panel
+        together = made(x[-rows:])
+        each = torch.cat([made(x[row : row + 1]) for row in range(520 - rows, 520)])
+        assert torch.equal(together, each), rows
 
 
 def test_a_weight_that_is_no_number_shows(library: Library) -> None:
