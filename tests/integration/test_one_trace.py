@@ -217,5 +217,5 @@ def test_nothing_that_a_client_says_is_in_any_span_or_log(processes: Processes) 
     assert b"gen_ai.usage.input_tokens" in sent
     assert SAID.encode() not in sent
     for process in (processes.engine, processes.gateway):
-        assert f'"trace_id": "{"f1" * 16}"' in process.output
+        wait_until(lambda p=process: f'"trace_id": "{"f1" * 16}"' in p.output, "the line of a request")
         assert SAID not in process.output

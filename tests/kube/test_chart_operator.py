@@ -13,7 +13,7 @@ import pytest
 
 from mamba_api import names
 from mamba_operator.announce import Announcement
-from mamba_operator.event_log import event_manifest
+from mamba_operator.event_log import event_manifest, said_of
 from prefork import FORK_SERVER
 from service_account import as_account
 from testcluster.audit import Right
@@ -204,8 +204,8 @@ def repeat_an_event(installed: Installed) -> None:
     """One that an operator before this one said too."""
     owner = installed.plane.get("mdep", "full", installed.namespace)
     assert owner
-    said = Announcement("Normal", "Created", "Created Service full")
-    before = event_manifest(owner, said, reporter="an earlier one", now=datetime.now(UTC))
+    news = Announcement("Normal", "Created", "Created Service full")
+    before = event_manifest(said_of(owner, news, datetime.now(UTC)), reporter="an earlier one")
     installed.plane.apply(before, installed.namespace)
     installed.plane.kubectl("delete", "service", "full", "-n", installed.namespace)
 

@@ -11,6 +11,7 @@ from mamba_operator.event_log import LAST_SECONDS, PATIENCE, EventLog, Said, eve
 from mamba_operator.objects.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unreachable
 from mamba_operator.objects.manifest import Manifest
 from operator_objects import NOW, fitting_owner
+from virtual_time import in_virtual_time
 
 OF = fitting_owner()
 
@@ -51,6 +52,7 @@ async def test_the_same_thing_said_again_counts_up() -> None:
     assert counts(cluster) == [3]
 
 
+@in_virtual_time
 async def test_who_says_something_does_not_wait_until_it_is_written() -> None:
     cluster = FakeCluster()
     log = EventLog(cluster, reporter="me")
@@ -69,6 +71,7 @@ async def test_who_says_something_does_not_wait_until_it_is_written() -> None:
     assert (before, later, counts(cluster)) == ([], [1] * 3, [1] * 4)
 
 
+@in_virtual_time
 async def test_passes_that_are_due_come_first_for_a_minute_and_no_longer() -> None:
     cluster, due = FakeCluster(), [True]
     log = EventLog(cluster, reporter="me", busy=lambda: bool(due))
@@ -86,6 +89,7 @@ async def test_passes_that_are_due_come_first_for_a_minute_and_no_longer() -> No
     assert (early, after_a_minute, counts(cluster)) == ([], [1], [1, 1])
 
 
+@in_virtual_time
 async def test_an_api_server_that_never_answers_keeps_no_operator_from_its_end() -> None:
     log = EventLog(SilentCluster(), reporter="me")
     running = asyncio.create_task(log.run())
