@@ -270,7 +270,7 @@ class EngineCore:
             sequence = piece.sequence
             sequence.in_flight -= 1
             if sequence.timeline is not None:
-                sequence.timeline.piece(schedule, number, ran - seconds, ran)
+                sequence.timeline.piece(schedule.timing(number, ran - seconds, ran))
             if number in result.prompt_logprobs:
                 self._take_prompt_logprobs(sequence, piece.start, result.prompt_logprobs[number])
             if piece.final:

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from mamba_server.cache.persistent_batch import Ints
 from mamba_server.cache.sequence_allocation import Checkpoint
 from mamba_server.engine.sequence import Sequence
+from mamba_server.wire import PrefillTiming
+
+MOST_BESIDE = 4
+"""Sampled requests that a piece names as computed beside it."""
+_SAMPLED = "-01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +47,22 @@ class Schedule:
     @property
     def tokens(self) -> int:
         return len(self.decodes) + sum(piece.stop - piece.start for piece in self.pieces)
+
+    def timing(self, number: int, began: float, ended: float) -> PrefillTiming:
+        """Piece `number`, which was computed between these two moments, and its company."""
+        piece = self.pieces[number]
+        traced = [each.sequence.timeline for each in self.pieces if each is not piece]
+        beside = [each.traceparent for each in traced if each is not None]
+        sampled = [each for each in beside if each.endswith(_SAMPLED)]
+        return PrefillTiming(
+            began=began,
+            ended=ended,
+            start=piece.start,
+            stop=piece.stop,
+            step=self.step,
+            sequences=len(self.decodes) + len(self.pieces),
+            tokens=self.tokens,
+            checkpoints=tuple(each.depth for each in piece.checkpoints),
+            beside=tuple(sampled[:MOST_BESIDE]),
+            preemptions=piece.sequence.preemptions,
+        )

@@ -1,16 +1,14 @@
 """One sequence in the engine: its tokens, what it may still generate, and where it stands."""
 
 from enum import Enum
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import numpy as np
 
 from mamba_server.cache.node import Tokens
 from mamba_server.cache.sequence_allocation import SequenceAllocation
+from mamba_server.engine.timeline import Timeline
 from mamba_server.wire import FinishReason, SamplingParams, TokenLogprobs
-
-if TYPE_CHECKING:
-    from mamba_server.engine.timeline import Timeline
 
 
 class Phase(Enum):
@@ -77,7 +75,7 @@ class Sequence:
         seed: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
         leader: Optional["Sequence"] = None,
-        timeline: Optional["Timeline"] = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
