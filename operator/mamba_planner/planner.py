@@ -182,8 +182,8 @@ def _notes(
     notes = []
     if not each.workload.declared:
         notes.append(
-            f"no workload declared: assumed prompts of {each.workload.prompt_tokens} and outputs of "
-            f"{each.workload.output_tokens} tokens, {each.workload.shared_prefix_ratio:.0%} of it shared"
+            f"no workload declared: assumed prompts of {each.workload.prompt_tokens:,} and outputs of "
+            f"{each.workload.output_tokens:,} tokens, {each.workload.shared_prefix_ratio:.0%} of it shared"
         )
     elif each.workload.tokens < traffic.tokens:
         notes.append(
@@ -199,16 +199,17 @@ def _notes(
         )
     if constraints.max_model_len is None and each.max_model_len < model.max_position:
         notes.append(
-            f"the model's limit of {model.max_position} tokens does not fit: lowered to {each.max_model_len}"
+            f"the model's limit of {model.max_position:,} tokens does not fit: lowered to "
+            f"{each.max_model_len:,}"
         )
     if constraints.max_running_requests is None and each.running < each.fits:
         notes.append(
-            f"kept to {MOST_RUNNING[budget.device.kind]} running sequences; set maxRunningRequests for more"
+            f"kept to {MOST_RUNNING[budget.device.kind]:,} running sequences; set maxRunningRequests for more"
         )
     if budget.arena_limited and each.slabs * each.shape.slab < budget.arena:
         taken = each.slabs * each.shape.slab
         reached = taken + each.shape.slab > budget.arena // CPU_ARENA_PART
-        why = "a quarter" if reached else f"all that {each.running} sequences and their cache can use"
+        why = "a quarter" if reached else f"all that {each.running:,} sequences and their cache can use"
         notes.append(
             f"arena kept to {binary_size(taken)} of {binary_size(budget.arena)} free memory, {why}; set the "
             "arena size for more"

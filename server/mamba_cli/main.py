@@ -7,11 +7,13 @@ typer and rich at most, and everything heavy inside the function, so that `--hel
 
 import errno
 import importlib
+import inspect
 import io
 import os
+import re
 import shutil
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -77,13 +79,21 @@ def _collect() -> None:
     for name in COMMANDS:
         module = importlib.import_module(f"mamba_cli.commands.{name}")
         if isinstance(target := module.command, typer.Typer):
+            for each in target.registered_commands:
+                each.short_help = _summary(each.callback)
             app.add_typer(target)
         else:
             app.command(
                 getattr(module, "NAME", name),
+                short_help=_summary(target),
                 cls=getattr(module, "CLASS", CommandWithPanels),
                 context_settings=getattr(module, "CONTEXT", None),
             )(target)
+
+
+def _summary(command: Any) -> str:
+    """What a list of commands says of it: the first clause, whole, where a longer text would be cut."""
+    return re.split(r"[.:;](?:\s|$)", inspect.getdoc(command) or "", maxsplit=1)[0].replace("\n", " ") + "."
 
 
 def run() -> None:

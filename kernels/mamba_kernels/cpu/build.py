@@ -48,24 +48,41 @@ def ensure_built(environment: Mapping[str, str] = os.environ, *, sanitize: bool 
 
     Several processes may ask at once: one builds, the others wait. A library appears whole or not at all.
     """
-    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
-        raise CannotBuild(f"there are none for {platform.machine()} on {sys.platform}")
-    if not sanitize and (shipped := _shipped()).is_file():
-        return shipped
     flags = (*FLAGS, *SANITIZED) if sanitize else FLAGS
-    compiler = find_compiler(environment)
-    digest = _digest(flags, _run([compiler, "--version"]))
+    target = _target(environment, flags)
     try:
-        target = cache_root(environment) / f"{digest}.so"
         if target.is_file():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not target.is_file():
-                _build(compiler, flags, target)
-    except (OSError, RuntimeError) as error:  # the second: this user has no home
-        raise CannotBuild(f"there is no place for them ({error}); set XDG_CACHE_HOME") from error
+                _build(find_compiler(environment), flags, target)
+    except OSError as error:
+        raise _no_place(error) from error
     return target
+
+
+def is_built(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the library is there; otherwise making it takes a minute. Raises CannotBuild."""
+    return _target(environment, FLAGS).is_file()
+
+
+def _target(environment: Mapping[str, str], flags: tuple[str, ...]) -> Path:
+    """Where the library is or would be. Raises CannotBuild where none can be."""
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
+        raise CannotBuild(f"there are none for {platform.machine()} on {sys.platform}")
+    if flags == FLAGS and (shipped := _shipped()).is_file():
+        return shipped
+    compiler = find_compiler(environment)
+    digest = _digest(flags, _run([compiler, "--version"]))
+    try:
+        return cache_root(environment) / f"{digest}.so"
+    except RuntimeError as error:  # this user has no home
+        raise _no_place(error) from error
+
+
+def _no_place(why: Exception) -> CannotBuild:
+    return CannotBuild(f"there is no place for them ({why}); set XDG_CACHE_HOME")
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -103,7 +120,10 @@ def _digest(flags: tuple[str, ...], compiler: str = "") -> str:
 
 
 def _build(compiler: str, flags: tuple[str, ...], target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+    # What a build that was killed has left goes with the next one.
+    for left in target.parent.glob(f"{target.stem}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as aside:
         units = {name: Path(aside, name).with_suffix(".o") for name in UNIT_FLAGS}
         running = [
             subprocess.Popen(

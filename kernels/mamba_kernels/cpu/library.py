@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mamba_kernels.cpu.build import CannotBuild, ensure_built
+from mamba_kernels.cpu.build import CannotBuild, ensure_built, is_built
 
 VARIABLE = "MAMBASERVE_KERNELS"
 INSTRUCTION_SETS = ("avx2", "avx512", "avx512_bf16", "amx_bf16")
@@ -68,6 +68,16 @@ class Library:
 def library() -> Library | None:
     """The library, or None where torch computes; the reason is logged once. Raises UnknownKernels."""
     return open_library(os.environ)
+
+
+def has_to_be_built(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `open_library` would compile first, which takes a minute."""
+    if environment.get(VARIABLE, "auto") not in ("auto", *INSTRUCTION_SETS):
+        return False
+    try:
+        return not is_built(environment)
+    except (CannotBuild, OSError):
+        return False
 
 
 def open_library(environment: Mapping[str, str]) -> Library | None:

@@ -114,7 +114,7 @@ def serve(
     output: Output = "table",
     result: Result = None,
 ) -> None:
-    """Random prompts: at a rate (open loop) or a number at a time (closed loop)."""
+    """Send random prompts at a rate (open loop) or a number at a time (closed loop)."""
     options = dict(locals())
     from dataclasses import replace
     from random import Random

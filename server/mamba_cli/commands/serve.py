@@ -24,7 +24,7 @@ def run(given: dict[str, Any]) -> int:
         settings = EngineSettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
-    progress = LoadingProgress(settings.served_model_name or settings.model, Console(stderr=True))
+    progress = LoadingProgress(settings.served_model_name or _shown(settings.model), Console(stderr=True))
     try:
         return serve(settings, watch=progress)
     except ServeError as error:
@@ -33,6 +33,16 @@ def run(given: dict[str, Any]) -> int:
         raise failure from error
     finally:
         progress.close()
+
+
+def _shown(uri: str) -> str:
+    from mamba_server.model.errors import ModelError
+    from mamba_server.model.source import display_name
+
+    try:
+        return display_name(uri)
+    except ModelError:
+        return uri
 
 
 CLASS = settings_command("mamba_planner.engine_settings:EngineSettings", run, positional="model", file=True)

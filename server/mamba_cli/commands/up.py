@@ -37,7 +37,7 @@ def command(
         typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; default: a new one."),
     ] = None,
 ) -> None:
-    """Serve FILE here: check it, plan it, start engine and gateway, watch over them. Ctrl-C drains."""
+    """Serve the models of FILE here: check, plan and start them, watch over them. Ctrl-C drains."""
     from rich.console import Console
 
     from mamba_cli.local.bring_up import bring_up

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from mamba_cli.local.readiness import Readiness
 from mamba_planner.byte_size import binary_size
@@ -11,6 +12,10 @@ from mamba_planner.byte_size import binary_size
 Plain = Callable[[str, str, int, int], None]
 _PLAIN_STEPS = 4
 """Plain lines per stage: a log wants quarters, not frames."""
+_WIDTH_OF_BARS = 80
+"""Columns of the narrowest terminal that has room for a bar."""
+_SPINNER_AND_TIME = 13
+"""Columns beside name, stage and amount."""
 
 
 class LoadingView:
@@ -27,9 +32,9 @@ class LoadingView:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(),
+            *((BarColumn(),) if console.width >= _WIDTH_OF_BARS else ()),
             TextColumn("{task.fields[amount]}"),
-            TimeElapsedColumn(),
+            TimeElapsedColumn(Column(no_wrap=True)),
             console=console,
             transient=True,
         )
@@ -43,17 +48,23 @@ class LoadingView:
         amount = _amount(stage, done, total)
         if self._console.is_terminal:
             self._progress.start()
+            words = self._fitted(name, stage, amount)
             if name not in self._bars:
-                self._bars[name] = self._progress.add_task(f"{name}: {stage}", total=None, amount="")
-            self._progress.update(
-                self._bars[name], description=f"{name}: {stage}", total=total or None, completed=done,
-                amount=amount,
-            )  # fmt: skip
+                self._bars[name] = self._progress.add_task(words, total=None, amount=amount)
+            bar = next(task for task in self._progress.tasks if task.id == self._bars[name])
+            # A full bar would stop clock and spinner, as if the engine hung, until the next stage is told.
+            bar.total = total if 1 < total > done else None
+            self._progress.update(bar.id, description=words, completed=done, amount=amount)
             return
         reached = done * _PLAIN_STEPS // total if total else 0
         if self._last.get(name) != (stage, reached):
             self._last[name] = (stage, reached)
             self._plain(name, stage, done, total)
+
+    def _fitted(self, name: str, stage: str, amount: str) -> str:
+        """Name and stage; of the name no more than there is room for."""
+        room = max(8, self._console.width - _SPINNER_AND_TIME - len(stage) - len(amount))
+        return f"{name if len(name) <= room else f'{name[: room - 1]}…'}: {stage}"
 
     def _line(self, name: str, stage: str, done: int, total: int) -> None:
         self._console.print(f"{name}: {stage} {_amount(stage, done, total)}".rstrip(), highlight=False)

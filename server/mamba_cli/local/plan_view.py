@@ -134,18 +134,17 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
 
 
 def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
-    words = (
-        f"{plan.max_running_requests:,} of {plan.workload.lengths} tokens fit at once; "
-        f"cache sized for {plan.planned_running:,}; "
-    )
     match plan.binding_constraint:
         case "default limit":
-            kind = "CPUs" if outcome.device.kind == "cpu" else "GPUs"
-            return words + f"planned for {plan.max_running_requests:,} by default on {kind}"
+            why = f"the default on {'CPUs' if outcome.device.kind == 'cpu' else 'GPUs'}"
         case "configured limit":
-            return words + "limited by the configuration"
+            why = "as configured"
         case what:
-            return words + f"bound by {what}"
+            why = f"bound by {what}"
+    count = plan.max_running_requests
+    many = "sequence" if count == 1 else "sequences"
+    words = f"{count:,} {many} of {plan.workload.lengths} tokens at once, {why}"
+    return words if plan.planned_running == count else f"{words}; cache sized for {plan.planned_running:,}"
 
 
 def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[RenderableType]:

@@ -161,7 +161,8 @@ class Session:
         while True:
             if not engine_was_ready:
                 readiness = await engine_readiness(http, unit.engine_url)
-                self._view.show(unit.name, readiness)
+                if not self._state.draining:
+                    self._view.show(unit.name, readiness)
                 if readiness is not None and readiness.ready:
                     engine_was_ready = True
                     self._now_ready(unit.engine)
@@ -249,6 +250,9 @@ class Session:
     def _stop(self) -> None:
         if self._state.draining:
             self._view.say("ending now", style="yellow")
+        elif not self._ready:
+            self._view.close()
+            self._view.say("stopping: nothing is served yet", style="dim")
         else:
             longest = self._options.rules.drain_timeout
             self._view.say(

@@ -265,10 +265,13 @@ class EngineClient:
         return "loading" if self.ready is None else "restarting"
 
     async def stop(self, grace: float = 5.0) -> None:
-        """End the engine process: ask, then kill. `run` returns."""
+        """End the engine process: ask, then kill; one that loads has nothing to end. `run` returns."""
         self._stopping.set()
         process = self._process
         if process is None:
+            return
+        if self.state.phase != "ready":
+            process.kill()
             return
         process.send(wire.Shutdown())
         try:

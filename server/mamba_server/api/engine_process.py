@@ -5,6 +5,7 @@ next one. It never interprets a message.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import shutil
@@ -126,9 +127,10 @@ class EngineProcess:
         return await self._process.wait()
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """SIGKILL, if it still runs, to it and to what it has started: it compiles its kernels."""
         if self._process.returncode is None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Drop the sockets and their folder; the process must have ended."""

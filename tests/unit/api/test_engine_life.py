@@ -229,14 +229,36 @@ async def test_stopping_while_the_process_is_being_started_ends_it(
 
 
 async def test_an_engine_that_does_not_hear_the_end_is_killed(life: Any, folders: Path) -> None:
-    one = life(shell("trap '' TERM INT; sleep 60 & wait; sleep 60"))
-    await until(lambda: names_in(folders))
-    await asyncio.sleep(0.05)
+    one = life(speaker("ready(); time.sleep(60)"))
+    await until(lambda: one.client.state.phase == "ready")
     with capture_logs() as lines:
         await one.client.stop(grace=0.05)
         await asyncio.wait_for(one.run, 60)
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["engine_killed"]
     assert names_in(folders) == []
+
+
+async def test_an_engine_that_loads_ends_at_once_with_what_it_has_started(
+    life: Any, folders: Path, tmp_path: Path
+) -> None:
+    """It may compile its kernels: it hears nothing meanwhile, and has nothing to finish."""
+    started = tmp_path / "started"
+    one = life(shell(f"trap '' TERM INT; sleep 600 & echo $! > {started}; wait; sleep 600"))
+    await until(lambda: started.exists() and started.read_text().strip())
+    with capture_logs() as lines:
+        await one.client.stop(grace=600)
+        await asyncio.wait_for(one.run, 60)
+    assert [line for line in lines if line["log_level"] == "warning"] == []
+    assert names_in(folders) == []
+    await until(lambda: not running(int(started.read_text())))
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 async def test_cancelling_the_supervision_ends_the_process_too(folders: Path, tmp_path: Path) -> None:

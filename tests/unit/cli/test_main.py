@@ -166,6 +166,28 @@ def test_help_cuts_no_name_however_narrow_the_terminal(
             assert {*option.opts, option.envvar} <= words
 
 
+@pytest.mark.parametrize("columns", [60, 80, 130])
+@pytest.mark.parametrize("command", [[], ["bench"], ["scaling"]])
+def test_a_list_of_commands_says_whole_what_each_is_for(
+    command: list[str], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(main, "app", typer.Typer())
+    main._collect()
+    monkeypatch.setattr(main, "_collect", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["mambaserve", *command, "--help"])
+    with pytest.raises(SystemExit):
+        main.run()
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    group: Any = typer.main.get_command(main.app)
+    for name in command:
+        group = group.commands[name]
+    assert group.commands
+    for name, each in group.commands.items():
+        clause = re.split(r"[.:;](?:\s|$)", each.help)[0]
+        assert f"{name} {' '.join(clause.split())}." in said
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_settings_are_shown_with_whole_names(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

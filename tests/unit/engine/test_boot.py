@@ -10,6 +10,8 @@ import torch
 
 import mamba_server
 from mamba_api.v1alpha1 import MambaDeployment
+from mamba_kernels.cpu import library as libraries
+from mamba_kernels.cpu.library import VARIABLE
 from mamba_planner import Device, plan_engine
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import DoesNotFit
@@ -213,6 +215,28 @@ def test_progress_goes_from_the_weights_to_the_arena_and_every_stage_ends() -> N
         assert done[-1][0] == done[-1][1] > 0
         assert done == sorted(done)
     assert told[-1][2] == engine.plan.arena_bytes
+
+
+def test_the_first_start_says_that_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a minute, in which nothing else is told."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" != --version ] || exit 0\n'
+        'while [ $# -gt 0 ]; do [ "$1" != -o ] || echo none > "$2"; shift; done\n'
+    )
+    compiler.chmod(0o755)
+    for name, value in {"CXX": compiler, "XDG_CACHE_HOME": tmp_path, VARIABLE: "auto"}.items():
+        monkeypatch.setenv(name, str(value))
+    told: list[tuple[str, int, int]] = []
+    for _ in range(2):
+        libraries.library.cache_clear()
+        try:
+            start(report=lambda *each: told.append(each))
+        finally:
+            libraries.library.cache_clear()
+    assert [each for each in told if "compiling" in each[0]] == [
+        ("compiling the kernels, this once", 0, 1), ("compiling the kernels, this once", 1, 1)
+    ]  # fmt: skip
 
 
 # --- what is refused -----------------------------------------------------------------------------------

@@ -148,6 +148,17 @@ def test_ctrl_c_drains_and_ends_with_code_0(bench: Bench) -> None:
     assert bench.events("serve", "drained") == 1
 
 
+def test_ctrl_c_while_engines_load_promises_nothing_to_requests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", "load=60")
+    bench.when(lambda: "one: weights" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert "stopping: nothing is served yet" in bench.text
+    assert "draining" not in bench.text
+    assert bench.text.index("stopping") > bench.text.rindex("one: ")
+
+
 def test_a_child_that_does_not_hear_is_killed_after_the_drain_timeout(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import re
 import socket
 import struct
 import sys
@@ -55,6 +56,16 @@ def shown(renderable: Any, width: int = 100, color: bool = False) -> str:
     output = io.StringIO()
     Console(file=output, width=width, force_terminal=color, no_color=not color).print(renderable)
     return output.getvalue()
+
+
+def test_a_plan_says_once_how_many_run_and_writes_thousands_alike(tmp_path: Path) -> None:
+    outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=640 << 30))
+    assert outcome.plan is not None
+    assert outcome.plan.max_running_requests == 1024
+    text = " ".join(shown(plan_view(outcome)).split())
+    assert "1,024 sequences of 2,048 + 256 tokens at once, the default on GPUs" in text
+    assert "assumed prompts of 2,048 and outputs of 256 tokens" in text
+    assert "kept to 1,024 running sequences" in text
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=9), st.integers(9, 200))
@@ -227,6 +238,20 @@ def test_a_view_may_be_closed_twice_and_finish_what_it_never_showed(terminal: bo
     view.close()
     view.say("after [the] end")
     assert "after [the] end" in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 130])
+def test_stage_amount_and_clock_fit_the_terminal_and_go_on_between_stages(width: int) -> None:
+    output = io.StringIO()
+    view = LoadingView(Console(file=output, width=width, force_terminal=True))
+    for stage, done, total in (("weights", 8 << 30, 8 << 30), ("allocating the arena", 404 << 20, 404 << 20)):
+        view.show("NVIDIA-Nemotron-Nano-9B-v2", Readiness(False, stage, done, total))
+    view.close()
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue().rpartition("weights")[2])
+    for whole in ("allocating the arena", "404.0Mi of 404.0Mi", "0:00:00"):
+        assert whole in last
+    # A full bar has neither a spinner nor a clock that runs, as if the engine hung until the next stage.
+    assert re.search(r"[\u2801-\u28ff] NVIDIA", last)
 
 
 def test_the_terminal_is_given_back_when_the_last_engine_is_ready() -> None:

@@ -2,7 +2,10 @@
 
 import logging
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -22,6 +25,7 @@ def compiler(tmp_path: Path) -> Path:
         "#!/bin/sh\n"
         'case "$1" in --version) cat "$0.version"; exit;; esac\n'
         'echo "$@" >> "$0.log"\n'
+        '[ ! -e "$0.kills" ] || kill -9 $PPID\n'
         '[ ! -e "$0.fails" ] || { echo "it does not like it"; exit 1; }\n'
         'while [ "$1" != -o ]; do shift; done; echo made > "$2"\n'
     )
@@ -93,6 +97,22 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(compiler: Path, environm
     with pytest.raises(CannotBuild, match="it does not like it"):
         ensure_built(environment)
     assert list(build.cache_root(environment).glob("*.so")) == []
+
+
+def test_what_a_build_that_was_killed_has_left_goes_with_the_next(
+    compiler: Path, environment: dict[str, str]
+) -> None:
+    Path(f"{compiler}.kills").touch()
+    code = "from mamba_kernels.cpu.build import ensure_built; import os; ensure_built(os.environ)"
+    killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not build.is_built(environment)
+    folder = build.cache_root(environment)
+    assert [path for path in folder.iterdir() if path.is_dir()]
+    Path(f"{compiler}.kills").unlink()
+    ensure_built(environment)
+    assert build.is_built(environment)
+    assert [path for path in folder.iterdir() if path.is_dir()] == []
 
 
 def test_where_nothing_can_be_written_the_error_says_what_to_set(
