@@ -1,9 +1,10 @@
 """How even the queues of several engines are, at the moments at which there are queues. Pure.
 
-By number, the most requests in an engine (those that run and those that wait) by the mean; by time, the
-seconds by which the busiest engine's queued prompts exceed the mean. Of few requests one more is much (a
-queue of 1 beside three empty ones is 4 times the mean), so only moments with `LEAST` an engine count, and how
-many of all those are is told beside it.
+The most in an engine by the mean: of requests (those that run and those that wait) or of seconds of prompts
+that are still to be computed, at each moment or on average over `WINDOW_SECONDS`. Of little one more is much
+(a queue of 1 beside three empty ones is 4 times the mean), so only moments with `LEAST` requests or
+`LEAST_SECONDS` an engine count, and how many of all those are is told beside it. For seconds also by how many
+of them the busiest engine exceeds the mean.
 """
 
 import statistics
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 
 LEAST = 4.0
 """Requests in an engine, on average over the engines, from which on a moment counts."""
+LEAST_SECONDS = 1.0
+"""The same of seconds of prompts."""
+WINDOW_SECONDS = 10.0
+"""Over which a queue is averaged where moments are not what is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,11 @@ class QueueBalance:
     share: float
     """Of all moments."""
     mean: float
-    """Requests in an engine."""
+    """Requests in an engine, or seconds."""
 
     @classmethod
     def of(cls, queues: Sequence[Sequence[float]], least: float = LEAST) -> "QueueBalance | None":
-        """`queues`: requests in each engine, one row for each moment. None where no moment counts."""
+        """`queues`: what is in each engine, one row for each moment. None where no moment counts."""
         counting = [now for now in queues if statistics.fmean(now) >= least]
         if not counting:
             return None
@@ -40,6 +45,12 @@ class QueueBalance:
             round(share, 2),
             round(means, 1),
         )
+
+
+def over_windows(queues: Sequence[Sequence[float]], moments: int) -> list[list[float]]:
+    """The mean of each engine over so many moments, for each such window, one after the other."""
+    windows = (queues[at : at + moments] for at in range(0, len(queues) - moments + 1, moments))
+    return [[statistics.fmean(engine) for engine in zip(*window, strict=True)] for window in windows]
 
 
 def seconds_over_mean(work: Sequence[Sequence[float]]) -> float:

@@ -1,6 +1,6 @@
 """A Redis for the time of a benchmark: a process of its own that keeps nothing."""
 
-import shutil
+import os
 import socket
 import subprocess
 import sys
@@ -9,23 +9,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+
+from redis_program import RedisProgram, redis_program
+
+
+def program() -> RedisProgram:
+    """The one that tests run, too. Raises FileNotFoundError: there is none."""
+    if (found := redis_program()) is None:
+        raise FileNotFoundError("there is no redis-server: apt-get install redis-server")
+    return found
+
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """The URL of a fresh redis-server: the one on the PATH, else the virtual environment's.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    own = Path(sys.executable).with_name("redis-server")
-    binary = shutil.which("redis-server") or (str(own) if own.exists() else None)
-    if binary is None:
-        raise FileNotFoundError("there is no redis-server: apt-get install redis-server")
+    """The URL of a fresh redis-server. Raises FileNotFoundError: there is none."""
+    binary = program()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     memory_only = ("--save", "", "--appendonly", "no", "--loglevel", "warning")
-    process = subprocess.Popen((binary, "--bind", "127.0.0.1", "--port", str(port), *memory_only))
+    process = subprocess.Popen(
+        (binary.path, "--bind", "127.0.0.1", "--port", str(port), *memory_only),
+        env={**os.environ, **binary.environment},
+    )
     try:
         while process.poll() is None:
             with socket.socket() as asked:

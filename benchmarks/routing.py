@@ -16,7 +16,7 @@ from benchmarks.cache.drive import cache_of, drive
 from benchmarks.cache.hit_rate import STATE_TOKENS
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
-from benchmarks.queue_balance import LEAST
+from benchmarks.queue_balance import LEAST, LEAST_SECONDS, WINDOW_SECONDS
 from benchmarks.simulated_fleet import SimulatedFleet
 
 from mamba_cli.bench.traces import Arrival, parse
@@ -69,11 +69,15 @@ def compare(
 
 def line(row: dict[str, Any]) -> str:
     """One row of the Markdown table."""
-    queues = row["queues"] or dict.fromkeys(("share", "p50", "p99"), "-")
+    queues, *others = (
+        row[name] or dict.fromkeys(("share", "p50", "p99"), "-")
+        for name in ("queues", "queues_of_windows", "work", "work_of_windows")
+    )
     shown = (
         row["workload"], row["seed"], row["slots"], row["knowledge"],
         f"{row['computed'] / row['prompt_tokens']:.1%}", row["relative"], row["imbalance"],
-        queues["share"], queues["p50"], queues["p99"], row["seconds_over_mean_p99"],
+        queues["share"], queues["p50"], queues["p99"], *(each["p99"] for each in others),
+        row["seconds_over_mean_p99"],
         row["ttft_mean"], row["ttft_p50"], row["ttft_p99"],
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
@@ -81,7 +85,7 @@ def line(row: dict[str, Any]) -> str:
 
 _COLUMNS = (
     "workload", "seed", "slots", "goes by", "computed", "to one", "busy", "share", "queues p50", "p99",
-    "s over p99", "TTFT mean s", "p50", "p99",
+    "of 10 s", "by seconds", "of 10 s", "s over p99", "TTFT mean s", "p50", "p99",
 )  # fmt: skip
 HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
@@ -139,6 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "- to one: tokens computed, by those of that one",
         "- busy: time for which the busiest engine computes, by the mean",
         f"- queues: most requests in an engine by the mean; share: of moments, with {LEAST:g} each or more",
+        f"- of 10 s: p99 of their means over {WINDOW_SECONDS:g} s, one after the other",
+        f"- by seconds: p99 of the same with seconds of prompts, of {LEAST_SECONDS:g} s each or more",
         "- s over: seconds of prompts in the busiest engine beyond the mean, over all moments",
     ]
     found = {"rows": rows, "gateways": asked.gateways, "engines": asked.engines, "use": asked.use}

@@ -19,7 +19,8 @@ import aiohttp
 from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
 from benchmarks.http_cpu_processes import end_children_on_sigterm
-from benchmarks.queue_balance import LEAST, QueueBalance
+from benchmarks.queue_balance import LEAST, WINDOW_SECONDS, QueueBalance, over_windows
+from benchmarks.redis import program
 from benchmarks.routing_processes import Way, fleet
 
 from mamba_cli.bench.traces import Arrival, parse
@@ -181,12 +182,14 @@ def measure(
             outcome = asyncio.run(play(requests, running.engines, choose, router, at_once))
             running.flush()
             waits, even = sorted(outcome.first_tokens), QueueBalance.of(outcome.queues)
+            longer = QueueBalance.of(over_windows(outcome.queues, round(WINDOW_SECONDS / SAMPLE_SECONDS)))
             rows.append(
                 {
                     "workload": workload.name, "way": way, "requests": len(requests),
                     "failed": outcome.failed,
                     "prompt_tokens": outcome.prompt_tokens, "computed": outcome.computed,
                     "queues": asdict(even) if even else None,
+                    "queues_of_windows": asdict(longer) if longer else None,
                     "answer_p50": round(waits[len(waits) // 2], 3),
                     "answer_p99": round(waits[int(0.99 * len(waits))], 3),
                 }
@@ -209,11 +212,14 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 def line(row: dict[str, Any]) -> str:
     """One row of the Markdown table."""
-    queues = row["queues"] or dict.fromkeys(("share", "mean", "p50", "p99"), "-")
+    queues, longer = (
+        row[name] or dict.fromkeys(("share", "mean", "p50", "p99"), "-")
+        for name in ("queues", "queues_of_windows")
+    )
     shown = (
         row["workload"], row["way"], row["requests"], row["failed"],
         f"{row['computed'] / row['prompt_tokens']:.1%}", row.get("relative"),
-        queues["share"], queues["mean"], queues["p50"], queues["p99"],
+        queues["share"], queues["mean"], queues["p50"], queues["p99"], longer["p99"],
         row["answer_p50"], row["answer_p99"],
     )  # fmt: skip
     return f"| {' | '.join(map(str, shown))} |"
@@ -221,7 +227,7 @@ def line(row: dict[str, Any]) -> str:
 
 _COLUMNS = (
     "workload", "goes by", "requests", "failed", "computed", "to one", "share", "mean queue", "queues p50",
-    "p99", "answer p50 s", "p99",
+    "p99", "of 10 s", "answer p50 s", "p99",
 )  # fmt: skip
 HEAD = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
 
@@ -257,10 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load = f"{asked.at_once} requests under way at all times"
     facts = [
         f"- {asked.engines} engines of the shipped model with {asked.arena_bytes >> 20} MiB each",
-        f"- {asked.gateways} gateways, one Redis, {load}",
+        f"- {asked.gateways} gateways, one Redis {program().version}, {load}",
         f"- a block of a trace is {BLOCK_TOKENS} tokens here",
         "- to one: tokens computed, by those of one engine with the memory of all",
         f"- queues: most requests in an engine by the mean; share: of moments, with {LEAST:g} each or more",
+        f"- of 10 s: p99 of their means over {WINDOW_SECONDS:g} s, one after the other",
     ]
     write("routing-live", {"rows": rows}, [*facts, "", *HEAD, *map(line, rows), ""], asked.out)
 

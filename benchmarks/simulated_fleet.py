@@ -11,7 +11,13 @@ from random import Random
 from typing import Any
 
 from benchmarks.cache.drive import cache_of, serve
-from benchmarks.queue_balance import QueueBalance, seconds_over_mean
+from benchmarks.queue_balance import (
+    LEAST_SECONDS,
+    WINDOW_SECONDS,
+    QueueBalance,
+    over_windows,
+    seconds_over_mean,
+)
 
 from mamba_cli.fleet.cache_index import CacheIndex, Knowledge
 from mamba_cli.fleet.cache_size import CacheSize
@@ -124,14 +130,20 @@ class SimulatedFleet:
         engines = list(self.engines.values())
         moments = [n * PROBE_SECONDS for n in range(len(self.queues))]
         work = [[engine.work(at) for engine in engines] for at in moments]
-        even = QueueBalance.of(self.queues)
+        window = round(WINDOW_SECONDS / PROBE_SECONDS)
+        balances = {
+            "queues": QueueBalance.of(self.queues),
+            "queues_of_windows": QueueBalance.of(over_windows(self.queues, window)),
+            "work": QueueBalance.of(work, LEAST_SECONDS),
+            "work_of_windows": QueueBalance.of(over_windows(work, window), LEAST_SECONDS),
+        }
         busy = [engine.busy_seconds for engine in engines]
         waits = sorted(self.first_tokens)
         return {
             "computed": sum(engine.computed for engine in engines),
             "prompt_tokens": sum(engine.prompt_tokens for engine in engines),
             "imbalance": round(max(busy) / statistics.fmean(busy), 3),
-            "queues": asdict(even) if even else None,
+            **{name: asdict(each) if each else None for name, each in balances.items()},
             "seconds_over_mean_p99": seconds_over_mean(work),
             "ttft_mean": round(statistics.fmean(waits), 3),
             "ttft_p50": round(waits[len(waits) // 2], 3),

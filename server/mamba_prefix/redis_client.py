@@ -1,9 +1,10 @@
 """The client for an address of a Redis: connects when first used, waits little, and tries once."""
 
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import redis.asyncio as redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -34,22 +35,22 @@ def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
         plain = parts._replace(scheme=parts.scheme.partition("+")[0], netloc=netloc)
         return RedisCluster.from_url(plain.geturl(), retry=once, **options)
     if parts.scheme.endswith("+sentinel"):
-        if parts.scheme.startswith("rediss"):
-            options["ssl"] = True
-        if parts.password is not None:
-            options["password"] = unquote(parts.password)
-        if parts.username:
-            options["username"] = unquote(parts.username)
-        master, *database = [part for part in parts.path.split("/") if part]
-        sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            hosts_of(parts.netloc, SENTINEL_PORT),
-            sentinel_kwargs={**options, "retry": once},
-            db=int(database[0]) if database else 0,
-            retry=once,
-            **options,
-        )
-        return sentinel.master_for(unquote(master))
+        return _behind_sentinels(parts, {**options, "retry": once})
     return redis.Redis.from_url(url, retry=once, **options)
+
+
+def _behind_sentinels(parts: SplitResult, options: dict[str, Any]) -> Client:
+    hosts = hosts_of(parts.netloc, SENTINEL_PORT)
+    master, *database = [part for part in parts.path.split("/") if part]
+    # Login, database and what follows a question mark are read as those of one server.
+    scheme, login = parts.scheme.partition("+")[0], _login(parts.netloc)
+    one = parts._replace(scheme=scheme, netloc=f"{login}one", path="/".join(("", *database)))
+    options |= parse_url(one.geturl())
+    del options["host"]
+    options["ssl"] = options.pop("connection_class", None) is not None
+    number = options.pop("db", 0)
+    sentinel = Sentinel(hosts, sentinel_kwargs=options, db=number, **options)  # type: ignore[no-untyped-call]
+    return sentinel.master_for(unquote(master))
 
 
 def _login(netloc: str) -> str:

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from eventually import until
+from eventually import PATIENCE, until
+from faulty_port import FaultyPort
 from mamba_edge.errors import TooManyRequests
 from mamba_gateway.admission.rate_limiter import RateLimiter
 from mamba_gateway.admission.shared_allowance import LEASE_SECONDS, SharedAllowances
@@ -108,6 +109,24 @@ async def test_while_redis_is_away_each_gateway_counts_and_afterwards_all_togeth
         redis_server.start()
         await until(lambda: not (one.away or two.away))
         assert sum([await passes(each) for each in (one, two) for _ in range(3)]) in (3, 4)
+
+
+async def test_a_redis_that_is_too_slow_is_not_waited_for_and_each_gateway_counts(
+    redis_server: RedisServer,
+) -> None:
+    async with FaultyPort(redis_server.port) as port:
+        shared = SharedAllowances(make_client(f"redis://127.0.0.1:{port.port}/0"), "ns/model")
+        table = KeyLimitTable(KeyLimits(requests_per_minute=3), {})
+        one = RateLimiter(table, GatewayMetrics(lambda: ()), time.monotonic, shared)
+        assert await passes(one)
+        await until(lambda: one.idle)
+        port.delay = PATIENCE
+        # Whoever waited for an answer would wait longer than this test may.
+        went = [await passes(one) for _ in range(5)]
+        assert 2 <= sum(went) <= 4
+        assert one.away
+        port.delay = 0
+        await one.close()
 
 
 async def test_a_full_redis_goes_on_counting_and_nobody_who_left_is_counted(

@@ -1,4 +1,4 @@
-"""A port in front of a server of the test: it can fall silent, as a network that is cut, and speak TLS."""
+"""A port in front of a server of the test: silent as a network that is cut, or slow, and it can speak TLS."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class FaultyPort:
         self.port = 0
         self.cut = False
         """Nothing gets through, either way, and no connection is closed for it."""
+        self.delay = 0.0
+        """Seconds that whatever comes is kept, each way."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -45,6 +47,7 @@ class FaultyPort:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while raw := await reader.read(1 << 16):
+            await asyncio.sleep(self.delay)
             if not self.cut:
                 writer.write(raw)
                 await writer.drain()

@@ -1,8 +1,7 @@
 """A real redis-server for tests: the fixture `redis_server`, and the process behind it.
 
-The binary is the one on the PATH, else Debian's package (Redis 7), else the wheel's in the virtual
-environment (Redis 6.2). Each server has a port and a folder of its own, keeps nothing on disk, and dies with
-the test run.
+Each server has a port and a folder of its own, keeps nothing on disk, and dies with the test run, whose
+summary names the version.
 """
 
 from __future__ import annotations
@@ -12,33 +11,22 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from debian_packages import PackageMissing, unpacked
 from eventually import wait_until
+from redis_program import redis_program
 
 MEMORY_ONLY = ("--save", "", "--appendonly", "no")
 
 
-@cache
-def redis_program() -> tuple[str, dict[str, str]] | None:
-    """Path of a redis-server that runs here, and what its environment has to have."""
-    if found := shutil.which("redis-server"):
-        return found, {}
-    try:
-        folder = unpacked("redis-tools", "redis-server", "libatomic1", "libjemalloc2", "liblzf1")
-        libraries = ":".join(str(each) for each in sorted((folder / "usr/lib").glob("*-linux-gnu")))
-        binary, needed = str(folder / "usr/bin/redis-server"), {"LD_LIBRARY_PATH": libraries}
-        subprocess.run([binary, "--version"], env={**os.environ, **needed}, capture_output=True, check=True)
-        return binary, needed
-    except (PackageMissing, subprocess.CalledProcessError):
-        own = Path(sys.executable).with_name("redis-server")
-        return (str(own), {}) if own.exists() else None
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which Redis it was, where one was asked for: what held on another version is not known of this one."""
+    reports = (each for reports in terminalreporter.stats.values() for each in reports)
+    if any("redis" in getattr(each, "keywords", ()) for each in reports):
+        terminalreporter.write_line(f"redis-server: {redis_program() or 'none, its tests are skipped'}")
 
 
 def free_port() -> int:
@@ -70,14 +58,13 @@ class RedisServer:
         program = redis_program()
         if program is None:
             pytest.skip("there is no redis-server: apt-get install redis-server")
-        binary, environment = program
         setpriv = shutil.which("setpriv")
         bound = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         with (self.folder / f"redis-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*bound, binary, *self.leading, "--port", str(self.port), "--bind", "127.0.0.1",
+                [*bound, program.path, *self.leading, "--port", str(self.port), "--bind", "127.0.0.1",
                  "--dir", str(self.folder), *self.options],
-                env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **program.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         wait_until(self._answers, "redis-server")
 

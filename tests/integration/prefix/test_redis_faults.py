@@ -1,9 +1,6 @@
 """A real Redis that fails in every way it can: nothing waits for it, all is known again, and closing ends."""
 
 import asyncio
-import shutil
-import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +14,6 @@ from index_world import IndexWorld
 from mamba_gateway.prefix_index.source import prefixes_followed
 from mamba_gateway.settings import GatewaySettings
 from mamba_prefix.prefix_index import PrefixIndex
-from mamba_prefix.redis_url import url_from
 from real_index_world import SCOPE, real_world
 from redis_server import RedisServer
 
@@ -71,6 +67,18 @@ async def test_a_network_that_swallows_everything_is_a_redis_that_is_away(redis_
         port.cut = True
 
 
+async def test_a_redis_that_is_slow_and_answers_is_followed(redis_server: RedisServer) -> None:
+    async with FaultyPort(redis_server.port) as port:
+        port.delay = 0.1
+        async with real_world(f"redis://127.0.0.1:{port.port}/0") as made:
+            for name in "ab":
+                made.start(name).change(20)
+            await until(lambda: made.agrees)
+            made.engines["a"].change(10)
+            await until(lambda: made.agrees)
+            assert made.index.state == "following"
+
+
 async def test_a_redis_that_takes_no_writes_for_a_while_is_taken_up_again(redis_server: RedisServer) -> None:
     async with followed(redis_server.port) as made:
         engine = made.engines["a"]
@@ -113,44 +121,6 @@ async def test_a_replica_that_is_promoted_is_followed_from_then_on(
         await until(lambda: made.agrees)
         made.engines["a"].change(5)
         await until(lambda: made.agrees)
-
-
-@pytest.fixture
-def tls(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
-    """A certificate for 127.0.0.1 that is its own authority, and the server's side of it."""
-    if (program := shutil.which("openssl")) is None:
-        pytest.skip("there is no openssl: apt-get install openssl")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", "-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return certificate, context
-
-
-async def test_with_tls_the_authority_and_the_password_in_the_file_s_address_decide(
-    start_redis: Callable[..., RedisServer], tls: tuple[Path, ssl.SSLContext], tmp_path: Path
-) -> None:
-    certificate, context = tls
-    node = start_redis("--requirepass", "secret")
-    async with FaultyPort(node.port, context) as port:
-        trusted = f"rediss://:secret@127.0.0.1:{port.port}/0?ssl_ca_certs={certificate}"
-        file = tmp_path / "url"
-        file.write_text(trusted + "\n")
-        url = url_from(None, str(file))
-        assert url is not None
-        async with real_world(url) as made:
-            made.start("a").change(20)
-            await until(lambda: made.agrees)
-        for wrong in (trusted.partition("?")[0], trusted.replace("secret", "other")):
-            async with real_world(wrong) as made:
-                made.start("a").change(5)
-                await until(lambda: made.index.failures > 1 and made.engines["a"].publisher.failures > 1)
-                assert made.index.state == "unavailable"
 
 
 async def test_a_gateway_that_ends_while_redis_hangs_ends(redis_server: RedisServer) -> None:

@@ -1,7 +1,7 @@
 """How even queues are is told of the moments at which there are queues, and of how many those are."""
 
 import pytest
-from benchmarks.queue_balance import QueueBalance, percentile, seconds_over_mean
+from benchmarks.queue_balance import QueueBalance, over_windows, percentile, seconds_over_mean
 
 
 def test_only_moments_with_enough_requests_count_and_their_share_is_told() -> None:
@@ -32,3 +32,10 @@ def test_a_percentile_of_nothing_is_no_number() -> None:
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     with pytest.raises(IndexError):
         percentile([], 99)
+
+
+def test_over_a_window_what_evens_out_is_even() -> None:
+    turns = [[9, 1], [1, 9], [4, 4], [8, 0], [8, 0], [7, 7]]
+    assert over_windows(turns, 2) == [[5, 5], [6, 2], [7.5, 3.5]]
+    assert over_windows(turns, 4) == [[5.5, 3.5]]  # of what is left over no window is made
+    assert over_windows(turns, 7) == []
