@@ -19,11 +19,13 @@ from benchmarks.cache.record import RESULTS, write
 from benchmarks.cache.workloads import GENERATED
 from benchmarks.fleet.comparison import HEAD, Row, line, told
 from benchmarks.fleet.duration import duration
-from benchmarks.fleet.engine_profile import ProfileError, profile
+from benchmarks.fleet.engine_profile import profile
 from benchmarks.fleet.experiment import SCALERS, Experiment, Progress
 from benchmarks.fleet.holdouts import HOLDOUTS, holdout
 from benchmarks.fleet.plots import draw
+from benchmarks.fleet.practice import PRACTICE, practice
 from benchmarks.fleet.routers import ROUTERS, RouterName
+from benchmarks.fleet.score import NAMED
 from benchmarks.fleet.verdict import verdict
 from benchmarks.fleet.workload import day, generated
 from rich.console import Console
@@ -33,7 +35,7 @@ from rich.table import Table
 from mamba_cli.bench.traces import TraceError
 from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.slo import Slo
-from mamba_cli.fleet.workload import Asked, flat, read, scaled
+from mamba_cli.fleet.workload import Asked, Format, flat, read, scaled, spliced
 
 STEPS = 10
 """Lines of progress where there is no terminal."""
@@ -47,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--holdout", nargs="+", choices=HOLDOUTS, help="generated traffic that no default was chosen by"
     )
+    source.add_argument(
+        "--practice", nargs="+", choices=PRACTICE, help="generated traffic that some were chosen by"
+    )
     source.add_argument("--workload", choices=[make.__name__ for make in GENERATED], help="generated ones")
     made.add_argument("--requests", type=int, default=4000, help="of a generated workload")
     made.add_argument("--format", choices=("mooncake", "azure"), help="of the trace; default: as found")
@@ -59,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--engine-profile", default="gpu-80g-assumed", help="a shipped one's name, or a file")
     made.add_argument(
         "--load-scale", type=float, nargs="+", default=[1.0], help="requests for each of the trace"
+    )
+    made.add_argument(
+        "--splice", type=duration, metavar="TIME", help="play pieces of so long in another order, by the seed"
     )
     made.add_argument("--hours", type=float, help="play it for so long, again and again; default: once")
     made.add_argument("--diurnal", action="store_true", help="with the shape of a day")
@@ -114,7 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for source in _sources(asked)
             for scale in asked.load_scale
         ]
-    except (OSError, TraceError, ProfileError, ValueError) as error:
+    except (TraceError, UnicodeDecodeError) as error:
+        print(f"error: {asked.trace}: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if asked.compare:
@@ -127,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 begun = experiment.starting_with(experiment.cheapest_fixed("ours", progress)[0])
             found = asdict(begun.run(asked.router, asked.scaler, progress))
         if asked.output == "json":
-            print(json.dumps(found))
+            print(json.dumps({name: found[name] for name in NAMED}))
         else:
             table = Table(
                 title=f"{experiment.asked.workload.name} x{scale:g}: {asked.router}, {asked.scaler}"
@@ -142,10 +153,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sources(asked: argparse.Namespace) -> list[Asked]:
     if asked.trace:
-        return [read(asked.trace, asked.format)]
+        return [_trace(asked.trace, asked.format)]
     if asked.holdout:
         return [holdout(name) for name in asked.holdout]
+    if asked.practice:
+        return [practice(name) for name in asked.practice]
     return [generated(asked.workload, asked.requests, asked.seed)]
+
+
+def _trace(path: Path, expected: Format | None) -> Asked:
+    """With a line on standard error that shows in which unit its times were taken to be."""
+    found = read(path, expected)
+    count = len(found.workload.arrivals)
+    if not count:
+        raise TraceError("no request that can be played: prompts of 1 token at least, whole in its hash_ids")
+    print(f"{path.name}: {count:,} requests in {found.seconds:,.1f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Experiment:
@@ -154,6 +177,8 @@ def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Exper
         raise ValueError(
             f"engines: 1 <= --min {asked.min} <= --initial {initial} <= --max {asked.max} must hold"
         )
+    if asked.splice is not None:
+        source = spliced(source, asked.splice, asked.seed)
     whole = scaled(source, scale, asked.hours, day if asked.diurnal else flat, asked.seed)
     if not whole.workload.arrivals:
         raise ValueError("no request is left at this load scale: take a larger one, or more hours")
@@ -171,8 +196,9 @@ def _experiment(asked: argparse.Namespace, source: Asked, scale: float) -> Exper
 
 
 def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Experiment]]) -> None:
-    # What is held out is for autoscalers; another router with the product's autoscaler says nothing of them.
-    routers: Sequence[RouterName] = ("ours",) if asked.holdout else ROUTERS
+    # Generated hours are for autoscalers; another router with the product's autoscaler says nothing of them.
+    generated_hours = asked.holdout or asked.practice
+    routers: Sequence[RouterName] = ("ours",) if generated_hours else ROUTERS
     loads = [(f"{each.asked.workload.name} x{scale:g}", each) for scale, each in experiments]
     rows: list[Row] = []
     if asked.jobs == 1:
@@ -191,7 +217,7 @@ def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Exper
         f"- {around.least} to {around.most} engines, which start in {around.cold_start:g} s",
     ]
     plain = [row.plain() for row in rows]
-    stem = f"fleet-{'holdouts' if asked.holdout else first.asked.workload.name}"
+    stem = f"fleet-{_called(asked, first)}"
     path = write(
         stem,
         {"profile": first.profile.name, "rows": plain},
@@ -199,6 +225,13 @@ def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Exper
         asked.out,
     )
     draw(rows, path.with_suffix(".svg"))
+    print(json.dumps(plain) if asked.output == "json" else "\n".join([*HEAD, *map(line, rows)]))
+
+
+def _called(asked: argparse.Namespace, first: Experiment) -> str:
+    if asked.holdout or asked.practice:
+        return "holdouts" if asked.holdout else "practice"
+    return first.asked.workload.name + ("-spliced" if asked.splice is not None else "")
 
 
 if __name__ == "__main__":

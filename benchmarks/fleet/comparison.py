@@ -76,7 +76,7 @@ def compare(
     rows: list[Row] = []
 
     def add(router: RouterName, scaler: ScalerName, score: Score) -> None:
-        rows.append(Row(name, router, scaler, score, round(score.gpuSeconds / fixed.gpuSeconds, 3)))
+        rows.append(Row(name, router, scaler, score, round(score.gpuSeconds / (fixed.gpuSeconds or 1.0), 3)))
         done(rows[-1])
 
     add("ours", "fixed", fixed)

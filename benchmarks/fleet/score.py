@@ -43,6 +43,13 @@ class Score:
     """Times that the number asked for changed."""
 
 
+NAMED = (
+    "sloAttainment", "gpuSeconds", "reversals", "worstPendingExcess", "recoverySeconds", "lostRequests",
+    "tokenHitRate", "recomputedTokens",
+)  # fmt: skip
+"""What is printed as JSON."""
+
+
 def score(run: Simulation, needed: Sequence[tuple[float, int]] = ()) -> Score:
     """Of a run that is over. `needed`: (second, engines) that the work of the trace takes, in order."""
     judged = [request for request in run.requests if request.engine]

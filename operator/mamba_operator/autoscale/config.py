@@ -39,6 +39,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Share that must do with an engine less, before it is given up."""
     history: float = 3600.0
     """Seconds after which what traffic did counts for 1/e; of an object, `history_of` its delay."""
+    rises: Share = 0.5
+    """Part of `history` after which a rise of the load counts for 1/e."""
     fast: float = 30.0
     """Time constant of the load that growth follows, in seconds."""
     slow: float = 180.0

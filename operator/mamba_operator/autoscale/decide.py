@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from mamba_operator.autoscale.config import Config
-from mamba_operator.autoscale.demand import Demand, demand, waiting_requests
+from mamba_operator.autoscale.demand import Demand, demand, risen, waiting_requests
 from mamba_operator.autoscale.learning import learned
 from mamba_operator.autoscale.memory import Memory
 from mamba_operator.autoscale.observation import Observation
@@ -63,6 +63,7 @@ def decide(observation: Observation, config: Config, memory: Memory) -> Decision
     busy = memory.busy if quiet and memory.at is not None else elapsed
     need = _chosen(observation, config, coming, grow, keep, window, elapsed - busy, quiet is True)
     after = learned(memory, observation, config, cost, asks, passed)
+    base, rise = risen(memory, observation, config, asks, coming.seconds, passed)
     return Decision(
         target=need.engines,
         reason=need.why,
@@ -80,6 +81,8 @@ def decide(observation: Observation, config: Config, memory: Memory) -> Decision
             started=coming.started,
             ready=observation.ready,
             start_seconds=coming.learned,
+            base=base,
+            rise=rise,
         ),
     )
 
@@ -94,11 +97,8 @@ def _needed(
 ) -> _Need:
     """The largest of what single units ask for, with so much of each left free."""
     use = config.grow_use if growing else config.keep_use
-    usable = cost.usable(
-        config,
-        config.grow_time if growing else config.keep_use,
-        asks.prefill / asks.work if asks.work > 0 else 1.0,
-    )
+    share = asks.prefill / asks.work if asks.work > 0 else 1.0
+    usable = cost.usable(config, config.grow_time if growing else config.keep_use, share)
     unit = asks.binding()
     now = {
         unit if unit in ("prefill", "decode") else "prefill": work / usable,
@@ -106,9 +106,14 @@ def _needed(
         "pages": asks.pages / use,
         "queue": asks.queue,
     }
+    if not growing:
+        # As much as the load rose by lately while an engine would have started, on top of what comes now.
+        now["history"] = (work + memory.rise / cost.capacity) / cost.usable(config, config.grow_time, share)
     binding, most = max(now.items(), key=lambda item: item[1])
     engines = math.ceil(most - 1e-9)
     why = f"{binding} asks for {most:.2f} engines"
+    if binding == "history":
+        why = f"the load and what it rose by lately ask for {most:.2f} engines"
     past = enough(memory, config, growing=growing)
     if past is not None and past > engines:
         met = share_met(memory, config, past) or 0.0

@@ -102,6 +102,21 @@ def _queue(
     return (work + left / within) / costs.capacity
 
 
+def risen(
+    memory: Memory, seen: Observation, config: Config, asks: Demand, start: float, passed: float
+) -> tuple[float, float]:
+    """(base, rise) of the memory with one look more.
+
+    Nobody knows at first what may come: the load is taken to be able to rise by all that runs, since
+    somebody asked for it, and that is forgotten like a rise that was seen.
+    """
+    if memory.at is None:
+        return asks.work_fast, float(seen.asked)
+    base = min(asks.work_fast, _toward(memory.base, asks.work_fast, passed, start, first=False))
+    kept = memory.rise * math.exp(-passed / (config.rises * config.history))
+    return base, max(kept, asks.work_fast - base)
+
+
 def _toward(old: float, new: float, passed: float, constant: float, *, first: bool) -> float:
     """An exponential mean, one look further."""
     if first:

@@ -97,7 +97,7 @@ class FleetView:
         rates = {name: _Rates(self._engines.get(name), one, passed) for name, one in engines.items()}
         speeds = [one.prefill_speed for one in engines.values() if one.prefill_speed > 0]
         steps = [one.decode_step for one in engines.values() if one.decode_step > 0]
-        saturated = [rates[name] for name, one in engines.items() if _saturated(self._engines.get(name), one)]
+        saturated = [one for one in rates.values() if one.saturated()]
         each, counted = engines.values(), rates.values()
         return Load(
             engines=len(engines),
@@ -159,10 +159,19 @@ class _Rates:
         left = (self._now.waiting_tokens - self._before.waiting_tokens) / self._passed
         return max(self.rate("prompt_tokens_total") - self.rate("cached_tokens_total") - left, 0.0)
 
+    def saturated(self) -> bool:
+        """Whether it surely never lacked prompts: those that waited at first lasted to the end.
 
-def _saturated(before: EngineReport | None, now: EngineReport) -> bool:
-    """Whether the engine seems not to have lacked prompts between two looks."""
-    return before is not None and before.waiting > 0 and now.waiting > 0
+        That some wait at both looks proves nothing, prompts that come meet now and then: taken for
+        saturation, half idle engines taught that engines do half of what they should.
+        """
+        before = self._before
+        return (
+            before is not None
+            and before.waiting > 0
+            and self._now.waiting > 0
+            and self.computed() * self._passed <= before.waiting_tokens
+        )
 
 
 def _increase(before: float, now: float) -> float:

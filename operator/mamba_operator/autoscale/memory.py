@@ -52,6 +52,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Engines' worth of work that came, over `Config.fast`."""
     work_slow: float = 0.0
     """The same over `Config.slow`."""
+    base: float = 0.0
+    """Least work of about a start's time: it falls at once with `work_fast` and rises slowly after it."""
+    rise: float = 0.0
+    """Most by which work rose above its base lately, decayed; before anything was seen, all that runs."""
     correction: float = 1.0
     """Work that makes virtual fleets keep the targets as badly as the real one did, by the work that came."""
     measured: float = 0.0

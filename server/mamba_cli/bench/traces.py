@@ -89,7 +89,10 @@ def replay(
 
 def _azure(number: int, line: str) -> Arrival:
     try:
-        stamp, context, generated = line.split(",")
+        columns = line.split(",")
+        if len(columns) != len(AZURE_HEADER.split(",")):
+            raise ValueError(f"{len(columns)} columns, where {AZURE_HEADER} are 3")
+        stamp, context, generated = columns
         # Seven digits of fractions in 2023, of which Python reads six; an offset from UTC since 2024.
         at = datetime.fromisoformat(stamp)
         at = at if at.tzinfo else at.replace(tzinfo=UTC)

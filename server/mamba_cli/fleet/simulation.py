@@ -100,10 +100,9 @@ class Simulation:
             self._ready(self._create())
         for request in self.requests:
             self._at(request.at, self._arrival, request)
-        end = self.asked.seconds
         self._at(0.0, self._probe, None)
         self._at(0.0, self._scrape, None)
-        while self._events and (self.now < end or self._open) and not self.given_up:
+        while (self._arrived < len(self.requests) or self._open) and not self.given_up:
             self.now, _, do, what = heapq.heappop(self._events)
             do(what)
             self._share()

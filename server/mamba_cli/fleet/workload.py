@@ -52,7 +52,7 @@ def read(path: Path, expected: Format | None = None) -> Asked:
     identity = any(arrival.block_ids for arrival in arrivals)
     found: Format = "mooncake" if identity else "azure"
     if expected is not None and expected != found:
-        raise TraceError(f"{path} is in the format {found}, not {expected}: say --format {found}")
+        raise TraceError(f"its format is {found}, not {expected}: say --format {found}")
     if identity:
         return Asked(Workload(path.stem, BLOCK, usable(arrivals)), True)
     return Asked(Workload(path.stem, PLAIN_BLOCK, [a for a in arrivals if a.input_tokens > 0]), False)
@@ -109,6 +109,26 @@ def _compact(arrivals: Iterable[Arrival]) -> list[Arrival]:
         else each
         for each in arrivals
     ]
+
+
+def spliced(asked: Asked, seconds: float, seed: int = 0) -> Asked:
+    """The same requests with pieces of so many seconds in another order: its bursts at other times.
+
+    What was shared is still shared, in the new order. Raises ValueError unless `seconds` is positive.
+    """
+    if not seconds > 0:
+        raise ValueError("a piece must take some time")
+    order = list(range(int(asked.seconds / seconds) + 1))
+    Random(f"splice {seed}").shuffle(order)
+    pieces: list[list[Arrival]] = [[] for _ in order]
+    for arrival in asked.workload.arrivals:
+        pieces[int(arrival.at / seconds)].append(arrival)
+    begin, made = 0.0, list[Arrival]()
+    for piece in order:
+        made += [replace(each, at=begin + each.at - piece * seconds) for each in pieces[piece]]
+        # The last one of the trace may be shorter.
+        begin += min(seconds, asked.seconds - piece * seconds)
+    return replace(asked, workload=replace(asked.workload, arrivals=_compact(made)))
 
 
 def busiest(asked: Asked, requests: int) -> Asked:

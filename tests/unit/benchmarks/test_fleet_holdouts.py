@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from random import Random
 
 import pytest
 from benchmarks.cache.workloads import GENERATED
 from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.comparison import Row
 from benchmarks.fleet.experiment import SCALERS, ScalerName
-from benchmarks.fleet.holdouts import HOLDOUTS, HOUR, SEED, holdout, on_off, ramp, spiked
+from benchmarks.fleet.holdouts import HOLDOUTS, holdout
+from benchmarks.fleet.hours import Lengths
+from benchmarks.fleet.practice import PRACTICE, SEED, practice
 from benchmarks.fleet.score import Score
+from benchmarks.fleet.shapes import HOUR, bursts, drift, evening, on_off, ramp, spiked
 from benchmarks.fleet.verdict import verdict, winners
 
 from mamba_cli.bench.traces import Arrival
@@ -22,7 +26,9 @@ from mamba_cli.fleet.workload import Asked, Workload
 SCORE = Score(1.0, 100.0, 0, 0, 0.0, 0, 0.0, 0, 10, 0, 1.0, 1, 0.1, 0.2, 0.01, 0)
 
 
-made = cache(holdout)
+@cache
+def made(name: str) -> Asked:
+    return practice(name) if name in PRACTICE else holdout(name)
 
 
 def minutes(asked: Asked) -> list[int]:
@@ -32,11 +38,11 @@ def minutes(asked: Asked) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", HOLDOUTS)
+@pytest.mark.parametrize("name", [*PRACTICE, *HOLDOUTS])
 def test_each_is_an_hour_of_requests_and_the_same_each_time(name: str) -> None:
     asked = made(name)
     arrivals = asked.workload.arrivals
-    assert asked == holdout(name)
+    assert asked == made.__wrapped__(name)
     assert 0.9 * HOUR < arrivals[-1].at < HOUR
     assert [each.at for each in arrivals] == sorted(each.at for each in arrivals)
     assert len(arrivals) > 2000
@@ -45,7 +51,7 @@ def test_each_is_an_hour_of_requests_and_the_same_each_time(name: str) -> None:
 
 def test_no_holdout_is_a_workload_that_is_used_elsewhere() -> None:
     lengths = {tuple(a.input_tokens for a in make(200).arrivals) for make in GENERATED}
-    for name in HOLDOUTS:
+    for name in [*PRACTICE, *HOLDOUTS]:
         assert tuple(a.input_tokens for a in made(name).workload.arrivals[:200]) not in lengths
 
 
@@ -62,14 +68,54 @@ def test_on_and_off_go_from_nearly_nothing_to_all_and_back() -> None:
     assert low < 0.1 * high
     above = [count > high / 2 for count in found[:60]]
     assert sum(one != other for one, other in itertools.pairwise(above)) >= 6
-    assert {on_off()(float(second)) for second in range(0, 3600, 10)} == {0.05, 1.0}
+    assert {on_off(SEED)(float(second)) for second in range(0, 3600, 10)} == {0.05, 1.0}
 
 
 def test_spikes_come_suddenly_and_other_seeds_have_others() -> None:
-    shape = [spiked()(float(second)) for second in range(3600)]
+    shape = [spiked(SEED)(float(second)) for second in range(3600)]
     assert sum(after - before > 0.4 for before, after in itertools.pairwise(shape)) >= 3
     assert shape != [spiked(SEED + 1)(float(second)) for second in range(3600)]
     assert max(shape) <= 1.0
+
+
+def test_none_of_what_is_held_out_is_practised() -> None:
+    assert not HOLDOUTS.keys() & PRACTICE.keys()
+    times = {made(name).workload.arrivals[0].at for name in [*PRACTICE, *HOLDOUTS]}
+    assert len(times) == len(PRACTICE) + len(HOLDOUTS)
+
+
+def test_bursts_come_and_go_and_a_drift_takes_no_leap() -> None:
+    burst = [bursts(1, 0.2, 300, 60, 120)(float(second)) for second in range(3600)]
+    assert set(burst) == {0.2, 1.0}
+    assert 4 <= sum(one != other for one, other in itertools.pairwise(burst)) <= 40
+    walk = [drift(1)(float(second)) for second in range(3600)]
+    assert max(after / before for before, after in itertools.pairwise(walk)) < 1.6
+    assert min(walk) >= 0.19
+    assert max(walk) > 1.5 * min(walk)
+    assert (evening(0.0), evening(HOUR)) == (1.0, 1 / 7)
+
+
+@pytest.mark.parametrize(("name", "first"), [("longer", False), ("shorter", True)])
+def test_the_share_of_long_prompts_changes_half_way(name: str, first: bool) -> None:
+    arrivals = made(name).workload.arrivals
+    halves = [
+        [arrival.input_tokens for arrival in arrivals if (arrival.at < HOUR / 2) == early]
+        for early in (True, False)
+    ]
+    means = [sum(half) / len(half) for half in halves]
+    assert (means[0] > 3 * means[1]) == first
+    assert (means[1] > 3 * means[0]) != first
+
+
+def test_heavy_tails_have_longer_prompts_at_the_same_mean() -> None:
+    def drawn(tail: float) -> list[int]:
+        rng = Random(5)
+        return sorted(Lengths(3000, 10, tail=tail).draw(rng)[0] for _ in range(20_000))
+
+    light, heavy = drawn(0.0), drawn(1.0)
+    assert sum(heavy) / 20_000 == pytest.approx(3000, rel=0.2)
+    assert heavy[10_000] < light[10_000]
+    assert sum(each == heavy[-1] for each in heavy) > sum(each == heavy[-1] for each in light)
 
 
 def row(load: str, scaler: ScalerName, attained: float, seconds: float) -> Row:

@@ -90,12 +90,13 @@ async def test_crowded_engines_get_more_beside_them_and_the_decision_is_recorded
     assert (world.metric("demand_engines", unit="slots") or 0) > 2
 
 
-async def test_quiet_engines_are_given_up_after_the_delay() -> None:
+async def test_quiet_engines_are_given_up_after_the_delay_once_the_number_at_the_start_is_forgotten() -> None:
     world = World(3, pod("a"), pod("b"), pod("c"), pod("door", "gateway"), scaleDownDelay="100s")
     world.said = {"a": QUIET, "b": QUIET, "c": QUIET, "door": DOOR}
 
-    assert await world.look(10) == 3
-    assert await world.look(2) == 1
+    assert await world.look(20) == 3
+    assert await world.look(30) == 2
+    assert await world.look(60) == 1
 
 
 @pytest.mark.parametrize("silent", ["a", "b", "c"])

@@ -64,6 +64,30 @@ def test_a_first_look_shrinks_nothing_for_a_whole_delay() -> None:
     assert engines == [9] * 29
 
 
+def test_a_fleet_that_saw_nearly_nothing_keeps_what_it_was_started_with_for_a_while() -> None:
+    """Minutes of silence say nothing about what the hour brings: somebody asked for these engines."""
+    fleet = Fleet(RANGE, engines=3)
+
+    engines = fleet.run([0.2] * 720)
+
+    assert engines[: 1000 // 10] == [3] * 100
+    assert engines[-1] == 1
+
+
+def test_no_engine_is_given_up_that_a_rise_as_lately_would_need_on_top_of_what_comes_now() -> None:
+    """One engine does 5 a second. Bursts of 3 a second were no trouble for it; on top of 3 they would be."""
+
+    def engines(calm: float) -> list[int]:
+        patient = Config(min_replicas=1, max_replicas=32, ttft_target=20.0)
+        fleet = Fleet(patient, engines=2, start=120.0)
+        for _ in range(20):
+            fleet.run([0.2] * 17 + [3.2] * 3)
+        return fleet.run([calm] * 60)
+
+    assert set(engines(3.3)) == {2}
+    assert engines(0.2)[-1] == 1
+
+
 def test_a_number_that_somebody_sets_stands_for_a_whole_delay() -> None:
     fleet = Fleet(RANGE, engines=2)
     fleet.run([5.0] * 100)

@@ -46,17 +46,35 @@ def look(view: FleetView, at: float, **engines: EngineReport | None) -> Observat
 
 def test_rates_are_what_counters_did_between_two_looks() -> None:
     view = FleetView()
-    first = EngineReport(arrivals_total=5, prompt_tokens_total=1000, output_tokens_total=50, waiting=1)
+    first = EngineReport(
+        arrivals_total=5, prompt_tokens_total=1000, output_tokens_total=50, waiting=1, waiting_tokens=9000
+    )
     assert look(view, 0, a=first).load == msgspec.structs.replace(
         look(FleetView(), 0, a=first).load, arrivals=0.0
     )
 
-    second = EngineReport(arrivals_total=25, prompt_tokens_total=9000, output_tokens_total=150, waiting=2)
+    second = msgspec.structs.replace(
+        first, arrivals_total=25, prompt_tokens_total=9000, output_tokens_total=150, waiting=2
+    )
     load = look(view, 10, a=second).load
 
     assert load is not None
     assert (load.arrivals, load.prompt_rate, load.output_rate) == (2.0, 800.0, 10.0)
     assert (load.saturated, load.saturated_prompt_rate) == (1, 800.0)
+
+
+@pytest.mark.parametrize(("waited", "saturated"), [(2000, 0), (7999, 0), (8000, 1), (50_000, 1)])
+def test_an_engine_surely_never_lacked_prompts_if_those_that_waited_at_first_took_all_the_time(
+    waited: int, saturated: int
+) -> None:
+    """It computed 8,000 tokens. That some wait at both looks says nothing: prompts come by chance."""
+    view = FleetView()
+    look(view, 0, a=EngineReport(prompt_tokens_total=1000, waiting=1, waiting_tokens=waited))
+
+    load = look(view, 10, a=EngineReport(prompt_tokens_total=9000, waiting=1, waiting_tokens=waited)).load
+
+    assert load is not None
+    assert load.saturated == saturated
 
 
 def test_an_engine_that_started_anew_counts_from_zero() -> None:

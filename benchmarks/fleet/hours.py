@@ -1,0 +1,70 @@
+"""Generated hours of requests: shapes of arrivals with lengths of a kind. Deterministic by seed. Pure."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from benchmarks.fleet.shapes import HOUR
+
+from mamba_cli.bench.traces import Arrival
+from mamba_cli.fleet.workload import PLAIN_BLOCK, Asked, Shape, Workload, scaled
+
+LONGEST = 32_000
+"""Tokens of a prompt, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Log-normal lengths of prompts and answers; of a share of the prompts, Pareto's with a heavy tail."""
+
+    prompt: float
+    outputs: float
+    tail: float = 0.0
+    """Share of the prompts with an infinite variance: Pareto's of exponent 1.5, and of the same mean."""
+
+    def draw(self, rng: Random) -> tuple[int, int]:
+        """Of one request."""
+        if self.tail and rng.random() < self.tail:
+            prompt = self.prompt / 3 * rng.paretovariate(1.5)
+        else:
+            prompt = _lognormal(rng, self.prompt, 1.0)
+        return max(1, min(LONGEST, round(prompt))), max(1, round(_lognormal(rng, self.outputs, 0.8)))
+
+
+def _lognormal(rng: Random, mean: float, sigma: float) -> float:
+    return math.exp(rng.gauss(math.log(mean) - sigma * sigma / 2, sigma))
+
+
+def plain(
+    shape: Shape,
+    peak: float,
+    lengths: Lengths,
+    seed: int,
+    *,
+    others: Lengths | None = None,
+    share: Shape = lambda _: 0.0,
+) -> Asked:
+    """Prompts that begin alike nowhere; Poisson arrivals, `peak` a second at the busiest.
+
+    At each second, `share` of the requests have lengths of the `others`.
+    """
+    rng = Random(f"plain {seed}")
+    at, made = 0.0, list[Arrival]()
+    while (at := at + rng.expovariate(peak)) < HOUR:
+        if rng.random() < shape(at):
+            kind = others if others is not None and rng.random() < share(at) else lengths
+            made.append(Arrival(at, *kind.draw(rng), ()))
+    return Asked(Workload("plain", PLAIN_BLOCK, made), False)
+
+
+def cut(workload: Workload, shape: Shape, seed: int) -> Asked:
+    """An hour of a generated workload, in that shape."""
+    whole = Asked(workload, True)
+    return scaled(whole, 1.0, min(1.0, whole.seconds / HOUR), shape, seed)
+
+
+def named(name: str, hours: dict[str, Callable[[], Asked]], prefix: str) -> Asked:
+    """The one of that name among `hours`, called `prefix` and its name."""
+    found = hours[name]()
+    return Asked(Workload(f"{prefix}-{name}", found.workload.block, found.workload.arrivals), found.identity)
