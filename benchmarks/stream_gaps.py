@@ -2,29 +2,34 @@
 
 Run as `python -m benchmarks.stream_gaps`. One stream decodes all the time; meanwhile prompts that have
 nothing in common come one after the other, through HTTP. With the engine's defaults and with large pieces of
-a prompt. Without --model on the random 263M hybrid of the serving benchmark, written beside the caches.
+a prompt. Without --model on the random 263M hybrid of the serving benchmark, written beside the caches. Gaps
+while others took part of the cores are told apart: one busy neighbour doubles them where two threads compute.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median, quantiles
 from typing import Any
 
 import aiohttp
 from benchmarks.cache.record import write
 from benchmarks.checkpoint import random_350m
 from benchmarks.engine import running_engine
+from benchmarks.other_load import PERIOD, OtherLoad
 
 LARGE = "--chunked-prefill-tokens", "2048"
 VARIANTS = {"default": (), "pieces of 2,048": LARGE}
 CHECKPOINT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "mambaserve/benchmarks/263m")
+CALM = 0.25
+"""Most cores that others may have had while a gap is called calm."""
 VOCABULARY = 200
 """Token ids of the prompts: every model has so many."""
 
@@ -46,10 +51,10 @@ class Stream:
                     self.times.append(time.monotonic())
         raise RuntimeError("the stream ended before the prompts did: raise --stream-tokens")
 
-    def gaps(self, begin: float, end: float) -> list[float]:
-        """Seconds between tokens of which the later one came within the time."""
+    def gaps(self, begin: float, end: float) -> list[tuple[float, float]]:
+        """When each gap began and ended, of those of which the end came within the time."""
         pairs = zip(self.times, self.times[1:], strict=False)
-        return [later - earlier for earlier, later in pairs if begin <= later <= end]
+        return [(earlier, later) for earlier, later in pairs if begin <= later <= end]
 
 
 async def first_token(session: aiohttp.ClientSession, url: str, length: int, seed: int) -> float:
@@ -62,6 +67,15 @@ async def first_token(session: aiohttp.ClientSession, url: str, length: int, see
         response.raise_for_status()
         await response.read()
     return time.monotonic() - begin
+
+
+def _seconds(spans: Sequence[tuple[float, float]]) -> list[float]:
+    return [end - begin for begin, end in spans]
+
+
+def _p99(gaps: Sequence[float]) -> float:
+    """In milliseconds; not a number where there are too few."""
+    return round(1000 * quantiles(gaps, n=100, method="inclusive")[98], 1) if len(gaps) > 1 else math.nan
 
 
 async def _model(session: aiohttp.ClientSession, url: str) -> str:
@@ -77,10 +91,16 @@ async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> di
         stream = Stream()
         running = asyncio.create_task(stream.run(session, url, stream_tokens))
         await asyncio.sleep(5)
-        quiet = stream.gaps(0, time.monotonic())[1:]
-        begin = time.monotonic()
-        waits = [await first_token(session, url, length, seed=2 + number) for number in range(prompts)]
-        gaps = stream.gaps(begin, time.monotonic())
+        quiet = _seconds(stream.gaps(0, time.monotonic())[1:])
+        load = OtherLoad()
+        with load.watching():
+            await asyncio.sleep(2 * PERIOD)
+            begin = time.monotonic()
+            waits = [await first_token(session, url, length, seed=2 + number) for number in range(prompts)]
+            spans = stream.gaps(begin, time.monotonic())
+            await asyncio.sleep(2 * PERIOD)
+        gaps = _seconds(spans)
+        calm = _seconds([span for span in spans if load.most(*span) <= CALM])
         if running.done():
             running.result()
         running.cancel()
@@ -88,9 +108,12 @@ async def measure(url: str, length: int, prompts: int, stream_tokens: int) -> di
     return {
         "gap_alone_median_ms": round(1000 * median(quiet), 1),
         "gap_median_ms": round(1000 * median(gaps), 1),
-        "gap_p99_ms": round(1000 * quantiles(gaps, n=100, method="inclusive")[98], 1),
+        "gap_p99_ms": _p99(gaps),
         "gap_worst_ms": round(1000 * max(gaps), 1),
         "gaps": len(gaps),
+        "calm_gap_p99_ms": _p99(calm),
+        "calm_gaps": len(calm),
+        "cores_of_others": round(mean(load.cores), 2),
         "prompt_alone_s": round(alone, 2),
         "prompt_beside_s": round(median(waits), 2),
     }

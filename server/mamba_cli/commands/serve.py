@@ -20,6 +20,11 @@ def run(given: dict[str, Any]) -> int:
     from mamba_server.api.errors import ServeError
     from mamba_server.api.server import serve
 
+    if not given.get("model"):
+        raise InvalidInput(
+            "no model is given: name a directory, hf://OWNER/NAME or builtin://tiny-recall, which ships with "
+            "this (MAMBASERVE_MODEL)"
+        )
     try:
         settings = EngineSettings(**given)
     except ValidationError as error:

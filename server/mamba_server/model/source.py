@@ -94,8 +94,10 @@ def _with_config(path: Path, uri: str) -> Path:
         raise SourceNotFound(f"{uri}: {path} is a file; give the directory that holds config.json")
     if not path.is_dir():
         hint = ""
-        if not _SCHEME.match(uri) and _HUB.match(uri):
-            hint = f"; for the model of that name on the Hub write hf://{uri}"
+        if not _SCHEME.match(uri):
+            hint = "; a model is a directory, hf://OWNER/NAME or builtin://NAME"
+            if _HUB.match(uri):
+                hint = f"; for the model of that name on the Hub write hf://{uri}"
         raise SourceNotFound(f"{uri}: no directory {path}{hint}")
     if not (path / "config.json").is_file():
         raise SourceNotFound(f"{uri}: there is no config.json in {path}")

@@ -1,6 +1,7 @@
 """`mambaserve serve`: its options are exactly the settings of an engine, and reach them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mamba_gateway.settings import GatewaySettings
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.api import server
 from mamba_server.api.errors import EngineStartFailed
+from mamba_server.model.source import resolve
 
 
 def options(name: str) -> dict[str, Any]:
@@ -145,7 +147,6 @@ def test_sizes_are_read_as_kubernetes_writes_them(served: list[EngineSettings], 
 @pytest.mark.parametrize(
     ("given", "option"),
     [
-        ({}, "--model"),
         ({"model": "m", "port": 70000}, "--port"),
         ({"model": "m", "utilization": 0}, "--utilization"),
         ({"model": "m", "dtype": "int8"}, "--dtype"),
@@ -158,6 +159,13 @@ def test_a_wrong_value_names_its_option_and_variable(given: dict[str, Any], opti
     assert option in str(caught.value)
     assert f"MAMBASERVE_{option[2:].replace('-', '_').upper()}" in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("given", [{}, {"model": ""}])
+def test_without_a_model_it_says_what_may_be_one(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"no model is given: name a directory, .*builtin://") as caught:
+        serve.run(given)
+    assert resolve(re.findall(r"builtin://[\w-]+", str(caught.value))[0]).is_dir()
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])

@@ -72,7 +72,10 @@ def test_a_file_or_a_directory_without_a_configuration_is_refused(model: Path) -
         ("x" * 300, ""),
         (f"file:///{'x' * 300}", ""),
         ("~no-such-user/model", "there is no such home directory"),
-        ("/dev/null/model", "no directory /dev/null/model"),
+        (
+            "/dev/null/model",
+            "no directory /dev/null/model; a model is a directory, hf://OWNER/NAME or builtin://",
+        ),
         ("a\0b", "no directory"),
         ("file:///a%00b", "no directory"),
     ],
