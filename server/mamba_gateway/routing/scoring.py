@@ -24,6 +24,10 @@ ASSUMED_SHARE = 0.5
 TIMES_APART = 4.0
 """What work that is done twice costs, by the time it takes: it delays those behind it, its copy pushes out of
 memory what others would have resumed, and prompts that share it part ways from then on."""
+APART_EACH = 2.0
+"""So much more for each request that waits at the engine that would do it: it delays all that come until the
+queue there is empty again. That takes longer than the queue is, since others come meanwhile: twice as long at
+half use."""
 JITTER = 0.1
 """The part of the load that others make is old news: gateways read it higher by up to so much, each by a
 number of its own for each engine, so that they do not all send to the same one."""
@@ -77,7 +81,7 @@ class Cost(msgspec.Struct):
     decode: float
     """For the answers that are being written."""
     apart: float = 0.0
-    """For computing again what another engine knows, `TIMES_APART` the time that takes; or what others may
+    """For computing again what another engine knows, several times the time that takes; or what others may
     share with this prompt who go to the home of its beginning."""
 
     @property
@@ -105,7 +109,9 @@ class Comparison(msgspec.Struct):
     most: int
     """Tokens of the prompt that one of them has seen, or that others are assumed to share with it."""
     times: float
-    """What it costs to compute those once more, by the time it takes."""
+    """What it costs to compute those once more, by the time it takes, at an engine where none waits."""
+    each: float
+    """So much more for each request that waits there."""
     home: str
     """Name of the one that is not charged for what it is only assumed that others share; "" = none is."""
 
@@ -117,18 +123,19 @@ class Comparison(msgspec.Struct):
         if len(endpoints) == 1:
             # Compared with nothing: nobody else has what it lacks, and no load is to be told apart.
             speed = endpoints[0].speed or NOMINAL
-            return cls(endpoints, request, weights, _EXACT, speed, _known(endpoints, request), 0, 1.0, "")
+            known = _known(endpoints, request)
+            return cls(endpoints, request, weights, _EXACT, speed, known, 0, 1.0, 0.0, "")
         draw, known = rng.random, _known(endpoints, request)
         jitters = [1 + JITTER * draw() for _ in endpoints]
         most, home = max([seen for _, seen in known.values()], default=0), ""
         # Gateways that go by guesses of their own guess differently: nothing stays together for all of them.
-        times = TIMES_APART if request.sure else 1.0
+        times, each = (TIMES_APART, APART_EACH) if request.sure else (1.0, 0.0)
         if most < HOME_TOKENS and request.home is not None:
             home = home_of(endpoints, request.home).name
             # Nobody has shown yet that anything will be shared.
-            most, times = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0
+            most, times, each = max(HOME_TOKENS, int(ASSUMED_SHARE * request.prompt_tokens)), 1.0, 0.0
         usual = _usual_speed(endpoints)
-        return cls(endpoints, request, weights, jitters, usual, known, most, times, home)
+        return cls(endpoints, request, weights, jitters, usual, known, most, times, each, home)
 
     def costs(self) -> tuple[Cost, ...]:
         """One for each endpoint, in their order."""
@@ -141,7 +148,8 @@ class Comparison(msgspec.Struct):
         known, seen = self.known.get(endpoint.name, NOTHING_KNOWN)
         apart = 0.0
         if seen < self.most and endpoint.name != self.home:
-            apart = self.times * weights.prefix * speed.seconds(seen, self.most)
+            times = self.times + self.each * endpoint.waiting
+            apart = times * weights.prefix * speed.seconds(seen, self.most)
         compute = weights.prefix * speed.seconds(known, request.prompt_tokens)
         if endpoint.queued_tokens is None:
             others = endpoint.load - endpoint.in_flight
@@ -160,7 +168,7 @@ class Comparison(msgspec.Struct):
         for."""
         tokens, most, home, known = self.request.prompt_tokens, self.most, self.home, self.known
         prefix, load = self.weights.prefix, self.weights.load
-        charge, square, most_square = self.times * prefix, tokens * tokens, most * most
+        times, each, square, most_square = self.times, self.each, tokens * tokens, most * most
         found: list[float] = []
         for at, endpoint in enumerate(self.endpoints):
             if (told := endpoint.told) is None:
@@ -175,6 +183,7 @@ class Comparison(msgspec.Struct):
                 total += load * endpoint.memory_seconds
             total += load * decode
             if seen < most and name != home:
+                charge = (times + each * endpoint.waiting) * prefix
                 total += charge * ((most - seen + ratio * (most_square - seen * seen) / 2) / rate)
             found.append(total)
         return found

@@ -10,6 +10,7 @@ import pytest
 from mamba_gateway.endpoints.engine_speed import EngineSpeed
 from mamba_gateway.routing.decision import choose
 from mamba_gateway.routing.scoring import (
+    APART_EACH,
     ASSUMED_SHARE,
     JITTER,
     TIMES_APART,
@@ -206,6 +207,21 @@ def test_what_an_engine_is_computing_for_others_is_not_begun_elsewhere_only_to_w
     for queued, expected in ((6000, "first"), (0.9 * worth, "first"), (1.1 * worth, "other")):
         ends = [engine("other"), engine("first", queued_tokens=float(queued))]
         assert chosen(ends, ask(6100, known, seen=known)) == expected
+
+
+@pytest.mark.parametrize(("sure", "waiting"), [(True, 0), (True, 10), (True, 40), (False, 40)])
+def test_the_more_requests_wait_the_dearer_it_is_to_compute_there_what_another_one_has(
+    engine, sure, waiting
+) -> None:
+    known = {"warm": 6000}
+    request = RoutingRequest("m", (), 6100, known, known, sure=sure)
+    worth = (1 + (TIMES_APART + APART_EACH * waiting if sure else 1)) * 6000
+    for queued, expected in ((0.9 * worth, "warm"), (1.02 * worth, "cold")):
+        ends = [
+            engine("cold", waiting=waiting, running=200),
+            engine("warm", queued_tokens=queued, running=200),
+        ]
+        assert chosen(ends, request) == expected
 
 
 def test_what_nobody_can_resume_goes_where_it_was_seen_before_so_that_a_state_is_kept_there(engine) -> None:
