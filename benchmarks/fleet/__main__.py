@@ -89,6 +89,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--compare", action="store_true", help="all routers and autoscalers, at each load scale"
     )
+    made.add_argument(
+        "--scalers",
+        nargs="+",
+        choices=SCALERS,
+        default=SCALERS,
+        help="those that --compare runs; default: all",
+    )
     made.add_argument("--jobs", type=int, default=1, help="loads that --compare runs at once")
     made.add_argument("--out", type=Path, default=RESULTS, help="folder for what --compare writes")
     return made
@@ -204,10 +211,10 @@ def _compare(asked: argparse.Namespace, experiments: Sequence[tuple[float, Exper
     if asked.jobs == 1:
         for load in loads:
             with shown(load[0]) as progress:
-                rows += told(load, routers, progress)
+                rows += told(load, routers, progress, asked.scalers)
     else:
         with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-            for found in pool.map(partial(told, routers=routers), loads):
+            for found in pool.map(partial(told, routers=routers, scalers=asked.scalers), loads):
                 rows += found
     first = experiments[0][1]
     slo, around = first.slo, first.conditions

@@ -52,14 +52,17 @@ def line(row: Row) -> str:
 
 
 def told(
-    load: tuple[str, Experiment], routers: Sequence[RouterName] = ROUTERS, progress: Progress = silent
+    load: tuple[str, Experiment],
+    routers: Sequence[RouterName] = ROUTERS,
+    progress: Progress = silent,
+    scalers: Sequence[ScalerName] = SCALERS,
 ) -> list[Row]:
     """`compare` of one load by its name; each row is printed to standard error as it is found."""
 
     def tell(row: Row) -> None:
         print(line(row), file=sys.stderr, flush=True)
 
-    return compare(*load, tell, progress, routers)
+    return compare(*load, tell, progress, routers, scalers)
 
 
 def compare(

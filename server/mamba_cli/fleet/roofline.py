@@ -43,6 +43,8 @@ def profile_of(model: ModelConfig, plan: MemoryPlan, constraints: Constraints, g
         max_running=max(1, min(constraints.max_running_requests or MOST_RUNNING["cuda"], slabs)),
         slabs=slabs,
         tokens_per_state=plan.pages_per_slab * plan.page_size,
+        page_tokens=plan.page_size,
+        track_interval=constraints.track_interval,
         strategy=plan.strategy,
         overlap=plan.overlap,
     )

@@ -156,5 +156,7 @@ def test_all_loads_are_in_one_table_however_many_run_at_once(
     ]  # fmt: skip
     assert {str(each["scaler"]) for each in one} == set(SCALERS)
     assert {each["router"] for each in one} == {"ours"}
+    few = compared(tmp_path / "few", ("--scalers", "wva", "ours"))
+    assert [each["scaler"] for each in few] == ["fixed", "wva", "ours"] * 2
     two = compared(tmp_path / "two", ("--load-scale", "1", "2", "--jobs", "2"))
     assert two == one

@@ -116,6 +116,31 @@ def test_a_strategy_that_holds_more_slots_runs_fewer_sequences() -> None:
     assert slots == {"NoBuffer": 1, "ExtraBufferLazy": 2, "ExtraBuffer": 3}
 
 
+@pytest.mark.parametrize(("page", "interval"), [(16, 256), (32, 1024)])
+def test_a_planned_engine_has_the_pages_and_checkpoints_of_the_product_and_not_the_blocks_of_the_trace(
+    page: int, interval: int
+) -> None:
+    constraints = Constraints(strategy="NoBuffer", page_size=page, track_interval=interval)
+    planned = plan(model(), constraints, Device("cuda", 80 << 30), 17_800_000_000)
+
+    made = profile_of(model(), planned, constraints, KIND["H100"])
+    cache = cache_of(made, BLOCK, 8192, prefix_caching=True)
+
+    assert (cache.page_size, cache.track_interval) == (page, interval) != (BLOCK, BLOCK)
+
+
+def test_checkpoints_far_apart_let_less_of_a_prompt_be_resumed() -> None:
+    """Documents of four to sixteen blocks that later requests ask again."""
+
+    def resumed(interval: int) -> float:
+        constraints = Constraints(strategy="NoBuffer", track_interval=interval)
+        found = size(question((KIND["H100"],), constraints=constraints)).candidates[0]
+        assert found.served is not None
+        return found.served.hit_rate
+
+    assert resumed(256) > resumed(4096)
+
+
 @pytest.mark.parametrize("tokens_per_state", [0, 64, 700, 4096, 8758])
 def test_rounding_to_pages_costs_little_memory_however_small_a_state_is(tokens_per_state: int) -> None:
     profile = EngineProfile(
