@@ -27,7 +27,7 @@ from mamba_operator.objects.manifest import (
     owner_uid,
     ref,
 )
-from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan
+from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan, in_version
 from mamba_operator.snapshot import Snapshot
 
 
@@ -48,6 +48,8 @@ class Outcome:
     errors: list[OperatorError] = field(default_factory=list)
     settled: dict[str, str] = field(default_factory=dict)
     """As `Snapshot.settled`, of the children that were written."""
+    as_wanted: dict[str, str] = field(default_factory=dict)
+    """As `Snapshot.as_wanted`, of those among them that came out as they were sent."""
 
 
 async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> Outcome:
@@ -62,7 +64,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
                 # Without engines the next pass tries both again; with them nothing tells what is missing.
                 continue
             try:
-                if await _apply(client, snapshot, change, outcome.settled):
+                if await _apply(client, snapshot, change, outcome):
                     outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
@@ -87,7 +89,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
     return outcome
 
 
-async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, settled: dict[str, str]) -> bool:
+async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, outcome: Outcome) -> bool:
     """Whether the child is another one than before."""
     one = ref(change.manifest)
     before = snapshot.children.get(one)
@@ -102,8 +104,11 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, settled:
         after = await _make(client, snapshot, change.manifest)
     else:
         after = await _change(client, change.manifest, before)
+    uid = str(metadata(after).get("uid"))
     if drift(change.manifest, after):
-        settled[str(metadata(after).get("uid"))] = made_of(change.manifest, after)
+        outcome.settled[uid] = made_of(change.manifest, after)
+    else:
+        outcome.as_wanted[uid] = in_version(change.manifest, after)
     return before is None or metadata(after).get("resourceVersion") != metadata(before).get("resourceVersion")
 
 

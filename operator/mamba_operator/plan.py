@@ -284,13 +284,18 @@ def _compare(manifest: Manifest, snapshot: Snapshot, as_wanted: dict[str, str]) 
     if annotation(observed, names.ANNOTATION_SPEC_HASH) != wanted:
         return Apply(manifest, Change.OUTDATED)
     uid = str(metadata(observed).get("uid"))
-    both = f"{metadata(observed).get('resourceVersion')} {wanted}"
+    both = in_version(manifest, observed)
     if snapshot.as_wanted.get(uid) != both:
         fields = drift(manifest, observed)
         if fields and snapshot.settled.get(uid) != made_of(manifest, observed):
             return Apply(manifest, Change.DRIFTED, ", ".join(fields))
     as_wanted[uid] = both
     return None
+
+
+def in_version(wanted: Manifest, observed: Manifest) -> str:
+    """What `Snapshot.as_wanted` says of a child that is, in this version, what was wanted."""
+    return f"{metadata(observed).get('resourceVersion')} {annotation(wanted, names.ANNOTATION_SPEC_HASH)}"
 
 
 def _mounts_another(engine: Manifest, secret: str) -> bool:

@@ -182,6 +182,7 @@ class Reconciler:
             await mark(self._client, fewer, self._read)
         outcome = await apply(self._client, snapshot, plan)
         settled |= outcome.settled
+        self._as_wanted[key] = {**plan.as_wanted, **outcome.as_wanted}
         for one in outcome.done:
             self._metrics.changes.labels(one.ref.kind, one.change.value).inc()
             log.info("child_changed", key=str(key), child=str(one.ref), change=one.change, detail=one.detail)

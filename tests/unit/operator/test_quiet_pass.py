@@ -264,6 +264,22 @@ async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_
     assert [one for one in cluster.requests if one.startswith(("apply ", "make "))] == []
 
 
+async def test_what_came_out_as_it_was_sent_is_not_compared_again_when_a_watch_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Counting(fitting_owner())
+    again = reconciler(cluster, Watched(cluster))
+    await again(KEY)
+    compared: list[str] = []
+    monkeypatch.setattr(
+        plan, "drift", lambda wanted, seen: compared.append(wanted["kind"]) or drift(wanted, seen)
+    )
+
+    await again(KEY)
+
+    assert compared == []
+
+
 def answer(cluster: FakeCluster, ready: int = 1) -> None:
     for name in ("nano-engine", "nano"):
         child = copy.deepcopy(cluster.objects["Deployment", "models", name])

@@ -1,5 +1,6 @@
 """Any event of a child wakes its owner, and kopf does nothing but watch."""
 
+import json
 from typing import Any
 
 import kopf
@@ -73,6 +74,21 @@ def test_an_object_whose_label_was_taken_off_leaves_the_index() -> None:
     assert (kept["kind"], kept["apiVersion"], kept["status"]) == ("Pod", "v1", {})
     assert "managedFields" not in kept["metadata"]
     assert indexed(POD, kopf.Body({"metadata": {"namespace": "n", "name": "x"}})) == {}
+
+
+def test_words_that_many_objects_use_are_kept_once() -> None:
+    def kept(name: str) -> Manifest:
+        meta = {"namespace": "n", "name": name, "labels": {INSTANCE: "nano"}}
+        text = json.dumps({"metadata": meta, "spec": {"some words": ["of all"]}})
+        [one] = indexed(POD, kopf.Body(json.loads(text))).values()
+        return one
+
+    first, second = kept("a"), kept("b")
+
+    assert first == {**second, "metadata": {**second["metadata"], "name": "a"}}
+    assert first["spec"]["some words"][0] is second["spec"]["some words"][0]
+    for mine, other in zip(first["spec"], second["spec"], strict=True):
+        assert mine is other
 
 
 def test_a_list_that_shows_other_objects_or_versions_than_the_index_tells_whose() -> None:

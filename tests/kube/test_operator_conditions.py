@@ -1,0 +1,165 @@
+"""What else a condition says on a real API server with its controllers: states on the way, and refusals that
+no pod tells of. What pods suffer from is in test_operator_reasons."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kube_life import READY, Life
+from mamba_api import names
+from mamba_kube.access import connected, load_access
+from mamba_operator.objects.kinds import POD
+from mamba_operator.objects.manifest import Key, metadata
+from testcluster.control_plane import ControlPlane
+from testcluster.pki import Identity
+
+pytestmark = pytest.mark.kube
+CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
+
+
+async def refuse(_address: str, _token: str, _body: object) -> tuple[int, str]:
+    """What an engine says whose running requests need the memory."""
+    return 409, "12 requests hold 40 slots and 30 would be left"
+
+
+@pytest.fixture
+async def life(plane: ControlPlane, namespace: str) -> AsyncIterator[Life]:
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+        yield Life(server, Key(namespace, "nano"), put=refuse)
+
+
+async def serve(life: Life, **spec: Any) -> None:
+    await life.make(**{"rollout": {"minReadyTime": "0s"}, **spec})
+    await life.ready("engine")
+    await life.ready("gateway")
+    await life.becomes("Ready", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "reason", "says"),
+    [
+        ({"memory": {}}, "Planned", "DeviceMemoryUnknown", "set spec.memory.deviceMemory"),
+        ({"model": {"uri": "hf://org/model"}}, "Planned", "ModelUnknown", "spec.model.config"),
+        ({"model": {"uri": "hf://org/model", "config": json.loads((CONFIGS / "bamba-9b.json").read_text())}},
+         "Ready", "ModelNotServed", "cannot serve models of family"),
+        ({}, "Available", "NoReadyReplica", "0 of 1 engines answer"),
+    ],
+)  # fmt: skip
+async def test_what_is_not_known_or_not_there_yet_is_named(
+    life: Life, spec: dict[str, Any], kind: str, reason: str, says: str
+) -> None:
+    await life.make(**spec)
+
+    assert says in await life.becomes(kind, reason)
+
+
+async def test_a_model_that_only_engines_know_has_a_row_that_says_as_much(
+    plane: ControlPlane, life: Life
+) -> None:
+    await life.make(model={"uri": "hf://org/model"}, replicas=2)
+    await life.becomes("Progressing", "ScalingUp")
+
+    header, row = plane.kubectl("get", "mdep", "-n", life.key.namespace).splitlines()
+    assert header.split() == ["NAME", "READY", "REASON", "STRATEGY", "REPLICAS", "MODEL", "AGE", "MESSAGE"]
+    assert row.split()[:6] == ["nano", "False", "ScalingUp", "Auto", "0/2", "hf://org/model"]
+    assert "0 of 2 engines are ready" in row
+
+
+async def test_the_states_on_the_way_to_serving(life: Life) -> None:
+    await life.make(replicas=2, scaling={"minReplicas": 2, "maxReplicas": 2}, rollout={"minReadyTime": "0s"})
+    assert not await life.calm()
+    assert await life.condition("Progressing") == ("True", "RollingOut", "2 engines are asked for")
+
+    first, second = await life.until(lambda: two(life))
+    await life.says(first, phase="Running")
+    assert "1 of 2 engines load the model" in await life.becomes("Progressing", "LoadingModel")
+
+    await life.says(first, phase="Running", conditions=[READY])
+    assert "at least 2 are to" in await life.becomes("Available", "BelowMinimum")
+
+    await life.says(second, phase="Running", conditions=[READY])
+    assert "no gateway answers yet" in await life.becomes("Available", "GatewayNotReady")
+
+    await life.ready("gateway")
+    await life.becomes("Ready", "Serving")
+
+
+async def two(life: Life) -> list[dict[str, Any]]:
+    found = await life.pods("engine")
+    return found if len(found) == 2 else []
+
+
+async def test_an_endpoint_without_engines_is_ready_to_wake_one(life: Life) -> None:
+    await life.make(replicas=0, scaling={"minReplicas": 0})
+    await life.ready("gateway")
+
+    assert "the first request wakes one" in await life.becomes("Ready", "ScaledToZero")
+
+
+async def test_a_roll_out_that_is_paused_says_what_it_waits_for(life: Life) -> None:
+    await serve(life)
+    await life.change(rollout={"pause": True}, engine={"image": "registry.test/engine:2"})
+
+    assert "until spec.rollout.pause is false" in await life.becomes("Progressing", "RolloutPaused")
+    assert (await life.condition("Ready"))[:2] == ("True", "Serving")
+
+
+async def test_an_engine_that_finishes_its_requests_is_waited_for(life: Life) -> None:
+    await serve(life)
+    [pod] = await life.pods("engine")
+    name = metadata(pod)["name"]
+    await life.kube.merge(POD, life.key.namespace, name, {"metadata": {"finalizers": ["example.com/drain"]}})
+    await life.kube.delete(POD, life.key.namespace, name, metadata(pod)["uid"])
+    try:
+        assert "finishes its requests" in await life.becomes("Progressing", "Draining")
+    finally:
+        await life.kube.merge(POD, life.key.namespace, name, {"metadata": {"finalizers": None}})
+
+
+async def test_a_strategy_that_does_not_fit_what_runs_is_refused_with_the_engines_numbers(
+    life: Life,
+) -> None:
+    await life.make(rollout={"minReadyTime": "0s"}, stateCache={"strategy": "NoBuffer"})
+    [pod] = await life.until(lambda: life.pods("engine"))
+    await life.says(pod, phase="Running", podIP="10.9.8.7", podIPs=[{"ip": "10.9.8.7"}], conditions=[READY])
+    await life.ready("gateway")
+    await life.becomes("Ready", "Serving")
+    await life.change(stateCache={"strategy": "ExtraBufferLazy"})
+
+    said = await life.becomes("Degraded", "StrategyRefused")
+    assert "12 requests hold 40 slots" in said
+    assert (await life.condition("Ready"))[:2] == ("True", "Serving")
+
+
+async def test_a_claim_that_cannot_grow_yet_is_used_as_it_is(life: Life) -> None:
+    await life.make(model={"uri": "hf://org/model", "cache": {"size": "40Gi"}})
+    await life.until(lambda: life.pods("loader"))
+    await life.change(model={"cache": {"size": "80Gi"}})
+
+    assert "delete it" in await life.becomes("Degraded", "CacheKept")
+
+
+async def test_a_rule_that_the_role_lacks_is_named(plane: ControlPlane, namespace: str) -> None:
+    certificate = plane.authority.issue(Identity(f"few-{namespace}", f"/CN=few-{namespace}", ("DNS:few",)))
+    group = "rbac.authorization.k8s.io"
+    rules = [{"apiGroups": [names.GROUP], "resources": ["*"], "verbs": ["*"]}]
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": "few"}, "rules": rules}
+    binding = {
+        "apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": {"name": "few"},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "few"},
+        "subjects": [{"kind": "User", "name": f"few-{namespace}", "apiGroup": group}],
+    }  # fmt: skip
+    plane.apply([role, binding], namespace)
+    kubeconfig = plane.write_kubeconfig(f"few-{namespace}", certificate)
+    async with connected(await load_access(str(kubeconfig))) as server:
+        life = Life(server, Key(namespace, "nano"))
+        await life.make()
+        for _ in range(3):
+            await life.calm()
+
+        status, reason, message = await life.condition("Degraded")
+    assert (status, reason) == ("True", "Forbidden")
+    assert "cannot list resource" in message or "cannot create resource" in message
