@@ -12,7 +12,14 @@ from functools import cache
 
 import torch
 
-from mamba_kernels.cpu.library import INSTRUCTION_SETS, VARIABLE, Library, UnknownKernels, library
+from mamba_kernels.cpu.library import (
+    INSTRUCTION_SETS,
+    VARIABLE,
+    Library,
+    UnknownKernels,
+    has_to_be_built,
+    library,
+)
 from mamba_kernels.cpu.packed_linear import KINDS
 from mamba_kernels.dispatch.operators import REFERENCE, Operators, cpu_operators, triton_operators
 
@@ -54,6 +61,13 @@ def backend_for(
         return TORCH
     chosen = library()
     return TORCH if chosen is None else Backend(chosen.name, cpu_operators(chosen), chosen)
+
+
+def compiles_first(
+    device: torch.device, dtype: torch.dtype, environment: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether `backend_for` has to compile the C++ kernels, which takes a minute."""
+    return device.type == "cpu" and dtype in KINDS and has_to_be_built(environment)
 
 
 def _triton(device: torch.device, dtype: torch.dtype, environment: Mapping[str, str], wanted: str) -> Backend:

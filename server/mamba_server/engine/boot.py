@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from mamba_kernels.cpu.library import has_to_be_built, library
-from mamba_kernels.dispatch.backend import Backend
+from mamba_kernels.dispatch.backend import Backend, backend_for, compiles_first
 from mamba_planner.constraints import MOST_STEP_TOKENS
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.registry import load_model_config
@@ -96,9 +95,9 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     memory_there, weights = _memory(settings, device), _weights(directory, dtype, settings)
     made = plan_engine(config, settings, memory_there, weights)
-    if device.type == "cpu" and has_to_be_built():
+    if compiles_first(device, DTYPES[dtype]):
         report("compiling the kernels, this once", 0, 1)
-        library()
+        backend_for(device, DTYPES[dtype])
         report("compiling the kernels, this once", 1, 1)
     model = HybridModel.load(
         config,

@@ -10,11 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from mamba_kernels.cpu import build
 from mamba_kernels.cpu import library as libraries
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
 from mamba_kernels.cpu.library import VARIABLE, Library, UnknownKernels, open_library
+from mamba_kernels.dispatch.backend import compiles_first
 
 
 @pytest.fixture
@@ -97,6 +99,17 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(compiler: Path, environm
     with pytest.raises(CannotBuild, match="it does not like it"):
         ensure_built(environment)
     assert list(build.cache_root(environment).glob("*.so")) == []
+
+
+def test_it_is_known_beforehand_whether_anything_will_be_compiled(environment: dict[str, str]) -> None:
+    cpu = torch.device("cpu")
+    assert compiles_first(cpu, torch.bfloat16, environment)
+    assert not compiles_first(cpu, torch.float64, environment)
+    assert not compiles_first(cpu, torch.bfloat16, {**environment, VARIABLE: "torch"})
+    assert not compiles_first(cpu, torch.bfloat16, {**environment, "CXX": "no-such-compiler"})
+    assert not compiles_first(torch.device("cuda"), torch.bfloat16, environment)
+    ensure_built(environment)
+    assert not compiles_first(cpu, torch.bfloat16, environment)
 
 
 def test_what_a_build_that_was_killed_has_left_goes_with_the_next(
