@@ -1,5 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Causal convolution over prefill pieces on a GPU, by chunk and block of channels: see README.md."""
+# Tuples grow while a kernel is compiled, and its compiler knows no unpacking.
+# mypy: disable-error-code="assignment"
+# ruff: noqa: RUF005
+"""Causal convolution over prefill pieces on a GPU, by rows and block of channels: see README.md."""
 
 import torch
 import triton
@@ -9,6 +12,7 @@ from mamba_kernels.ssd_prefill.plan import ChunkPlan
 from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
+    UnsupportedArgument,
     block_of,
     ceil_div,
     check,
@@ -16,6 +20,14 @@ from mamba_kernels.triton_support import (
     extent_at,
     launch_for,
 )
+
+SPAN = 64
+"""Rows of a program, which loads K-1 more and the weights once: few enough that a short prompt has several
+programs."""
+TOGETHER = 8
+"""Rows that are loaded before the first of them is needed."""
+MOST_TAPS = 16
+"""A row's inputs are kept in registers."""
 
 
 def conv1d_prefill(
@@ -45,6 +57,8 @@ def call(
     channels = x.shape[1]
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
+    if K > MOST_TAPS:
+        raise UnsupportedArgument(f"weight has {K} taps; the kernel takes {MOST_TAPS} at most")
     if bias is not None:
         check("bias", bias, (channels,), device=x.device)
     check("window", window, (None, K - 1, channels), device=x.device)
@@ -52,12 +66,14 @@ def call(
         "conv1d_prefill",
         x.device,
         f"C{channels} K{K} {x.dtype}",
-        Launch(num_warps=4, blocks={"T": 32, "C": block_of(channels, least=16, most=128)}),
+        Launch(num_warps=1, blocks={"T": SPAN, "C": block_of(channels, least=16, most=256)}),
     )
+    # Whole chunks that begin within a window's length of a piece's start fit the rows of one program.
+    span = max(launch.blocks["T"], block_of(K))
     chunks, routes = plan.on_device, plan.slots.device_routes
     return KernelCall(
         _conv1d_prefill,
-        (ceil_div(channels, launch.blocks["C"]), plan.chunks),
+        (ceil_div(channels, launch.blocks["C"]), plan.chunks, ceil_div(plan.longest_chunk, span)),
         {
             "x": x,
             "x_row": x.stride(0),
@@ -75,7 +91,7 @@ def call(
             "out": out,
             "out_row": out.stride(0),
         },
-        {"CHANNELS": channels, "K": K, "BLOCK_T": launch.blocks["T"], "BLOCK_C": launch.blocks["C"]},
+        {"CHANNELS": channels, "K": K, "SPAN": span, "TOGETHER": TOGETHER, "BLOCK_C": launch.blocks["C"]},
         launch,
     )
 
@@ -108,55 +124,76 @@ def _store_window(
 def _conv1d_prefill(
     x, x_row, weight, bias, window, window_slab, window_row, routes, route, piece_chunk, chunk_start,
     chunk_track, chunk_piece, out, out_row,
-    CHANNELS: tl.constexpr, K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    CHANNELS: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, TOGETHER: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(1)
+    first, part = tl.program_id(1), tl.program_id(2)
     piece = tl.load(chunk_piece + first)
     begin = tl.load(chunk_start + tl.load(piece_chunk + piece))
     chunks_end = tl.load(piece_chunk + piece + 1)
-    depth = tl.load(chunk_start + first) - begin
+    start = tl.load(chunk_start + first)
+    depth = start - begin
     source = tl.load(routes + piece).to(tl.int64)
     target = tl.load(routes + route + piece).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = c < CHANNELS
-    # Only the program of a piece's first chunk reads the window that the piece starts from, and so may store
-    # the final one in its place: it takes the chunks that begin within a window's length of the start too.
+    # Only the first program of a piece's first chunk reads the window that the piece starts from, and so may
+    # store the final one in its place: it takes the first rows of the chunks that begin within a window's
+    # length of the start too. Chunks before the last of these are shorter than that, so the rows are one run.
     end = first + 1
-    if depth == 0:
-        while (end < chunks_end) & (tl.load(chunk_start + end) - begin < K - 1):
-            end += 1
-    elif depth < K - 1:
-        end = first
-    for chunk in range(first, end):
-        start, stop = tl.load(chunk_start + chunk), tl.load(chunk_start + chunk + 1)
-        for at in range(start, stop, BLOCK_T):
-            t = at + tl.arange(0, BLOCK_T)
-            sums = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
-            for k in tl.static_range(K):
-                factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0).to(tl.float32)
-                row = t - (K - 1) + k
-                there = ((t < stop) & (row >= begin))[:, None] & inside[None, :]
-                value = tl.load(x + row.to(tl.int64)[:, None] * x_row + c[None, :], mask=there, other=0.0)
-                sums += value.to(tl.float32) * factor[None, :]
-            if at - begin < K - 1:
-                kept = c < extent_at(source, CHANNELS)
-                for k in tl.static_range(K - 1):
-                    factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0).to(tl.float32)
-                    place = t - begin + k
-                    there = ((t < stop) & (place < K - 1))[:, None] & kept[None, :]
-                    past = window + source * window_slab + place[:, None] * window_row + c[None, :]
-                    sums += tl.load(past, mask=there, other=0.0).to(tl.float32) * factor[None, :]
-            if bias is not None:
-                sums += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)[None, :]
-            y = sums * tl.sigmoid(sums)
-            there = (t < stop)[:, None] & inside[None, :]
-            rows = out + t.to(tl.int64)[:, None] * out_row + c[None, :]
-            tl.store(rows, y.to(out.dtype.element_ty), mask=there)
-        track = tl.load(chunk_track + chunk).to(tl.int64)
-        if track >= 0:
+    if part == 0:
+        if depth == 0:
+            while (end < chunks_end) & (tl.load(chunk_start + end) - begin < K - 1):
+                end += 1
+        elif depth < K - 1:
+            end = first
+    at_first = start + part * SPAN
+    stop = at_first
+    if end > first:
+        stop = tl.minimum(tl.load(chunk_start + end), tl.load(chunk_start + end - 1) + (part + 1) * SPAN)
+    if at_first < stop:
+        # The K-1 inputs before the first row: of the window, or of the rows before.
+        fresh = depth + part == 0
+        kept = c < tl.where(fresh, extent_at(source, CHANNELS), 0)
+        before = c < tl.where(fresh, 0, CHANNELS)
+        past = ()
+        for k in tl.static_range(K - 1):
+            value = tl.load(x + (at_first - (K - 1) + k).to(tl.int64) * x_row + c, mask=before, other=0.0)
+            place = window + source * window_slab + k * window_row + c
+            old = tl.load(place, mask=kept, other=0.0).to(tl.float32)
+            past = past + (tl.where(fresh, old, value.to(tl.float32)),)
+        factors = ()
+        for k in tl.static_range(K):
+            factors = factors + (tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0).to(tl.float32),)
+        base = tl.zeros([BLOCK_C], tl.float32)
+        if bias is not None:
+            base += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+        for done in range(0, stop - at_first, TOGETHER):
+            at = at_first + done
+            seen = past
+            for r in tl.static_range(TOGETHER):
+                there = c < tl.where(at + r < stop, CHANNELS, 0)
+                row = x + (at + r).to(tl.int64) * x_row
+                seen = seen + (tl.load(row + c, mask=there, other=0.0).to(tl.float32),)
+            for r in tl.static_range(TOGETHER):
+                # In the order of the inputs, wherever a piece begins: its cuts change no bit.
+                sums = base
+                for k in tl.static_range(K):
+                    sums += seen[r + k] * factors[k]
+                there = c < tl.where(at + r < stop, CHANNELS, 0)
+                y = sums * tl.sigmoid(sums)
+                tl.store(out + (at + r).to(tl.int64) * out_row + c, y.to(out.dtype.element_ty), mask=there)
+            past = seen[TOGETHER:]
+    if part == 0:
+        for chunk in range(first, end):
+            track = tl.load(chunk_track + chunk).to(tl.int64)
+            if track >= 0:
+                cut = tl.load(chunk_start + chunk + 1)
+                _store_window(
+                    x, x_row, window, window_slab, window_row, source, track, begin, cut, c, CHANNELS, K
+                )
+        if depth == 0:
+            cut = tl.load(chunk_start + chunks_end)
             _store_window(
-                x, x_row, window, window_slab, window_row, source, track, begin, stop, c, CHANNELS, K
+                x, x_row, window, window_slab, window_row, source, target, begin, cut, c, CHANNELS, K
             )
-    if depth == 0:
-        stop = tl.load(chunk_start + chunks_end)
-        _store_window(x, x_row, window, window_slab, window_row, source, target, begin, stop, c, CHANNELS, K)

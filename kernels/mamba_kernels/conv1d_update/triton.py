@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode step of the causal convolution on a GPU, a program per row and block of channels: see README.md."""
+"""Decode step of the causal convolution on a GPU, a program per rows and block of channels: see README.md."""
 
 import torch
 import triton
@@ -7,6 +7,9 @@ import triton.language as tl
 
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div, check, extent_at, launch_for
+
+ROWS = 16
+"""Of a program, which loads the weights of its channels once for all of them."""
 
 
 def conv1d_update(
@@ -43,12 +46,16 @@ def call(
         "conv1d_update",
         x.device,
         f"C{channels} K{K} {x.dtype} n{block_of(n)}",
-        Launch(num_warps=2, blocks={"C": block_of(channels, least=16, most=512)}),
+        # Two rows a warp, eight channels a thread.
+        Launch(
+            num_warps=max(1, block_of(n, most=ROWS) // 2),
+            blocks={"R": block_of(n, most=ROWS), "C": block_of(channels, least=16, most=256)},
+        ),
     )
-    block = launch.blocks["C"]
+    rows, block = launch.blocks["R"], launch.blocks["C"]
     return KernelCall(
         _conv1d_update,
-        (ceil_div(channels, block), n),
+        (ceil_div(channels, block), ceil_div(n, rows)),
         {
             "x": x,
             "x_row": x.stride(0),
@@ -61,33 +68,38 @@ def call(
             "route": routes.stride(0),
             "out": out,
             "out_row": out.stride(0),
+            "n": n,
         },
-        {"CHANNELS": channels, "K": K, "BLOCK": block},
+        {"CHANNELS": channels, "K": K, "ROWS": rows, "BLOCK": block},
         launch,
     )
 
 
-@triton.jit(do_not_specialize=["route"], do_not_specialize_on_alignment=["routes"])
+@triton.jit(do_not_specialize=["route", "n"], do_not_specialize_on_alignment=["routes"])
 def _conv1d_update(
-    x, x_row, weight, bias, window, window_slab, window_row, routes, route, out, out_row,
-    CHANNELS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    x, x_row, weight, bias, window, window_slab, window_row, routes, route, out, out_row, n,
+    CHANNELS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    source = tl.load(routes + row).to(tl.int64)
-    target = tl.load(routes + route + row).to(tl.int64)
-    track = tl.load(routes + 2 * route + row).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < CHANNELS
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = row < n
+    source = tl.load(routes + row, mask=there, other=-1).to(tl.int64)[:, None]
+    target = tl.load(routes + route + row, mask=there, other=-1).to(tl.int64)[:, None]
+    track = tl.load(routes + 2 * route + row, mask=there, other=-1).to(tl.int64)[:, None]
+    row = row.to(tl.int64)[:, None]
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < CHANNELS
+    at = c[None, :]
+    own = there[:, None] & inside[None, :]
     begun, tracked = at < extent_at(source, CHANNELS), at < extent_at(track, CHANNELS)
     written = at < extent_at(target, CHANNELS)
-    newest = tl.load(x + row * x_row + at, mask=inside, other=0.0)
-    factor = tl.load(weight + (K - 1) * CHANNELS + at, mask=inside, other=0.0)
-    sums = newest.to(tl.float32) * factor.to(tl.float32)
+    newest = tl.load(x + row * x_row + at, mask=own, other=0.0)
+    factor = tl.load(weight + (K - 1) * CHANNELS + c, mask=inside, other=0.0)
+    sums = newest.to(tl.float32) * factor.to(tl.float32)[None, :]
     # The window moves while it is read: place k is written once k + 1 is in registers.
     for k in tl.static_range(K - 1):
         past = tl.load(window + source * window_slab + k * window_row + at, mask=begun, other=0.0)
-        factor = tl.load(weight + k * CHANNELS + at, mask=inside, other=0.0)
-        sums += past.to(tl.float32) * factor.to(tl.float32)
+        factor = tl.load(weight + k * CHANNELS + c, mask=inside, other=0.0)
+        sums += past.to(tl.float32) * factor.to(tl.float32)[None, :]
         if k > 0:
             moved = window + (k - 1) * window_row + at
             tl.store(moved + target * window_slab, past, mask=written)
@@ -98,6 +110,6 @@ def _conv1d_update(
         tl.store(moved + target * window_slab, newest, mask=written)
         tl.store(moved + track * window_slab, newest, mask=tracked)
     if bias is not None:
-        sums += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        sums += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     y = sums * tl.sigmoid(sums)
-    tl.store(out + row * out_row + at, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * out_row + at, y.to(out.dtype.element_ty), mask=own)

@@ -20,6 +20,10 @@ TILE = 4096
 """Logits of a program that penalises or draws."""
 SEARCH = 1024
 """Logits that a search looks at together."""
+EVEN = tl.constexpr(3)
+"""Passes of a search whose orders are evenly spaced as distances."""
+FAR = tl.constexpr(32.0)
+"""From the best logit, over the temperature: less than 2e-14 of its probability."""
 INFINITE = tl.constexpr(0x7F800000)
 """Bits of infinity: as integers, non-negative floats are ordered as their values."""
 
@@ -94,24 +98,32 @@ def prepare_kernel(
 
 @triton.jit
 def _search(
-    row_logits, best, temperature, most, target, COUNTING: tl.constexpr,
+    row_logits, best, temperature, most, reach, target, COUNTING: tl.constexpr,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """An order o <= `most` up to which the tokens number (or weigh) `target` at least, and without whose last
-    one they would not.
+    """An order o <= `most` up to which the tokens number `target` at least, and without whose last one they
+    would not; or weigh that share of those up to `most`.
 
-    Each pass tries eight orders at once, so eleven of them tell 31 bits apart; it ends as soon as a single
-    token is left between the bounds, which is sooner but for logits that are equal to many bits.
+    Each pass tries eight orders at once. Those of the first passes are evenly spaced as distances, within
+    `reach` at first, which finds most thresholds; then as bits, so eleven more tell any two apart. It ends as
+    soon as a single token is left between the bounds.
     """
     low = most * 0
     high = most
+    wanted = target
     below = 0.0
     inside = 2.0
     passes = 0
     j = tl.arange(0, 8)
-    while (passes < 11) & (inside > 1.0):
+    while (passes < EVEN + 11) & (inside > 1.0):
         step = (high - low) // 8 + 1
         tried = tl.minimum(low + (j + 1) * step - 1, high)
+        near, far = low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+        if (passes < EVEN) & (near < reach):
+            # The last one is the upper bound: in the first pass it tells what all weigh.
+            width = tl.where(far > reach, (reach - near) / 7, (far - near) / 8)
+            apart = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
+            tried = tl.where(j == 7, high, tl.minimum(apart, high))
         weights = tl.zeros([8, BLOCK], tl.float32)
         numbers = tl.zeros([8, BLOCK], tl.float32)
         for start in range(0, VOCABULARY, BLOCK):
@@ -125,12 +137,15 @@ def _search(
                 weights += tl.where(reached, tl.exp(scaled)[None, :], 0.0)
         number = tl.sum(numbers, 1)
         amount = number if COUNTING else tl.sum(weights, 1)
-        short = tl.minimum(tl.sum((amount < target).to(tl.int32), 0), 7)
+        if not COUNTING:  # noqa: SIM102 - known when compiling, the other is not
+            if passes == 0:
+                wanted = target * tl.sum(tl.where(j == 7, amount, 0.0), 0)
+        short = tl.minimum(tl.sum((amount < wanted).to(tl.int32), 0), 7)
         # Of the tokens up to the bound that is found, those up to the one before it are not between the two.
         below = tl.maximum(below, tl.max(tl.where(j < short, number, 0.0), 0))
         inside = tl.sum(tl.where(j == short, number, 0.0), 0) - below
-        low = tl.minimum(low + short * step, high)
-        high = tl.minimum(low + step - 1, high)
+        low = tl.minimum(tl.maximum(low, tl.max(tl.where(j < short, tried + 1, 0), 0)), high)
+        high = tl.sum(tl.where(j == short, tried, 0), 0)
         passes += 1
     return high
 
@@ -157,17 +172,13 @@ def truncate_kernel(
         k = tl.load(top_k + row)
         if (k > 0) & (k < VOCABULARY):
             whole = tl.full([], INFINITE, tl.int32)
-            kept = _search(row_logits, top, heat, whole, k.to(tl.float32), True, VOCABULARY, BLOCK)
+            kept = _search(row_logits, top, heat, whole, FAR, k.to(tl.float32), True, VOCABULARY, BLOCK)
             most = tl.minimum(most, kept)
         mass = tl.load(top_p + row)
         if mass < 1:
-            total = tl.zeros([BLOCK], tl.float32)
-            for start in range(0, VOCABULARY, BLOCK):
-                token = start + tl.arange(0, BLOCK)
-                value = tl.load(row_logits + token, mask=token < VOCABULARY, other=float("-inf"))
-                scaled = _scaled(value, top, heat)
-                total += tl.where(_order(scaled) <= most, tl.exp(scaled), 0.0)
-            most = _search(row_logits, top, heat, most, mass * tl.sum(total, 0), False, VOCABULARY, BLOCK)
+            # Tokens farther than this from the best weigh less together than what is cut off.
+            reach = tl.log(VOCABULARY / (1.0 - mass)) + 1.0
+            most = _search(row_logits, top, heat, most, reach, mass, False, VOCABULARY, BLOCK)
     tl.store(best + row, top)
     tl.store(last + row, most)
 

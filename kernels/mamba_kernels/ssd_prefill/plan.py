@@ -77,6 +77,8 @@ class ChunkPlan:
     tokens: int
     """Prefill rows: the pieces lie one after another in rows 0..tokens."""
     chunks: int
+    longest_chunk: int
+    """Rows."""
     groups: list[ChunkGroup]
     rank_parts: list[list[RankPart]]
     """Per rank r: `rank_chunks[r]` by group."""
@@ -171,6 +173,7 @@ class ChunkPlan:
         return cls(
             tokens=tokens,
             chunks=len(chunk_start),
+            longest_chunk=int(chunk_len.max()),
             groups=[
                 _group(each, int(width[each[0]]), chunk_start[each], chunk_len[each], tokens, device)
                 for each in members

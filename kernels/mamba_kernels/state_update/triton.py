@@ -22,8 +22,9 @@ from mamba_kernels.triton_support import (
     softplus,
 )
 
-ELEMENTS = 512
-"""Of a state, per program of one warp: four loads of 128 bits a thread are in flight."""
+ELEMENTS = 2048
+"""Of a state, per program of four warps: four loads of 128 bits a thread are in flight, and `B` and `C` are
+read for so many of them once."""
 
 
 def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: torch.Tensor) -> None:
@@ -44,11 +45,12 @@ def call(
     check("routes", routes, (3, n), dtypes=(torch.int32,), device=state.device)
     check("noise", noise, (n,), dtypes=(torch.int32,), device=state.device)
     width = block_of(N)
+    rows = block_of(P, most=max(1, ELEMENTS // width))
     launch = launch_for(
         "state_update",
         state.device,
         f"H{H} P{P} N{N} {state.dtype} n{block_of(n)}",
-        Launch(num_warps=1, blocks={"P": block_of(P, most=max(1, ELEMENTS // width))}),
+        Launch(num_warps=max(1, rows * width // 512), blocks={"P": rows}),
     )
     rows = launch.blocks["P"]
     return KernelCall(

@@ -136,6 +136,7 @@ def boot(settings: EngineSettings, report: Report, trial: Trial = NO_TRIAL) -> E
         device=device,
         sample=model.backend.operators.sample,
         graphs=trial.graphs or _graphs(stream, made),
+        longest_piece=min(limits.step_tokens, limits.max_model_len),
     )
     core = EngineCore(
         Scheduler(cache, limits, StartBudget(time.monotonic)),

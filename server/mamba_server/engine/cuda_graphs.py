@@ -26,20 +26,23 @@ class CudaGraphs:
     def capture(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """As of `StepGraphs`."""
         device = self._stream.device
+        torch.cuda.synchronize(device)
+        # While capturing, the allocator cannot give back what earlier steps left with it. What it keeps
+        # then is in use, or belongs to the graphs' pool, from which no other step can take.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(device)
-        # What the allocator holds without using it is free for other steps, too.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         if free < self._keep_free:
             raise GraphMemoryShort(f"{free >> 20} MiB are free, {self._keep_free >> 20} MiB are to stay free")
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(device)
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 result = work()
-            except BaseException:
+            except BaseException as error:
                 with suppress(RuntimeError):  # The capture is broken already: what broke it is told.
                     graph.capture_end()
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise GraphMemoryShort(str(error)) from error
                 raise
             graph.capture_end()
 

@@ -5,7 +5,7 @@ on the forward stream, where alone sampler and model are touched; what that retu
 the step's fence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from mamba_kernels.dispatch.operators import Operator
 from mamba_kernels.sample.reference import is_finite
+from mamba_kernels.ssd_prefill.segments import LEAST_CHUNKS
 from mamba_kernels.stochastic_rounding import noise_words
 from mamba_kernels.transfer import to_device
 from mamba_planner.workspace import LOGIT_ROWS
@@ -72,13 +73,16 @@ class ModelRunner:
         device: torch.device,
         sample: Operator | None = None,
         graphs: StepGraphs | None = None,
+        longest_piece: int = 0,
     ) -> None:
-        """`sample`: as of `Sampler`; `graphs`: captures decode steps where kernels alone compute."""
+        """`sample`: as of `Sampler`; `graphs`: captures decode steps where kernels alone compute;
+        `longest_piece`: tokens of a prompt that a step takes at most."""
         self._model = model
         self._cache = cache
         self._persistent = persistent
         self._chunk = chunk
         self._page_size = page_size
+        self._longest_piece = longest_piece
         self._device = device
         # One row more than there are sequences: that of padding.
         self._last_token = torch.zeros(persistent.rows + 1, dtype=torch.int32, device=device)
@@ -110,11 +114,25 @@ class ModelRunner:
         if self._decode_steps is None:
             return False
         self._decode_steps.warm_up(report)
-        report("preparing prompts", 0, 1)
-        pieces = [TrialPiece(self._chunk + 1, self._chunk + 1), TrialPiece(1, 1)]
-        self.try_out(trial_batch([1], pieces, chunk=self._chunk, spare_row=self._persistent.rows))
-        report("preparing prompts", 1, 1)
+        steps = [*self._kinds_of_prompts()]
+        for done, (decodes, pieces) in enumerate(steps):
+            report("preparing prompts", done, len(steps))
+            self.try_out(trial_batch(decodes, pieces, chunk=self._chunk, spare_row=self._persistent.rows))
+        report("preparing prompts", len(steps), len(steps))
         return True
+
+    def _kinds_of_prompts(self) -> Iterator[tuple[list[int], list[TrialPiece]]]:
+        """Decodes and pieces of steps that launch every kernel in every form that a step of prompts can."""
+        kinds = [[TrialPiece(self._chunk + 1, self._chunk + 1), TrialPiece(1, 1)]]
+        # The shortest piece that a scan cuts into segments, if a step can have one.
+        segmented = 2 * LEAST_CHUNKS * self._chunk
+        if segmented <= self._longest_piece:
+            kinds.append([TrialPiece(segmented, segmented)])
+        for pieces in kinds:
+            # Behind another number of decodes the rows of a piece may lie at no multiple of 16 bytes, for
+            # which a kernel is compiled once more.
+            yield [], pieces
+            yield [1], pieces
 
     def try_out(self, host: HostBatch, *, scored: bool = False) -> None:
         """Compute a step that is nobody's: its rows are scored as a prompt's, or chosen from with all that

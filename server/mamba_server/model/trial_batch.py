@@ -45,8 +45,8 @@ def trial_batch(
         token_sequence=np.repeat(np.arange(sequences, dtype=np.int32), lengths),
         query_start=starts,
         context_len=np.array([each.context for each in own], np.int32),
-        # A decode goes on from the state that it overwrites: kernels need no zero state for one.
-        slot_in=np.where(np.arange(sequences) < len(decodes), 0, -1).astype(np.int32),
+        # From nothing: slot 0 holds what is no state, keys among it.
+        slot_in=np.full(sequences, -1, np.int32),
         slot_out=np.zeros(sequences, np.int32),
         decode_track=np.full(len(decodes), -1, np.int32),
         table_row=np.full(sequences, spare_row, np.int32),

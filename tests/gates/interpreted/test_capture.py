@@ -209,11 +209,13 @@ def test_what_is_prepared_at_the_start_changes_no_answer(
     tiny_recall: Path, anew: dict[tuple[str, int], Answer]
 ) -> None:
     graphs = RecordedGraphs()
-    engine = make_engine(tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2)
+    engine = make_engine(
+        tiny_recall, trial=Trial(graphs=graphs), max_running_requests=2, chunked_prefill_tokens=128
+    )
     device_side: Any = engine.core._runner
     stages: list[str] = []
     assert device_side.warm_up(lambda stage, done, total: stages.append(f"{stage} {done}/{total}"))
-    assert stages[-1] == "preparing prompts 1/1"
+    assert stages[-1] == "preparing prompts 2/2"
     made = len(graphs.captured)
     assert made == 2 * 2
     answers = run(engine, requests(1)[:1])

@@ -18,8 +18,6 @@ PENALIZED = SamplingParams(
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "float16"])
-# Slab 0 is where padding has its states and its keys: these, taken for states of float16, may be no numbers.
-@pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN):RuntimeWarning")
 def test_the_worst_steps_are_computed_and_measured_by_the_kernels_that_serve(
     tiny_recall: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
 ) -> None:

@@ -58,16 +58,15 @@ class Mamba2Mixer:
     ) -> torch.Tensor:
         """x: [T, d]; conv: [slabs, K-1, C]; ssm: [slabs, H, P, N], both written. Returns [T, d]."""
         projected = self.in_proj(x)
-        normed = x.new_empty(plans.tokens, self.config.inner)
         if self.kernels is None:
-            self._by_operators(projected, conv, ssm, plans, normed)
-        else:
-            decode, prefill = self.kernels
-            cut = plans.decodes
-            if plans.decode is not None:
-                decode(projected[:cut], conv, ssm, plans.decode, normed[:cut])
-            for rows, plan in plans.prefill:
-                prefill(projected[rows], conv, ssm, plan, normed[rows])
+            return self.out_proj(self._by_operators(projected, conv, ssm, plans))
+        normed = x.new_empty(plans.tokens, self.config.inner)
+        decode, prefill = self.kernels
+        cut = plans.decodes
+        if plans.decode is not None:
+            decode(projected[:cut], conv, ssm, plans.decode, normed[:cut])
+        for rows, plan in plans.prefill:
+            prefill(projected[rows], conv, ssm, plan, normed[rows])
         return self.out_proj(normed)
 
     def _by_operators(
@@ -76,9 +75,8 @@ class Mamba2Mixer:
         conv: torch.Tensor,
         ssm: torch.Tensor,
         plans: StepPlans,
-        normed: torch.Tensor,
-    ) -> None:
-        """Convolution, recurrence, gate and norm: `normed` [T, H*P] is written."""
+    ) -> torch.Tensor:
+        """Convolution, recurrence, gate and norm: [T, H*P]."""
         config, cut, operators = self.config, plans.decodes, self.operators
         gate, inputs, dt = projected.split([config.inner, config.conv_dim, config.heads], dim=-1)
         y: torch.Tensor = inputs.new_empty(
@@ -98,7 +96,7 @@ class Mamba2Mixer:
                 mixed = operators.conv1d_prefill(inputs[rows], self.conv_weight, self.conv_bias, conv, plan)
                 operators.ssd_prefill(ssm, self._scan_inputs(mixed, dt[rows]), plan, y[rows])
         norm = gated_norm_by_row if self.batch_invariant else operators.gated_norm
-        normed.copy_(norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups))
+        return norm(y.flatten(1), gate, self.norm_weight, config.norm_eps, config.groups)
 
     def _scan_inputs(self, mixed: torch.Tensor, dt: torch.Tensor) -> ScanInputs:
         """mixed: [n, C] = x | B | C after the convolution; dt: [n, H]."""

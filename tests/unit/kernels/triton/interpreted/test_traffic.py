@@ -40,7 +40,7 @@ def assert_least(traffic: Traffic, least: int, *, asked: float) -> None:
     assert traffic.asked <= asked * least
 
 
-@pytest.mark.parametrize(("stored", "asked"), [(torch.float32, 1.11), (torch.float16, 1.23)])
+@pytest.mark.parametrize(("stored", "asked"), [(torch.float32, 1.03), (torch.float16, 1.06)])
 def test_a_state_is_read_once_and_written_where_it_belongs(stored: torch.dtype, asked: float) -> None:
     mixer = Mixer(H=16, P=64, N=128, G=1, T=2, dtype=torch.bfloat16)
     state, out = torch.zeros(8, 16, 64, 128, dtype=stored), poisoned(2, 16, 64, dtype=torch.bfloat16)
@@ -52,22 +52,23 @@ def test_a_state_is_read_once_and_written_where_it_belongs(stored: torch.dtype, 
 
 
 def test_a_window_is_read_once_and_written_once() -> None:
-    x, weight, bias = torch.randn(8, 1024).bfloat16(), torch.randn(4, 1024), torch.randn(1024)
-    window, rows = torch.zeros(12, 3, 1024, dtype=torch.bfloat16), torch.arange(8).numpy()
+    """40 rows take three programs a block of channels, and the weights are read three times."""
+    x, weight, bias = torch.randn(40, 512).bfloat16(), torch.randn(4, 512), torch.randn(512)
+    window, rows = torch.zeros(44, 3, 512, dtype=torch.bfloat16), torch.arange(40).numpy()
     plan = SlotPlan.build(ints(rows + 1), ints(rows + 1), ints(0 * rows - 1), CPU)
     with counted() as traffic:
         conv1d_update(x, weight, bias, window, plan)
-    assert traffic.asked_of(window) == 2 * 8 * window[0].nbytes
-    assert_least(traffic, 2 * (x.nbytes + 8 * window[0].nbytes) + weight.nbytes + bias.nbytes, asked=2.0)
+    assert traffic.asked_of(window) == 2 * 40 * window[0].nbytes
+    assert_least(traffic, 2 * (x.nbytes + 40 * window[0].nbytes) + weight.nbytes + bias.nbytes, asked=1.07)
 
 
-def test_a_convolution_of_pieces_reads_its_rows_again_from_the_caches_alone() -> None:
-    plan = chunk_plan([PiecePlan(0, 200, -1, 1, {128: 2}), PiecePlan(64, 100, 3, 3, {})], 128)
-    x, weight, bias = torch.randn(300, 256).bfloat16(), torch.randn(4, 256), torch.randn(256)
+def test_a_convolution_of_pieces_reads_its_rows_once_but_for_those_before_a_program() -> None:
+    plan = chunk_plan([PiecePlan(0, 256, -1, 1, {128: 2}), PiecePlan(64, 128, 3, 3, {})], 128)
+    x, weight, bias = torch.randn(384, 256).bfloat16(), torch.randn(4, 256), torch.randn(256)
     window = torch.zeros(5, 3, 256, dtype=torch.bfloat16)
     with counted() as traffic:
         conv1d_prefill(x, weight, bias, window, plan)
-    assert_least(traffic, 2 * x.nbytes + 4 * window[0].nbytes + weight.nbytes + bias.nbytes, asked=2.7)
+    assert_least(traffic, 2 * x.nbytes + 4 * window[0].nbytes + weight.nbytes + bias.nbytes, asked=1.15)
 
 
 def test_norms_read_and_write_a_row_once() -> None:
@@ -93,7 +94,7 @@ def test_a_scan_keeps_the_state_and_reads_x_once() -> None:
     assert_least(traffic, 384 * (2 * 8 * 64 + 2 * 128 + 8) * 2 + 4 * state[0].nbytes, asked=1.7)
 
 
-@pytest.mark.parametrize(("news", "contexts", "asked"), [([1, 1], [2000, 600], 1.1), ([256], [512], 5.0)])
+@pytest.mark.parametrize(("news", "contexts", "asked"), [([1, 1], [2000, 600], 1.08), ([256], [512], 5.0)])
 def test_keys_and_values_come_from_memory_once(news: list[int], contexts: list[int], asked: float) -> None:
     batch = PagedBatch(news, contexts, heads=8, kv_heads=2, page_size=16, width=128, dtype=torch.bfloat16)
     with counted() as traffic:
@@ -108,7 +109,7 @@ def test_a_delta_state_is_read_once_and_written_where_it_belongs() -> None:
     with counted() as traffic:
         gated_delta_update(state, rows.inputs, plan, out)
     assert traffic.asked_of(state) == 5 * state[0].nbytes, "one of two rows is tracked"
-    assert_least(traffic, 5 * state[0].nbytes + rows.mixed.nbytes + out.nbytes, asked=1.1)
+    assert_least(traffic, 5 * state[0].nbytes + rows.mixed.nbytes + out.nbytes, asked=1.05)
 
 
 def test_a_delta_scan_keeps_the_state_and_reads_values_once() -> None:
@@ -134,7 +135,7 @@ def test_what_is_written_or_copied_moves_once() -> None:
     assert_least(traffic, 4 * memory[0].nbytes, asked=1.01)
 
 
-@pytest.mark.parametrize(("top_p", "asked"), [(1.0, 2.1), (0.9, 11.1)])
+@pytest.mark.parametrize(("top_p", "asked"), [(1.0, 2.1), (0.9, 8.4)])
 def test_logits_come_from_memory_once(top_p: float, asked: float) -> None:
     n, vocabulary = 3, 8192
     rows = {

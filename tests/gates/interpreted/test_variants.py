@@ -1,0 +1,61 @@
+"""Nothing is compiled while requests are served: what the start has run is all that Triton has to compile."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engines import make_engine, run
+from kernel_variants import late, variants
+from mamba_kernels.paged_attention import triton as paged_attention
+from mamba_kernels.ssd_prefill.segments import Segments
+from mamba_server.engine.boot import Trial
+from mamba_server.engine.runner import ModelRunner
+from mamba_server.model.trial_batch import trial_batch
+from mamba_server.wire import AddRequest, SamplingParams
+from recorded_work import RecordedGraphs
+
+PENALIZED = SamplingParams(
+    max_tokens=3, temperature=0.7, seed=9, top_p=0.9, presence_penalty=0.5, repetition_penalty=1.1
+)
+SCORED = SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=1)
+GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "float16"])
+def test_serving_launches_what_the_start_has_compiled(
+    tiny_recall: Path, monkeypatch: pytest.MonkeyPatch, state_dtype: str
+) -> None:
+    monkeypatch.setattr(paged_attention, "PROGRAMS", 4)
+    engine = make_engine(
+        tiny_recall, trial=Trial(graphs=RecordedGraphs()), max_running_requests=5, track_interval=16,
+        chunked_prefill_tokens=40, state_dtype=state_dtype,
+    )  # fmt: skip
+    device_side: Any = engine.core._runner
+    with variants() as prepared:
+        assert device_side.warm_up(lambda *_: None)
+    rng = random.Random(3)
+    stem = [rng.randrange(6, 200) for _ in range(37)]
+    lengths = (1, 2, 33, 60)
+    prompts = [[rng.randrange(6, 200) for _ in range(length)] for length in lengths]
+    prompts += [[*stem, 7], [*stem, 8, 9], [*stem[:19], 10]]
+    kinds = [GREEDY, PENALIZED, SCORED]
+    requests = [AddRequest(str(n), prompt, kinds[n % 3]) for n, prompt in enumerate(prompts)]
+    with variants() as served:
+        run(engine, requests)
+    assert [*late(served, prepared)] == []
+
+
+@pytest.mark.parametrize("longest", [2048, 2047])
+def test_the_start_has_a_piece_that_is_cut_into_segments_if_a_step_can(longest: int) -> None:
+    runner: Any = SimpleNamespace(_chunk=128, _longest_piece=longest)
+    cut = []
+    for decodes, pieces in ModelRunner._kinds_of_prompts(runner):
+        host = trial_batch(decodes, pieces, chunk=128, spare_row=4)
+        first = np.searchsorted(host.chunk_sequence, np.arange(len(decodes), len(host.context_len) + 1))
+        cut.append(Segments.cut(first, np.zeros(len(pieces)), 2, torch.device("cpu")) is not None)
+    assert cut == ([False, False, True, True] if longest == 2048 else [False, False])

@@ -1,0 +1,76 @@
+"""What Triton compiles a kernel anew for: the types of its arguments and what it takes from their values."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from mamba_kernels.triton_support import KernelCall
+
+Variant = tuple[str, tuple[Any, ...], str, str]
+WHOLE = 16
+"""Bytes of a pointer, or an integer, whose multiples are taken apart from others."""
+
+
+def variant_of(call: KernelCall) -> Variant:
+    """Launches with equal variants run one compilation, as Triton's `JITFunction` has it."""
+    kernel = call.kernel
+    parameters = [_specialized(parameter, call) for parameter in _parameters(kernel)]
+    return kernel.__name__, tuple(parameters), str(sorted(call.options.items())), str(call.launch.blocks)
+
+
+@cache
+def _parameters(kernel: Any) -> list[Any]:
+    """With what its decoration says of each, also where the interpreter runs it."""
+    jitted = JITFunction(kernel.fn, **kernel.kwargs) if isinstance(kernel, InterpretedFunction) else kernel
+    return list(jitted.params)
+
+
+def _specialized(parameter: Any, call: KernelCall) -> Any:
+    name = parameter.name
+    if name in call.constants or parameter.is_constexpr:
+        return name, str(call.constants[name])
+    value = call.arguments[name]
+    if value is None:
+        return name, None
+    if isinstance(value, torch.Tensor):
+        whole = value.data_ptr() % WHOLE == 0
+        return name, value.dtype, whole and not parameter.do_not_specialize_on_alignment
+    if isinstance(value, float):
+        return name, float
+    kind = parameter.annotation_type or ("i32" if -(2**31) <= value < 2**31 else "i64")
+    if parameter.do_not_specialize:
+        return name, kind
+    return name, kind, value == 1, value % WHOLE == 0 and not parameter.do_not_specialize_on_alignment
+
+
+@contextmanager
+def variants() -> Iterator[dict[Variant, KernelCall]]:
+    """Of the kernels that run in the block, with the first launch of each."""
+    seen: dict[Variant, KernelCall] = {}
+    run = KernelCall.run
+
+    def noted(call: KernelCall) -> None:
+        if all(call.grid):
+            seen.setdefault(variant_of(call), call)
+        run(call)
+
+    KernelCall.run = noted  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        KernelCall.run = run  # type: ignore[method-assign]
+
+
+def late(served: Iterable[Variant], prepared: Iterable[Variant]) -> Iterator[tuple[str, list[Any]]]:
+    """What was not prepared: each kernel, and how it differs from the nearest of its kind that was."""
+    known = set(prepared)
+    for variant in served:
+        if variant not in known:
+            name, own, *_ = variant
+            differing = [[one for one in own if one not in others] for of, others, *_ in known if of == name]
+            yield name, min(differing, key=len, default=list(own))
