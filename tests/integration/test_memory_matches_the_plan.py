@@ -1,16 +1,18 @@
 """The memory an engine really takes is what its plan says, within 2 %, and little beside it."""
 
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
+from mamba_kernels.cpu.library import library
 from servers import Server, call
 from testmodels.checkpoints import random_nemotron_h
 
-BESIDE_THE_PLAN = 430 << 20
-"""Bytes of an engine process on a CPU that are neither weights nor arena, as the kernel counts what is
-resident. Nearly all of it is torch's, and a third of that its CUDA libraries'."""
+BESIDE_THE_PLAN = 400_000_000
+"""Bytes of all processes of a server on a CPU that are neither weights nor arena, as the kernel counts what
+is resident, what two of them share twice."""
 
 
 @pytest.mark.slow
@@ -34,17 +36,22 @@ def test_resident_memory_of_weights_and_arena_is_the_planned(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_an_engine_takes_beside_its_plan_is_bounded(tmp_path: Path) -> None:
+def test_what_a_server_takes_beside_its_plan_is_bounded(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile() as file:
+        kernels = library()
+        if kernels is None or not kernels.is_on_disk(file.fileno()):
+            pytest.skip("what importing torch leaves in memory can be put nowhere")
     directory = random_nemotron_h(tmp_path / "model", vocab_size=24_000)
     # Large enough that loading the libraries is not the peak.
-    with Server(directory, "--arena-bytes", "512Mi", "--max-model-len", "1024") as server:
+    with Server(directory, "--arena-bytes", "512Mi", "--max-model-len", "4096") as server:
         plan = call(f"{server.admin}/admin/plan")[1]
-        body = {"model": server.model, "prompt": "one two three", "max_tokens": 8}
+        body = {"model": server.model, "prompt": "one two three " * 250, "max_tokens": 8}
         assert call(f"{server.url}/v1/completions", body)[0] == 200
         weights = sum(line["bytes"] for line in plan["ledger"] if line["item"] == "weights")
         planned = weights + plan["arenaBytes"]
         assert planned > 512 << 20
-        taken = _peak(server.engine_pid()) - planned
+        engine = psutil.Process(server.engine_pid())
+        taken = sum(_peak(process.pid) for process in (engine, *engine.parents()[:1])) - planned
         assert 0 < taken < BESIDE_THE_PLAN
 
 

@@ -57,6 +57,13 @@ class Library:
         self.moe: Callable[..., None] = self._function("mamba_moe", pointer)
         self.gated_delta_update: Callable[..., None] = self._function("mamba_gated_delta_update", pointer)
         self.gated_delta_prefill: Callable[..., None] = self._function("mamba_gated_delta_prefill", pointer)
+        number = ctypes.c_int
+        self.is_on_disk: Callable[[int], bool] = self._function(
+            "mamba_is_on_disk", number, result=ctypes.c_bool
+        )
+        self.put_aside: Callable[[int, int, int, int], int] = self._function(
+            "mamba_put_aside", number, wide, pointer, pointer, result=wide
+        )
 
     def _function(self, name: str, *arguments: object, result: object = None) -> Any:
         function = getattr(self._dll, name)

@@ -165,6 +165,7 @@ class EngineClient:
         if self._stopping.is_set():  # `stop` came while it was being started, and found nobody to ask
             process.kill()
         log.info("engine_started", engine_pid=process.pid)
+        self.loading("importing torch", 0, 1)  # before it has sockets to say so itself
         reader = asyncio.create_task(self._read(process))
         waiter = asyncio.create_task(process.wait())
         watcher = asyncio.create_task(self._watch())

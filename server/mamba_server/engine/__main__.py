@@ -5,16 +5,18 @@ Tells its parent about progress, readiness and fatal errors over the wire; logs 
 
 import argparse
 import ctypes
+import logging
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from mamba_planner.engine_settings import EngineSettings
 from mamba_server.engine.cpu_threads import set_up_threads, threads_for
-from mamba_server.engine.garbage import never_search_old_objects
-from mamba_server.engine.process import EngineProcess, Port, Report, report_progress, say_fatal
 from mamba_server.host_cores import usable_cores
-from mamba_server.wire import Ready
+
+if TYPE_CHECKING:
+    from mamba_server.engine.process import Port
 
 PR_SET_PDEATHSIG = 1
 
@@ -38,10 +40,19 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = EngineSettings.model_validate_json(options.settings)
 
-    port = Port(options.to_engine, options.from_engine)
+    cores = usable_cores()
+    ours = set_up_threads(os.environ, cores)
+    # It brings numpy, which starts threads while it is imported.
+    from mamba_server.engine.process import Port, say_fatal
+
+    port: Port | None = None
     try:
-        return _serve(settings, port, report_progress(port))
+        # Before the sockets, whose threads write to memory when they like.
+        _import_torch(settings)
+        port = Port(options.to_engine, options.from_engine)
+        return _serve(settings, port, cores if ours else None)
     except Exception as error:
+        port = port or Port(options.to_engine, options.from_engine)
         exit_code = getattr(error, "exit_code", None)
         if exit_code is None:
             say_fatal(port, f"the engine failed: {type(error).__name__}: {error}", 1)
@@ -49,23 +60,35 @@ def main() -> int:
         say_fatal(port, str(error), exit_code)
         return int(exit_code)
     finally:
-        port.close()
+        if port is not None:
+            port.close()
 
 
-def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
-    cores = usable_cores()
-    ours = set_up_threads(os.environ, cores)
-    report("importing torch", 0, 1)
-    from mamba_server.engine.admin import Admin
-    from mamba_server.engine.boot import boot, pick_device, ready_plan, use_threads
+def _import_torch(settings: EngineSettings) -> None:
+    """Import what computes; on a CPU what that leaves in memory is made small before the weights come.
+
+    Raises NoDevice, UnknownKernels.
+    """
+    from mamba_kernels.cpu.library import library
+    from mamba_server.engine.boot import pick_device
+    from mamba_server.engine.cold_memory import put_imports_aside
     from mamba_server.engine.library_pages import give_back_libraries
 
-    report("importing torch", 1, 1)
     if pick_device(settings.device).type == "cpu":
-        # Before the weights come, so that they never stand beside them.
         give_back_libraries()
-    engine = boot(settings, report)
-    use_threads(engine, threads_for(engine.plan.weights_bytes, cores) if ours else None)
+        put_imports_aside(library())
+
+
+def _serve(settings: EngineSettings, port: "Port", cores: int | None) -> int:
+    """cores: of which some are to compute; None = as many as OpenMP was told."""
+    from mamba_server.engine.admin import Admin
+    from mamba_server.engine.boot import boot, ready_plan, use_threads
+    from mamba_server.engine.garbage import never_search_old_objects
+    from mamba_server.engine.process import EngineProcess, report_progress
+    from mamba_server.wire import Ready
+
+    engine = boot(settings, report_progress(port))
+    use_threads(engine, None if cores is None else threads_for(engine.plan.weights_bytes, cores))
     shown = ready_plan(engine)
     admin = Admin(engine.core, shown)
     process = EngineProcess(engine.core, admin, port, device_counters=engine.device_counters)
@@ -87,4 +110,9 @@ def _serve(settings: EngineSettings, port: Port, report: Report) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # The interpreter's own end would bring back into memory all that was put aside, only to free it.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

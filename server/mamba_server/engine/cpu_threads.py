@@ -10,6 +10,8 @@ from collections.abc import MutableMapping
 COUNT = "OMP_NUM_THREADS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """GNU's OpenMP, which torch brings, reads the first two, Intel's the first and the last."""
+OF_NUMPY = "OPENBLAS_NUM_THREADS"
+"""Threads that numpy starts when it is imported; the engine multiplies nothing by it."""
 SMALL_WEIGHTS = 64 << 20
 """Bytes of weights below which an operation is over before a second thread has woken up."""
 
@@ -19,6 +21,7 @@ def set_up_threads(environment: MutableMapping[str, str], cores: int) -> bool:
 
     cores: those the process may keep busy. What is set already stays: whoever starts the engine knows better.
     """
+    environment.setdefault(OF_NUMPY, "1")
     if not any(name in environment for name in WAITING):
         environment["OMP_WAIT_POLICY"] = "passive"
         environment["KMP_BLOCKTIME"] = "0"

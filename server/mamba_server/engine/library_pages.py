@@ -7,40 +7,26 @@ needs the room; what is read again is there at once.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 
+from mamba_server.engine.memory_map import Mapping, memory_map
 from mamba_server.model.mapped_pages import drop
 
-_SMAPS = Path("/proc/self/smaps")
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
 _LIBRARY = re.compile(r"/.*\.so(\.[0-9.]+)?$")
 
 
 def give_back_libraries() -> None:
     """Drop the pages of libraries that are as they lie in their files; without /proc nothing happens."""
-    try:
-        smaps = _SMAPS.read_text("utf-8", errors="replace")
-    except OSError:
-        return
-    for begin, end in unchanged(smaps.splitlines()):
-        drop(begin, end)
+    for mapping in memory_map():
+        if is_unchanged(mapping):
+            drop(mapping.begin, mapping.end)
 
 
-def unchanged(smaps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """First address and end of each mapping of a library that cannot be written and has not been.
+def is_unchanged(mapping: Mapping) -> bool:
+    """Whether it is of a library, cannot be written and has not been.
 
     Tables of addresses were written by the loader before they became unwritable: dropped, they would come
     back as the file has them, without the addresses.
     """
-    place: tuple[int, int] | None = None
-    for line in smaps:
-        if (mapping := _MAPPING.fullmatch(line)) is not None:
-            begin, end, rights, file = mapping.groups()
-            place = None
-            if "w" not in rights and _LIBRARY.fullmatch(file):
-                place = int(begin, 16), int(end, 16)
-        elif place is not None and line.startswith("Anonymous:"):
-            if line.split()[1] == "0":
-                yield place
-            place = None
+    return (
+        "w" not in mapping.rights and not mapping.anonymous and _LIBRARY.fullmatch(mapping.name) is not None
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mamba_server.engine import library_pages
-from mamba_server.engine.library_pages import unchanged
+from mamba_server.engine.library_pages import is_unchanged
+from mamba_server.engine.memory_map import mappings, memory_map
 
 MAPS = """\
 1000-2000 r--p 00000000 fd:01 77                         /lib/libfirst.so.1.2
@@ -34,13 +35,14 @@ Anonymous:             0 kB
 
 
 def test_only_what_cannot_be_written_and_has_not_been_is_dropped() -> None:
-    assert list(unchanged(MAPS.splitlines())) == [(0x1000, 0x2000), (0x2000, 0x5000), (0xB000, 0xC000)]
+    dropped = [(each.begin, each.end) for each in mappings(MAPS.splitlines()) if is_unchanged(each)]
+    assert dropped == [(0x1000, 0x2000), (0x2000, 0x5000), (0xB000, 0xC000)]
 
 
 def test_where_the_kernel_does_not_tell_nothing_is_dropped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library_pages, "_SMAPS", tmp_path / "absent")
+    monkeypatch.setattr(library_pages, "memory_map", lambda: memory_map(tmp_path / "absent"))
     dropped: list[tuple[int, int]] = []
     monkeypatch.setattr(library_pages, "drop", lambda *place: dropped.append(place))
     library_pages.give_back_libraries()

@@ -46,7 +46,9 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     monkeypatch.setattr(
         sys, "argv", ["engine", "--settings", settings, "--to-engine", "ipc://a", "--from-engine", "ipc://b"]
     )
-    monkeypatch.setattr(command, "Port", lambda *_: made)
+    monkeypatch.setattr("mamba_server.engine.process.Port", lambda *_: made)
+    # What it does with the memory of its process is not for that of the tests.
+    monkeypatch.setattr(command, "_import_torch", lambda _: None)
     monkeypatch.setattr(command, "_die_with_parent", lambda: None)
     before = signal.getsignal(signal.SIGINT)
     yield made
@@ -54,10 +56,10 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
 
 
 def test_torch_is_not_there_before_it_is_said_how_threads_wait() -> None:
-    """OpenMP reads it once, when torch brings it."""
-    code = "import mamba_server.engine.__main__, sys; print('torch' in sys.modules)"
+    """OpenMP reads it once, when torch brings it; numpy starts threads while it is imported."""
+    code = "import mamba_server.engine.__main__, sys; print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
@@ -133,19 +135,22 @@ def test_an_engine_whose_parent_is_gone_already_does_not_begin(
 def test_the_threads_are_chosen_before_torch_could_look(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, str] = {}
 
-    def boots(*_: object) -> None:
+    def imports(_: EngineSettings) -> None:
         seen.update(os.environ)
         raise DoesNotFit("enough", 1, 1)
 
-    monkeypatch.setattr("mamba_server.engine.boot.boot", boots)
+    monkeypatch.setattr(command, "_import_torch", imports)
     monkeypatch.setattr(command, "usable_cores", lambda: 5)
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+    names = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OPENBLAS_NUM_THREADS")
+    for name in names:
         # So that what is set below is put back as well.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     assert command.main() == 3
     assert seen["OMP_NUM_THREADS"] == "5"
     assert seen["OMP_WAIT_POLICY"] == "passive"
+    assert seen["OPENBLAS_NUM_THREADS"] == "1"
+    assert port.sent == [Fatal("enough", 3)]
 
 
 def test_no_full_search_for_garbage_stops_a_serving_engine(

@@ -1,0 +1,43 @@
+"""`memory_map`: the mappings of this process as the kernel lists them."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SMAPS = Path("/proc/self/smaps")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Addresses [begin, end) with equal rights."""
+
+    begin: int
+    end: int
+    rights: str
+    """As in `rw-p`."""
+    name: str
+    """The file's path, a name in brackets, or nothing."""
+    anonymous: int
+    """Bytes in memory that are of no file, or no longer as the file has them."""
+
+
+def memory_map(smaps: Path = SMAPS) -> list[Mapping]:
+    """All of them; none where there is no such file."""
+    try:
+        return list(mappings(smaps.read_text("utf-8", errors="replace").splitlines()))
+    except OSError:
+        return []
+
+
+def mappings(smaps: Iterable[str]) -> Iterator[Mapping]:
+    """The same of the lines of such a file."""
+    place: tuple[int, int, str, str] | None = None
+    for line in smaps:
+        if (found := _MAPPING.fullmatch(line)) is not None:
+            begin, end, rights, name = found.groups()
+            place = int(begin, 16), int(end, 16), rights, name
+        elif place is not None and line.startswith("Anonymous:"):
+            yield Mapping(*place, 1024 * int(line.split()[1]))
+            place = None
