@@ -11,6 +11,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from mamba_cli.local.download_metrics import DownloadMetrics
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
@@ -155,7 +156,8 @@ def _catalogue() -> Mapping[str, Series]:
     PrefixMetrics(engine, "m", ChangeLog("m"))
     operator = OperatorMetrics().registry
     ScalingMetrics(operator)
-    registries = (engine, GatewayMetrics(lambda: (endpoint,)).registry, operator)
+    gateway = GatewayMetrics(lambda: (endpoint,)).registry
+    registries = (engine, gateway, operator, DownloadMetrics().registry)
     return {each.name: each for registry in registries for each in _exposed(registry)}
 
 

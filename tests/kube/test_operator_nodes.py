@@ -78,7 +78,7 @@ async def test_a_node_that_joins_and_leaves_writes_to_no_child_of_what_serves(
         await life.ready("gateway")
         await life.becomes("Ready", "Serving")
         await life.becomes("Planned", "PlanComputed")
-        before, writes = await versions(life), life.children_written()
+        before, writes = await versions(life), life.struck.children_written()
         another_resource = f"{GPU}.memory" not in labels
 
         nodes.join(f"{namespace}-b", labels)
@@ -91,5 +91,5 @@ async def test_a_node_that_joins_and_leaves_writes_to_no_child_of_what_serves(
         life.restart()
         await life.becomes("Planned", "PlanComputed")
 
-        assert life.children_written() == writes
+        assert life.struck.children_written() == writes
         assert await versions(life) == before

@@ -4,20 +4,24 @@ No kubelet runs pods; the test writes their status as one does.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import json
+import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mamba_api import names
-from mamba_kube.api_server import JSON, MERGE_PATCH, ApiServer
+from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_operator.admin_key import AdminKey
 from mamba_operator.engine_admin import Put, put_strategy
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import OperatorError
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
 from operator_objects import nano_config
+from struck_server import Blow, Killed, StruckServer
 
 PASSES = 200
 """Most passes until one has nothing to do; they wait a moment for the cluster's controllers."""
@@ -26,57 +30,65 @@ FITS = {
     "model": {"uri": "pvc://models/nano", "config": nano_config()}, "memory": {"deviceMemory": "80Gi"},
 }  # fmt: skip
 LONG_AGO = "2026-01-02T11:00:00Z"
+FLEETING = {"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "ownerReferences"}
+OF_THE_SERVER = {"clusterIP", "clusterIPs", "volumeName"}
+PASSING = re.compile(
+    r"\d{4}-\d\d-\d\dT[\d:.]+Z|\b[0-9a-f]{5,64}(-[0-9a-f]{4,12})*\b|"
+    r'(?<=ReplicaSet \\\\\\")[^"\\]+'
+)
+"""Moments, hashes, which depend on the name of the object, and names that controllers make."""
 READY = {"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO}
 
 
-class WatchedServer(ApiServer):
-    """Notes what is written; all reaches the real one."""
+class OnlyTheOwner(Indices):
+    """What watches hold of an object that was just made."""
 
-    def __init__(self, server: ApiServer) -> None:
-        self._server = server
-        self.written: list[str] = []
-        """Method and path of each write."""
+    def __init__(self, owner: Manifest) -> None:
+        super().__init__()
+        self._owner = owner
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-    ) -> dict[str, Any]:
-        """As the real one."""
-        if method != "GET":
-            self.written.append(f"{method} {path}")
-        return await self._server.request(
-            method, path, query=query, body=body, content_type=content_type, accept=accept
-        )
+    def childless(self, key: Key) -> Manifest | None:
+        return self._owner
 
 
 class Life:
-    """The object, and the operator whose passes are run by `until`."""
+    """The object, and the operator whose passes `until` runs; a blow may end that, and another goes on."""
 
-    def __init__(self, server: ApiServer, key: Key, *, put: Put = put_strategy) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        key: Key,
+        at: int = -1,
+        blow: Blow = Blow.ERROR,
+        *,
+        removed: bool = False,
+        put: Put = put_strategy,
+    ) -> None:
+        """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
         self.key, self._put = key, put
         self._server, self.kube = server, KubeClient(server)
-        self._watched = WatchedServer(server)
+        self.struck = StruckServer(server, at, blow, self.remove if removed else self._nothing)
         self.restart()
 
-    def restart(self) -> None:
-        """Another operator, which knows nothing yet."""
-        kube = KubeClient(self._watched)
-        self._operator = Reconciler(kube, OperatorMetrics(), identity="test", key=ADMIN_KEY, put=self._put)
+    def restart(self, indices: Indices | None = None) -> None:
+        """Another operator, which knows nothing yet but what its watches hold."""
+        kube = KubeClient(self.struck)
+        self._operator = Reconciler(
+            kube,
+            OperatorMetrics(),
+            identity="test",
+            key=ADMIN_KEY,
+            put=self._put,
+            indices=indices or Indices(),
+        )
 
-    def children_written(self) -> list[str]:
-        """What the operator wrote to anything but the object itself."""
-        return [one for one in self._watched.written if f"/{names.PLURAL}/" not in one]
+    async def _nothing(self) -> None:
+        pass
 
     async def make(self, **spec: Any) -> None:
         made = {"apiVersion": names.API_VERSION, "kind": names.KIND, "spec": {**FITS, **spec}}
         named = {"name": self.key.name, "namespace": self.key.namespace}
-        await self.kube.create({**made, "metadata": named})
+        self.restart(OnlyTheOwner(await self.kube.create({**made, "metadata": named})))
 
     async def owner(self) -> Manifest:
         return await self.kube.get(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name) or {}
@@ -84,14 +96,21 @@ class Life:
     async def change(self, **spec: Any) -> None:
         await self.kube.merge(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name, {"spec": spec})
 
+    async def remove(self) -> None:
+        uid = str(metadata(await self.owner()).get("uid"))
+        await self.kube.delete(MAMBA_DEPLOYMENT, self.key.namespace, self.key.name, uid)
+
     async def calm(self) -> bool:
-        """Whether one pass fails in nothing and writes nothing."""
-        before = len(self._watched.written)
+        """Whether one pass, of a new operator if that one dies, fails in nothing and writes nothing."""
+        before = self.struck.writes
         try:
             await self._operator(self.key)
         except OperatorError:
             return False
-        return len(self._watched.written) == before
+        except Killed:
+            self.restart()
+            return False
+        return self.struck.writes == before
 
     async def until(self, done: Callable[[], Awaitable[Any]]) -> Any:
         """Pass after pass, until one is calm and `done` is true after it."""
@@ -99,7 +118,14 @@ class Life:
             if await self.calm() and (found := await done()):
                 return found
             await asyncio.sleep(0.0 if number < 4 else 0.2)
-        raise AssertionError(f"{self.key} does not come to rest: {(await self.owner()).get('status')}")
+        said, struck = (await self.owner()).get("status"), self.struck.struck or "nothing"
+        raise AssertionError(f"{self.key} does not come to rest, {struck} was struck: {said}")
+
+    async def rest(self) -> None:
+        async def always() -> bool:
+            return True
+
+        await self.until(always)
 
     async def pods(self, component: names.Component) -> list[Manifest]:
         selector = ",".join(
@@ -131,3 +157,26 @@ class Life:
             return message if now == reason else ""
 
         return str(await self.until(so))
+
+    async def child(self, kind: Kind, name: str) -> Manifest | None:
+        return await self.kube.get(kind, self.key.namespace, name)
+
+    async def shape(self) -> list[str]:
+        """All that the children say, without what differs from one object to another."""
+        uid = str(metadata(await self.owner()).get("uid"))[:8]
+        selector = f"{names.LABEL_INSTANCE}={self.key.name},{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+        lists = [self.kube.list(kind, self.key.namespace, selector=selector) for kind in (SECRET, *OWNED)]
+        found = [lasting(one) for some in await asyncio.gather(*lists) for one in some]
+        texts = (json.dumps(one, sort_keys=True).replace(uid, "UID") for one in found)
+        return sorted(PASSING.sub("PASSING", text.replace(self.key.name, "NAME")) for text in texts)
+
+
+def lasting(one: Manifest) -> Manifest:
+    """The part of a child that is the same in every run; of a Secret what is in it, no more."""
+    kept = {key: value for key, value in one.items() if key not in ("metadata", "spec", "status", "data")}
+    meta = {key: value for key, value in metadata(one).items() if key not in FLEETING}
+    notes = meta.get("annotations") or {}
+    meta["annotations"] = {key: value for key, value in notes.items() if key.startswith(names.GROUP)}
+    spec = {key: value for key, value in (one.get("spec") or {}).items() if key not in OF_THE_SERVER}
+    data = one.get("data") or {}
+    return {**kept, "metadata": meta, "spec": spec, "data": sorted(data) if one["kind"] == "Secret" else data}

@@ -43,7 +43,7 @@ def asked(requests: int = 160, every: float = 0.05) -> Asked:
 def question(gpus: tuple[Gpu, ...], **changed: object) -> Question:
     made = Question(
         model(), Constraints(), 17_800_000_000, planner_constraints.Workload(), asked(), Slo(2.0, 0.1), gpus,
-        most=16,
+        most=24,
     )  # fmt: skip
     return replace(made, **changed)
 

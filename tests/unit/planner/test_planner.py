@@ -144,7 +144,7 @@ def test_weights_and_one_sequence_that_do_not_fit_are_refused_with_the_numbers()
 def test_the_models_own_limit_is_lowered_to_what_fits_and_said() -> None:
     result = plan(NANO, Constraints(), Device("cuda", 22 * GIB))
     assert result.max_model_len < 131_072
-    assert any(f"lowered to {result.max_model_len}" in note for note in result.notes)
+    assert any(f"lowered to {result.max_model_len:,}" in note for note in result.notes)
 
 
 def test_a_length_that_was_asked_for_is_never_lowered() -> None:

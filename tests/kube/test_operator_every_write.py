@@ -1,0 +1,144 @@
+"""Each write that making, changing, downloading, going back and removing take fails in turn, on a real API
+server with its controllers: the end is the same, and nothing is left over.
+
+The passes are the operator's own, in this process, so that the very write can be chosen. Each fails in one of
+the ways that a write can; with MAMBASERVE_PROPS=large in all of them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kube_life import Life
+from mamba_api import names
+from mamba_kube.access import connected, load_access
+from mamba_operator.objects.kinds import CONFIG_MAP, DEPLOYMENT, OWNED, SECRET
+from mamba_operator.objects.manifest import Key
+from model_loads import REPORT
+from property_runs import BUDGET
+from struck_server import Blow
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+SIDE_BY_SIDE = 8
+LONGEST = 3000 if BUDGET == "large" else 300
+"""Seconds of a test."""
+Story = Callable[[Life], Awaitable[None]]
+
+
+async def made_and_changed(life: Life) -> None:
+    """Two engines and two gateways, budgets, keys; then another image and strategy, and one of each."""
+    await life.make(replicas=2, gateway={"replicas": 2, "auth": {"secretRef": {"name": "keys"}}})
+    await life.rest()
+    await life.change(
+        replicas=1,
+        gateway={"replicas": 1},
+        engine={"image": "registry.test/engine:2"},
+        stateCache={"strategy": "NoBuffer"},
+    )
+    await life.rest()
+
+
+async def downloaded(life: Life) -> None:
+    """The model is fetched by a loader before engines are made."""
+    await life.make(model={"uri": "hf://org/model", "cache": {"size": "40Gi"}})
+    loaders = await life.until(lambda: life.pods("loader"))
+    ended = {"exitCode": 0, "message": REPORT.text(), "reason": "Completed"}
+    container = {"name": "loader", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    await life.says(
+        loaders[0], phase="Succeeded", containerStatuses=[{**container, "state": {"terminated": ended}}]
+    )
+    await life.until(lambda: life.child(DEPLOYMENT, f"{life.key.name}-engine"))
+
+
+async def taken_back(life: Life) -> None:
+    """A revision that makes no progress goes back to the one before it."""
+    await life.make(rollout={"progressDeadline": "1s", "minReadyTime": "0s"})
+    await life.ready("engine")
+    await life.ready("gateway")
+    await life.until(lambda: life.child(CONFIG_MAP, f"{life.key.name}-last-ready"))
+    await life.change(engine={"image": "registry.test/engine:broken"})
+
+    async def back() -> bool:
+        status = (await life.owner()).get("status") or {}
+        return bool((status.get("rollout") or {}).get("failedRevision"))
+
+    await life.until(back)
+
+
+STORIES: dict[str, Story] = {
+    "made and changed": made_and_changed, "downloaded": downloaded, "taken back": taken_back,
+}  # fmt: skip
+
+
+async def many(work: list[Awaitable[None]]) -> None:
+    """All of it, some at a time."""
+    free = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def one(some: Awaitable[None]) -> None:
+        async with free:
+            await some
+
+    async with asyncio.TaskGroup() as group:
+        for some in work:
+            group.create_task(one(some))
+
+
+def blows(at: int) -> list[Blow]:
+    """How the write of number `at` fails."""
+    ways = list(Blow)
+    return ways if BUDGET == "large" else [ways[at % len(ways)]]
+
+
+def left_over(plane: ControlPlane, namespace: str) -> list[str]:
+    kinds = ",".join(kind.plural for kind in (SECRET, *OWNED))
+    ours = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+    return [f"{one['kind']} {one['metadata']['name']}" for one in plane.list(kinds, namespace, ours)]
+
+
+@pytest.mark.timeout(LONGEST)
+@pytest.mark.parametrize("story", STORIES.values(), ids=list(STORIES))
+async def test_whichever_write_fails_and_however_the_end_is_the_same(
+    plane: ControlPlane, namespace: str, story: Story
+) -> None:
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+        undisturbed = Life(server, Key(namespace, "calm"))
+        await story(undisturbed)
+        expected = await undisturbed.shape()
+        assert len(expected) > 11
+        ends: dict[str, list[str]] = {}
+
+        async def struck(at: int, blow: Blow) -> None:
+            life = Life(server, Key(namespace, f"x{at}-{blow.name[0].lower()}"), at, blow)
+            await story(life)
+            if life.struck.struck:
+                ends[f"{blow} at {life.struck.struck}"] = await life.shape()
+            await life.remove()
+
+        await many([struck(at, blow) for at in range(undisturbed.struck.writes) for blow in blows(at)])
+        await undisturbed.remove()
+
+    assert len(ends) > 11
+    for where, end in ends.items():
+        assert (where, sorted({*end} - {*expected}), sorted({*expected} - {*end})) == (where, [], [])
+    plane.wait_for(lambda: not left_over(plane, namespace), "all children to be collected")
+
+
+@pytest.mark.timeout(LONGEST)
+async def test_an_object_that_goes_while_its_children_are_made_leaves_none_however_that_write_ends(
+    plane: ControlPlane, namespace: str
+) -> None:
+    went = []
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+
+        async def struck(at: int, blow: Blow) -> None:
+            life = Life(server, Key(namespace, f"x{at}-{blow.name[0].lower()}"), at, blow, removed=True)
+            await life.make(model={"uri": "hf://org/model", "cache": {"size": "40Gi"}})
+            await life.rest()
+            went.append(life.struck.struck)
+
+        await many([struck(at, blow) for at in range(10) for blow in blows(at)])
+
+    assert "" not in went
+    plane.wait_for(lambda: not left_over(plane, namespace), "all children to be collected")
