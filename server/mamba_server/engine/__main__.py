@@ -69,14 +69,16 @@ def _import_torch(settings: EngineSettings) -> None:
 
     Raises NoDevice, UnknownKernels.
     """
-    from mamba_kernels.cpu.library import library
+    from mamba_kernels.cpu.library import has_to_be_built, library
     from mamba_server.engine.boot import pick_device
     from mamba_server.engine.cold_memory import put_imports_aside
     from mamba_server.engine.library_pages import give_back_libraries
 
     if pick_device(settings.device).type == "cpu":
         give_back_libraries()
-        put_imports_aside(library())
+        # Kernels that are not there yet are compiled by `boot`, which can say so; the next start has them.
+        if not has_to_be_built():
+            put_imports_aside(library())
 
 
 def _serve(settings: EngineSettings, port: "Port", cores: int | None) -> int:

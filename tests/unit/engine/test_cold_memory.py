@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import pytest
 
 from mamba_kernels.cpu.library import Library, library
 from mamba_server.engine.cold_memory import is_worth_it, put_imports_aside
+from mamba_server.engine.cpu_threads import COUNT, OF_NUMPY
 from mamba_server.engine.memory_map import Mapping, mappings, memory_map
 
 MAPS = """\
@@ -116,9 +118,6 @@ def test_beside_another_thread_and_without_the_library_nothing_is_done(kernels: 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_process_that_imported_torch_is_smaller_by_half_and_computes_as_before(kernels: Library) -> None:
     code = """
-import os
-from mamba_server.engine.cpu_threads import set_up_threads
-set_up_threads(os.environ, 1)
 import torch
 from mamba_kernels.cpu.library import library
 from mamba_server.engine.cold_memory import put_imports_aside
@@ -137,7 +136,9 @@ after = anonymous()
 assert torch.equal(one, computed())
 print(before, aside, after)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    # A second thread of a library would keep all in its place.
+    environment = {**os.environ, COUNT: "1", OF_NUMPY: "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     before, aside, after = map(int, done.stdout.split())
     # What lies on a disk depends on where temporary files are kept.

@@ -42,6 +42,8 @@ class Port:
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
     """The command with its arguments, tied to nobody; signals are put back afterwards."""
     made = Port()
+    # The command sets variables for libraries, which the processes of other tests would inherit.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     settings = EngineSettings(model="m", page_size=32).model_dump_json()
     monkeypatch.setattr(
         sys, "argv", ["engine", "--settings", settings, "--to-engine", "ipc://a", "--from-engine", "ipc://b"]
@@ -192,3 +194,16 @@ def test_missing_addresses_are_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SystemExit) as caught:
         command.main()
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_kernels_that_have_to_be_compiled_are_left_to_the_start_that_says_so(
+    missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the engine has sockets nobody would hear why it takes a minute."""
+    opened: list[None] = []
+    monkeypatch.setattr("mamba_kernels.cpu.library.has_to_be_built", lambda: missing)
+    monkeypatch.setattr("mamba_kernels.cpu.library.library", lambda: opened.append(None))
+    monkeypatch.setattr("mamba_server.engine.library_pages.give_back_libraries", lambda: None)
+    command._import_torch(EngineSettings(model="m", device="cpu"))
+    assert len(opened) == (not missing)
