@@ -1,12 +1,15 @@
 """The memory an engine really takes is what its plan says, within 2 %, and little beside it."""
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from mamba_kernels.cpu.library import library
+from mamba_planner.memory import RUNTIME_BYTES
+from mamba_planner.workspace import BLOCK_LOGITS
 from servers import Server, call
 from testmodels.checkpoints import random_nemotron_h
 
@@ -53,6 +56,35 @@ def test_what_a_server_takes_beside_its_plan_is_bounded(tmp_path: Path) -> None:
         engine = psutil.Process(server.engine_pid())
         taken = sum(_peak(process.pid) for process in (engine, *engine.parents()[:1])) - planned
         assert 0 < taken < BESIDE_THE_PLAN
+
+
+@pytest.mark.slow
+def test_the_worst_step_of_a_large_vocabulary_stays_inside_its_workspace(tmp_path: Path) -> None:
+    directory = random_nemotron_h(tmp_path / "model", vocab_size=131_072)
+    penalized = {"temperature": 0.8, "presence_penalty": 0.5, "logprobs": 5, "max_tokens": 2}
+    scored = {"prompt": [3 + at % 900 for at in range(2048)], "echo": True}
+    sampled = {
+        "prompt": [[3 + number, 4, 5] for number in range(256)],
+        "top_p": 0.9, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.3, "ignore_eos": True,
+    }  # fmt: skip
+    # As large as the two need, so that what is touched of the arena is little beside the steps.
+    limits = ("--max-model-len", "2304", "--max-running-requests", "257", "--chunked-prefill-tokens", "2816")
+    with Server(directory, "--arena-bytes", "128Mi", *limits) as server:
+        ledger = {line["item"]: line["bytes"] for line in call(f"{server.admin}/admin/plan")[1]["ledger"]}
+        engine = psutil.Process(server.engine_pid())
+        ready = engine.memory_info().rss
+        # The peak is that of what follows, and not of loading.
+        Path(f"/proc/{engine.pid}/clear_refs").write_text("5")
+
+        def answered(body: dict[str, object]) -> int:
+            wanted = {"model": server.model, **penalized, **body}
+            return call(f"{server.url}/v1/completions", wanted, timeout=300)[0]
+
+        with ThreadPoolExecutor() as clients:
+            assert list(clients.map(answered, (scored, sampled))) == [200, 200]
+        taken = _peak(engine.pid) - ready
+    # A block of logits at least; what is planned for the process itself is there when it is ready.
+    assert BLOCK_LOGITS * 4 < taken < ledger["workspace"] - RUNTIME_BYTES["cpu"]
 
 
 def _peak(pid: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mamba_kernels.dispatch.operators import Operator
+from mamba_kernels.precision import accumulator
 from mamba_kernels.sample.reference import is_finite
 from mamba_kernels.ssd_prefill.segments import LEAST_CHUNKS
 from mamba_kernels.stochastic_rounding import noise_words
@@ -300,15 +301,18 @@ class ModelRunner:
 
     def _score(self, hidden: torch.Tensor, span: PromptSpan) -> TokenScores:
         """Block by block: the logits of all rows of a prompt may be larger than the model."""
-        size = block_rows(self._sampler.vocab_size)
+        vocab, rows = self._sampler.vocab_size, hidden[span.first : span.stop]
         follow = _to(span.follow.astype(np.int64), self._device)
-        blocks = zip(hidden[span.first : span.stop].split(size), follow.split(size), strict=True)
-        parts = [score_tokens(self._model.logits(rows), ids, max(1, span.top)) for rows, ids in blocks]
+        top, dtype = min(max(1, span.top), vocab), accumulator(hidden.dtype)
+        scores, size = TokenScores.room(len(rows), top, self._device, dtype), block_rows(vocab)
+        for first in range(0, len(rows), size):
+            block = slice(first, first + size)
+            scores.put(first, score_tokens(self._model.logits(rows[block]), follow[block], top))
         return TokenScores(
-            to_host(torch.cat([part.logprob for part in parts])),
-            to_host(torch.cat([part.rank for part in parts])),
-            to_host(torch.cat([part.top_ids for part in parts])),
-            to_host(torch.cat([part.top_logprobs for part in parts])),
+            to_host(scores.logprob),
+            to_host(scores.rank),
+            to_host(scores.top_ids),
+            to_host(scores.top_logprobs),
         )
 
 
