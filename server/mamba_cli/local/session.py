@@ -169,8 +169,28 @@ class Session:
             elif await gateway_ready(http, unit.url, unit.engine_url):
                 self._now_ready(unit.gateway)
                 self._view.finish(unit.name)
+                self._task(self._tell_of_lapses(unit))
                 return
             await asyncio.sleep(self._options.probe_every)
+
+    async def _tell_of_lapses(self, unit: Unit) -> None:
+        """Say when an engine that runs is not ready for a while, and why: its server starts a process that
+        died again by itself, and requests that ran have failed."""
+        ready = True
+        while True:
+            await asyncio.sleep(self._options.look_every)
+            if unit.engine not in self._ready or self._state.draining:
+                ready = True  # a new start is told of as such
+                continue
+            readiness = await engine_readiness(self._http, unit.engine_url)
+            if readiness is None or readiness.ready == ready:
+                continue
+            ready = readiness.ready
+            if ready:
+                self._view.say(f"{unit.engine} is ready again", style="green")
+            else:
+                why = readiness.reason or readiness.stage
+                self._view.say(f"{unit.engine} is not ready: {why}", style="yellow")
 
     async def _until_ready_again(self, name: str) -> None:
         """Wait for a child that was started again, and say so."""

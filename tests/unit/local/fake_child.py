@@ -3,7 +3,7 @@
 `FAKE_ENGINE` / `FAKE_GATEWAY` hold words: load=SECONDS exit=CODE crash=SECONDS deaf (ignores SIGTERM)
 finish=SECONDS (needs that long after SIGTERM) chat=STATUS (of every answer to a chat) plain (no chat
 template) once=SECONDS (crashes that long after its first start alone). Every start and end is a line in the
-file `FAKE_JOURNAL`.
+file `FAKE_JOURNAL`; while that name with `.lapse` is a file, an engine is not ready for the reason in it.
 """
 
 import itertools
@@ -29,6 +29,7 @@ words = dict(
 )
 born = time.monotonic()
 seen = {"requests": 0}
+lapse = Path(os.environ["FAKE_JOURNAL"] + ".lapse")
 
 
 def journal(what: str) -> None:
@@ -63,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer_text(200, f'mambaserve_gateway_endpoint_ready{{endpoint="{engine}"}} {ready}.0\n')
         elif done < load:
             self.answer(503, {"status": "loading", "stage": "weights", "done": int(done * 100), "total": 100})
+        elif lapse.exists():
+            self.answer(503, {"status": "loading", "stage": "start", "reason": lapse.read_text()})
         else:
             self.answer(200, {"status": "ready", "stage": None})
 

@@ -251,6 +251,17 @@ def test_a_child_that_died_is_said_to_be_ready_again(bench: Bench, monkeypatch: 
     assert f"logs: {bench.logs}" in bench.text
 
 
+def test_an_engine_that_runs_and_is_not_ready_for_a_while_says_why(bench: Bench) -> None:
+    lapse, written = (bench.journal_file.with_name(f"journal.{end}") for end in ("lapse", "written"))
+    written.write_text("its process died")
+    bench.when(lambda: "one is ready: " in bench.text, lambda: written.rename(lapse) and None)
+    bench.when(lambda: "one-engine is not ready: its process died" in bench.text, lapse.unlink)
+    bench.when(lambda: "one-engine is ready again" in bench.text, interrupt)
+    assert bench.up() == 0
+    assert bench.text.count("is not ready") == bench.text.count("is ready again") == 1
+    assert bench.events("serve", "started") == 1
+
+
 @pytest.mark.parametrize("kind", ["chat", "plain"])
 def test_a_model_without_a_chat_template_gets_the_curl_and_the_demo_of_completions(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: str
