@@ -5,7 +5,15 @@ import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.triton_support import KernelCall, Launch, UnsupportedArgument, block_of, check, launch_for
+from mamba_kernels.triton_support import (
+    KernelCall,
+    Launch,
+    UnsupportedArgument,
+    WrongArgument,
+    block_of,
+    check,
+    launch_for,
+)
 
 MOST_WIDTH = 1 << 15
 """A group stays in the registers of one program."""
@@ -17,7 +25,7 @@ def gated_norm(
     """As the reference: RMSNorm of y * silu(gate) over each of `groups` equal parts of a row.
 
     y, gate: [T, d], rows may be strided; weight: [d], or None for the gate alone. Returns [T, d] in
-    the type of `gate`. Raises UnsupportedArgument.
+    the type of `gate`. Raises WrongArgument.
     """
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     call(y, gate, weight, eps, groups, out).run()
@@ -39,7 +47,7 @@ def call(
     if weight is not None:
         check("weight", weight, (width,), device=y.device)
     if groups < 1 or width % groups:
-        raise UnsupportedArgument(f"groups is {groups}; it must divide the {width} elements of a row of y")
+        raise WrongArgument(f"groups is {groups}; it must divide the {width} elements of a row of y")
     part = width // groups
     if part > MOST_WIDTH:
         raise UnsupportedArgument(f"y has groups of {part}; the kernel takes {MOST_WIDTH} at most")

@@ -17,7 +17,7 @@ def rms_norm(
     """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight.
 
     x: [T, d], rows may be strided, written if there is `added`: [T, d]; weight: [d]. Returns y, [T, d] in
-    the type of `weight`. Raises UnsupportedArgument.
+    the type of `weight`. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     call(x, weight, eps, added, out).run()

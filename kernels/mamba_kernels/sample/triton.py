@@ -235,7 +235,7 @@ def sample(
     """As the reference: one token a row from its own logits, parameters and position alone.
 
     logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. Rows with
-    penalties have count rows of their own. Raises UnsupportedArgument.
+    penalties have count rows of their own. Raises WrongArgument.
     """
     choice = Choice(
         torch.empty(len(logits), dtype=torch.int64, device=logits.device),

@@ -1,6 +1,6 @@
 """What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
 
-from mamba_kernels.arguments import UnsupportedArgument, check, check_rows
+from mamba_kernels.arguments import UnsupportedArgument, WrongArgument, check, check_plan
 from mamba_kernels.triton_support.arithmetic import (
     LOG2_E,
     LOG2_E_CONSTANT,
@@ -22,11 +22,12 @@ __all__ = [
     "KernelCall",
     "Launch",
     "UnsupportedArgument",
+    "WrongArgument",
     "as_stored",
     "block_of",
     "ceil_div",
     "check",
-    "check_rows",
+    "check_plan",
     "check_scan",
     "dot_dtype",
     "extent_at",
