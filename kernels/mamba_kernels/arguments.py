@@ -8,8 +8,13 @@ NARROW_AND_WIDE = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels load; sums are kept in float32, so float64 is for the references alone."""
 
 
-class UnsupportedArgument(ValueError):
-    """A tensor that the kernel cannot take; the message names it, what it is and what is wanted."""
+class WrongArgument(ValueError):
+    """A tensor that does not go with the other arguments, which no backend could compute with; the message
+    names it, what it is and what is wanted."""
+
+
+class UnsupportedArgument(WrongArgument):
+    """A tensor that the kernel cannot take and the reference may; the message says the same."""
 
 
 def check(
@@ -21,33 +26,56 @@ def check(
     device: torch.device | None = None,
     dense_from: int = -1,
 ) -> None:
-    """Raises UnsupportedArgument unless `tensor` has that shape (None = any extent), one of the types, lies
-    on `device`, and is dense from dimension `dense_from` on (-1: only the last one; the dimensions before it
-    may have any strides)."""
-    if tensor.dim() != len(shape) or any(
-        wanted is not None and wanted != extent for wanted, extent in zip(shape, tensor.shape, strict=False)
-    ):
-        wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
-        raise UnsupportedArgument(f"{name} has shape {list(tensor.shape)}; it must be [{wanted}]")
+    """Raises WrongArgument unless `tensor` has that shape (None = any extent) and lies on `device`, and
+    UnsupportedArgument unless it has one of the types and is dense from dimension `dense_from` on (-1: only
+    the last one; the dimensions before it may have any strides).
+
+    Called for every argument of every launch: what fits is told in few steps, what is wrong takes its time.
+    """
+    given = tensor.shape
+    fits = len(given) == len(shape)
+    for wanted, extent in zip(shape, given, strict=False):
+        if wanted is not None and wanted != extent:
+            fits = False
+    if not fits:
+        raise _shape_error(name, tensor, shape)
     if tensor.dtype not in dtypes:
         raise UnsupportedArgument(
             f"{name} is {_name(tensor.dtype)}; it must be {' or '.join(_name(each) for each in dtypes)}"
         )
     if device is not None and tensor.device != device:
-        raise UnsupportedArgument(f"{name} is on {tensor.device}, the other arguments are on {device}")
+        raise WrongArgument(f"{name} is on {tensor.device}, the other arguments are on {device}")
+    if dense_from == -1:
+        if given[-1] != 1 and tensor.stride(-1) != 1:
+            raise _stride_error(name, tensor, len(given) - 1, 1)
+        return
     inner = 1
-    for dimension in reversed(range(dense_from % tensor.dim(), tensor.dim())):
-        if tensor.shape[dimension] != 1 and tensor.stride(dimension) != inner:
-            raise UnsupportedArgument(
-                f"{name} has strides {list(tensor.stride())}; dimension {dimension} must have stride {inner}"
-            )
-        inner *= tensor.shape[dimension]
+    for dimension in range(len(given) - 1, dense_from % len(given) - 1, -1):
+        if given[dimension] != 1 and tensor.stride(dimension) != inner:
+            raise _stride_error(name, tensor, dimension, inner)
+        inner *= given[dimension]
 
 
-def check_rows(name: str, tensor: torch.Tensor, rows: int) -> None:
-    """Raises UnsupportedArgument unless `tensor` has the rows that its plan was made for."""
+def check_plan(name: str, tensor: torch.Tensor, rows: int, device: torch.device | None = None) -> None:
+    """Raises WrongArgument unless `tensor` has the rows that its plan was made for, and lies where it lies:
+    on `device`."""
     if len(tensor) != rows:
-        raise UnsupportedArgument(f"{name} has {len(tensor)} rows; its plan was made for {rows}")
+        raise WrongArgument(f"{name} has {len(tensor)} rows; its plan was made for {rows}")
+    if device is not None and tensor.device != device:
+        raise WrongArgument(f"{name} is on {tensor.device}; its plan was made for {device}")
+
+
+def _shape_error(name: str, tensor: torch.Tensor, shape: Sequence[int | None]) -> WrongArgument:
+    """A rank that nothing but the kernel asks for may be the reference's."""
+    kind = UnsupportedArgument if all(extent is None for extent in shape) else WrongArgument
+    wanted = ", ".join("any" if extent is None else str(extent) for extent in shape)
+    return kind(f"{name} has shape {list(tensor.shape)}; it must be [{wanted}]")
+
+
+def _stride_error(name: str, tensor: torch.Tensor, dimension: int, wanted: int) -> UnsupportedArgument:
+    return UnsupportedArgument(
+        f"{name} has strides {list(tensor.stride())}; dimension {dimension} must have stride {wanted}"
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

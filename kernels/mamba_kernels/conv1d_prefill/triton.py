@@ -16,7 +16,7 @@ from mamba_kernels.triton_support import (
     block_of,
     ceil_div,
     check,
-    check_rows,
+    check_plan,
     extent_at,
     launch_for,
 )
@@ -36,7 +36,7 @@ def conv1d_prefill(
     """As the reference: silu(sum_k weight[k] * input[t - K + 1 + k] + bias).
 
     x: [T, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense, written at
-    the plan's targets and checkpoints. Returns [T, C] in the type of x. Raises UnsupportedArgument.
+    the plan's targets and checkpoints. Returns [T, C] in the type of x. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan, out).run()
@@ -53,12 +53,12 @@ def call(
 ) -> KernelCall:
     """The launch that writes `out` [T, C]."""
     check("x", x, (None, None))
-    check_rows("x", x, plan.tokens)
+    check_plan("x", x, plan.tokens, plan.on_device.chunk_start.device)
     channels = x.shape[1]
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
-    if K > MOST_TAPS:
-        raise UnsupportedArgument(f"weight has {K} taps; the kernel takes {MOST_TAPS} at most")
+    if not 0 < K <= MOST_TAPS:
+        raise UnsupportedArgument(f"weight has {K} taps; the kernel takes 1 to {MOST_TAPS}")
     if bias is not None:
         check("bias", bias, (channels,), device=x.device)
     check("window", window, (None, K - 1, channels), device=x.device)

@@ -6,7 +6,16 @@ import triton
 import triton.language as tl
 
 from mamba_kernels.slot_plan import SlotPlan
-from mamba_kernels.triton_support import KernelCall, Launch, block_of, ceil_div, check, extent_at, launch_for
+from mamba_kernels.triton_support import (
+    KernelCall,
+    Launch,
+    WrongArgument,
+    block_of,
+    ceil_div,
+    check,
+    extent_at,
+    launch_for,
+)
 
 ROWS = 16
 """Of a program, which loads the weights of its channels once for all of them."""
@@ -18,7 +27,7 @@ def conv1d_update(
     """As the reference: silu(sum_k weight[k] * input[t - K + 1 + k] + bias), windows move on by one.
 
     x: [n, C], rows may be strided; weight: [K, C]; bias: [C]; window: [slabs, K-1, C], C dense. Returns
-    [n, C] in the type of x. Raises UnsupportedArgument.
+    [n, C] in the type of x. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     call(x, weight, bias, window, plan.device_routes, out).run()
@@ -38,6 +47,8 @@ def call(
     n, channels = x.shape
     check("weight", weight, (None, channels), device=x.device, dense_from=0)
     K = len(weight)
+    if not K:
+        raise WrongArgument("weight has 0 taps; there must be 1 or more")
     if bias is not None:
         check("bias", bias, (channels,), device=x.device)
     check("window", window, (None, K - 1, channels), device=x.device)

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from mamba_kernels.arguments import check, check_rows
+from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import KINDS
 from mamba_kernels.cpu.structures import (
@@ -29,7 +29,7 @@ class GatedDelta:
 
     state: [slabs, H, V, K] float32, bfloat16 (rounded to nearest) or float16 (stochastically), K dense, read
     and written at the plan's slots; inputs float32 or bfloat16, all of one type, but A and dt_bias, which are
-    float32; out: [T, H, V] in their type, V dense, written. UnsupportedArgument says what is otherwise.
+    float32; out: [T, H, V] in their type, V dense, written. WrongArgument says what is otherwise.
     """
 
     def __init__(self, library: Library) -> None:
@@ -38,10 +38,10 @@ class GatedDelta:
     def update(self, state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
         """One token for each of the plan's states; of one whose target is -1 nothing is kept.
 
-        Raises UnsupportedArgument.
+        Raises WrongArgument.
         """
         rows, routes = _rows(state, inputs, out), plan.routes
-        check_rows("v", inputs.v, routes.shape[1])
+        check_plan("v", inputs.v, routes.shape[1])
         first, stride = routes.data_ptr(), 8 * routes.stride(0)
         call = GatedDeltaUpdate(
             delta=rows,
@@ -57,10 +57,10 @@ class GatedDelta:
         """The pieces of the plan. Up to 32 tokens of a chunk are solved for together, counted from its start,
         so that results depend on where chunks begin and not on how a prompt was cut into pieces.
 
-        Raises UnsupportedArgument.
+        Raises WrongArgument.
         """
         rows, routes = _rows(state, inputs, out), plan.slots.routes
-        check_rows("v", inputs.v, plan.tokens)
+        check_plan("v", inputs.v, plan.tokens)
         call = GatedDeltaPrefill(
             delta=rows,
             source=routes.data_ptr(),
@@ -75,7 +75,7 @@ class GatedDelta:
 
 
 def _rows(state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor) -> DeltaRows:
-    """Raises UnsupportedArgument."""
+    """Raises WrongArgument."""
     check("state", state, state.shape, dtypes=STATE_KINDS, device=CPU)
     _, H, G, V, K = check_delta(state, inputs, out, states=tuple(STATE_KINDS))
     check("v", inputs.v, inputs.v.shape, dtypes=KINDS)

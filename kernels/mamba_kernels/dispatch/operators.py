@@ -1,7 +1,8 @@
 """What computes each operator of a model: the references in torch, or kernels of ours where they can.
 
 A kernel that cannot take what it is given says so before it runs; its reference then computes, and one
-warning names what it was.
+warning names what it was. Arguments that contradict each other are nobody's: the error goes on to the caller,
+since a reference might stretch a shape until it fits.
 """
 
 import logging

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from mamba_kernels.arguments import UnsupportedArgument, check
+from mamba_kernels.arguments import WrongArgument, check
 from mamba_kernels.gated_delta.inputs import LEAST_SQUARE, DeltaInputs
 
 
 def check_delta(
     state: torch.Tensor, inputs: DeltaInputs, out: torch.Tensor, *, states: Collection[torch.dtype]
 ) -> tuple[int, int, int, int, int]:
-    """states: the types that the kernels store. Raises UnsupportedArgument; returns rows T, value heads H,
+    """states: the types that the kernels store. Raises WrongArgument; returns rows T, value heads H,
     key heads G, V, K."""
     device = state.device
     check("state", state, (None, None, None, None), dtypes=states)
@@ -22,7 +22,7 @@ def check_delta(
     check("k", inputs.k, (T, None, K), dtypes=(inputs.v.dtype,), device=device)
     G = inputs.k.shape[1]
     if not G or H % G:
-        raise UnsupportedArgument(f"k has {G} heads; their number must divide the {H} heads of state")
+        raise WrongArgument(f"k has {G} heads; their number must divide the {H} heads of state")
     check("q", inputs.q, (T, G, K), dtypes=(inputs.v.dtype,), device=device)
     for name in ("a", "b"):
         check(name, getattr(inputs, name), (T, H), device=device)

@@ -18,7 +18,7 @@ from mamba_kernels.triton_support import (
     block_of,
     ceil_div,
     check,
-    check_rows,
+    check_plan,
     dot_dtype,
     extent_at,
     launch_for,
@@ -35,7 +35,7 @@ LEAST = 16
 def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan, out: torch.Tensor) -> None:
     """As the reference. state: [slabs, H, V, K], K dense; out: [n, H, V], V dense.
 
-    Raises UnsupportedArgument.
+    Raises WrongArgument.
     """
     update_call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 
@@ -43,7 +43,7 @@ def gated_delta_update(state: torch.Tensor, inputs: DeltaInputs, plan: SlotPlan,
 def gated_delta_prefill(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> None:
     """As the reference. state: [slabs, H, V, K], K dense; out: [T, H, V], V dense.
 
-    Raises UnsupportedArgument.
+    Raises WrongArgument.
     """
     prefill_call(state, inputs, plan, out).run()
 
@@ -75,7 +75,7 @@ def update_call(
 def prefill_call(state: torch.Tensor, inputs: DeltaInputs, plan: ChunkPlan, out: torch.Tensor) -> KernelCall:
     """The launch: a program for each piece, value head and block of the head's V rows of state."""
     _, H, G, V, K = _check(state, inputs, out)
-    check_rows("v", inputs.v, plan.tokens)
+    check_plan("v", inputs.v, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(K, least=LEAST)
     launch = launch_for(
         "gated_delta_prefill",

@@ -43,6 +43,8 @@ class AttentionPlan:
     groups: list[DecodeGroup]
     pieces: list[Piece]
     """Both empty where torch does not attend."""
+    tokens: int
+    """T: rows of the batch."""
     decodes: int
     """D: sequences of one row, the first ones."""
     longest_piece: int
@@ -86,6 +88,7 @@ class AttentionPlan:
         return cls(
             groups=_decode_groups(context_len[:decodes], pages) if gathered else [],
             pieces=_pieces(decodes, query_start, context_len, pages) if gathered else [],
+            tokens=int(query_start[-1]),
             decodes=decodes,
             longest_piece=int(lengths.max(initial=0)),
             page_table=page_table,

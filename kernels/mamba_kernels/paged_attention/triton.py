@@ -17,9 +17,11 @@ from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
     UnsupportedArgument,
+    WrongArgument,
     block_of,
     ceil_div,
     check,
+    check_plan,
     dot_dtype,
     launch_for,
     stride_unit,
@@ -142,7 +144,7 @@ def combine_kernel(
     share = tl.where(there, tl.exp2(log - tl.maximum(tl.max(log, 0), -1.0e38)), 0.0)
     mask = there[:, None] & (d < WIDTH)[None, :]
     values = tl.load(parts + part[:, None] * WIDTH + d[None, :], mask=mask, other=0)
-    mixed = tl.sum(values * share[:, None], 0) / tl.maximum(tl.sum(share, 0), 1.0e-38)
+    mixed = tl.sum(values * share[:, None], 0) / tl.maximum(tl.sum(share, 0), 1.0e-37)
     at = row.to(tl.int64) * out_row + head * out_head
     tl.store(out + at + d, mixed.to(out.dtype.element_ty), mask=d < WIDTH)
 
@@ -210,7 +212,7 @@ def paged_attention(
     """softmax(scale q K^T) V over each row's context, causal, grouped query heads.
 
     query: [T, heads, head_dim]; kv: [pages, 2, page_size, kv_heads, head_dim]; out: like query, written; of
-    all three head_dim is dense. The plan's tables lie on the kernels' device. Raises UnsupportedArgument.
+    all three head_dim is dense. The plan's tables lie on the kernels' device. Raises WrongArgument.
     """
     for call in calls(query, kv, scale, plan, out):
         call.run()
@@ -224,18 +226,19 @@ def calls(
     _, _, page_size, kv_heads, width = kv.shape
     device = kv.device
     check("query", query, [None, None, width], device=device)
+    check_plan("query", query, plan.tokens)
     rows, heads, _ = query.shape
     check("out", out, [rows, heads, width], device=device)
+    check("plan.context_len", plan.context_len, [None], dtypes=(torch.int32,), device=device)
     sequences = len(plan.context_len)
     for name, tensor, shape in (
         ("page_table", plan.page_table, [None, None]),
         ("table_row", plan.table_row, [sequences]),
-        ("context_len", plan.context_len, [sequences]),
         ("query_start", plan.query_start, [sequences + 1]),
     ):
         check(f"plan.{name}", tensor, shape, dtypes=(torch.int32,), device=device)
     if why := why_not(heads, kv_heads, width):
-        raise UnsupportedArgument(why)
+        raise (WrongArgument if heads % kv_heads else UnsupportedArgument)(why)
     group = heads // kv_heads
     query_unit, kv_unit = stride_unit(query.stride()[:2]), stride_unit(kv.stride()[:4])
     page, half, token, head = (stride // kv_unit for stride in kv.stride()[:4])

@@ -5,7 +5,16 @@ import torch
 import triton
 import triton.language as tl
 
-from mamba_kernels.triton_support import KernelCall, Launch, UnsupportedArgument, block_of, check, launch_for
+from mamba_kernels.triton_support import (
+    KernelCall,
+    Launch,
+    UnsupportedArgument,
+    block_of,
+    ceil_div,
+    check,
+    launch_for,
+    rows_of_a_program,
+)
 
 MOST_WIDTH = 1 << 15
 """A row stays in the registers of one program."""
@@ -17,7 +26,7 @@ def rms_norm(
     """x = x + added; y = x / sqrt(mean(x^2) + eps) * weight.
 
     x: [T, d], rows may be strided, written if there is `added`: [T, d]; weight: [d]. Returns y, [T, d] in
-    the type of `weight`. Raises UnsupportedArgument.
+    the type of `weight`. Raises WrongArgument.
     """
     out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
     call(x, weight, eps, added, out).run()
@@ -39,9 +48,10 @@ def call(
     launch = launch_for(
         "rms_norm", x.device, f"d{width} {x.dtype}", Launch(num_warps=max(1, min(16, block // 512)))
     )
+    rows = rows_of_a_program(T)
     return KernelCall(
         _rms_norm,
-        (T,),
+        (ceil_div(T, rows),),
         {
             "x": x,
             "x_row": x.stride(0),
@@ -51,26 +61,32 @@ def call(
             "out": out,
             "out_row": out.stride(0),
             "eps": eps,
+            "T": T,
+            "rows": rows,
         },
         {"WIDTH": width, "BLOCK": block},
         launch,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "rows"])
 def _rms_norm(
-    x, x_row, added, added_row, weight, out, out_row, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x, x_row, added, added_row, weight, out, out_row, eps, T, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
-    value = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
-    if added is not None:
-        value += tl.load(added + row * added_row + at, mask=inside, other=0.0).to(tl.float32)
-        # What is stored is what is normed, as if the sum had been a pass of its own.
-        value = value.to(x.dtype.element_ty)
-        tl.store(x + row * x_row + at, value, mask=inside)
-        value = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * out_row + at, (value * scale * factor).to(out.dtype.element_ty), mask=inside)
+    # As it lies: half the registers of float32 while the rows go by.
+    factor = tl.load(weight + at, mask=inside, other=0.0)
+    first = tl.program_id(0) * rows
+    for i in range(tl.minimum(rows, T - first)):
+        row = (first + i).to(tl.int64)
+        value = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+        if added is not None:
+            value += tl.load(added + row * added_row + at, mask=inside, other=0.0).to(tl.float32)
+            # What is stored is what is normed, as if the sum had been a pass of its own.
+            value = value.to(x.dtype.element_ty)
+            tl.store(x + row * x_row + at, value, mask=inside)
+            value = value.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+        normed = value * scale * factor.to(tl.float32)
+        tl.store(out + row * out_row + at, normed.to(out.dtype.element_ty), mask=inside)

@@ -69,13 +69,34 @@ def _order(scaled):
     return tl.abs(scaled).to(tl.int32, bitcast=True)
 
 
+@triton.jit
+def _noise(token, words, positions, row):
+    """Of tokens of a row, which its seed and its position decide."""
+    # One lane and no scalar: the products wrap.
+    lane = tl.arange(0, 1)
+    position = tl.load(positions + row + lane).to(tl.uint32, bitcast=True)
+    first = _mix(tl.load(words + 2 * row + lane).to(tl.uint32, bitcast=True) ^ (position * 0x9E3779B9))
+    second = _mix(tl.load(words + 2 * row + 1 + lane).to(tl.uint32, bitcast=True) + first)
+    return _gumbel(token, first, second)
+
+
+@triton.jit
+def _filtered(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
+    """Whether some of the row's tokens cannot come."""
+    k = tl.load(top_k + row)
+    return ((k > 0) & (k < VOCABULARY)) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
+
+
 @triton.jit(do_not_specialize=["logits_row", "tables_row"])
 def prepare_kernel(
-    logits, counts_row, output, prompt, repetition, presence, frequency, best, sound,
-    logits_row: tl.int64, tables_row: tl.int64,
+    logits, counts_row, output, prompt, repetition, presence, frequency, temperature, top_k, top_p, min_p,
+    words, positions, best, sound, drawn, place, logits_row: tl.int64, tables_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, BLOCKS): penalties in place; the greatest of the tile, and whether all of it is finite."""
+    """Grid (rows, BLOCKS): penalties in place; the greatest of the tile, and whether all of it is finite.
+
+    Of a row whose tokens can all come, the best of the tile with its noise, too, from the greatest there.
+    """
     row, tile = tl.program_id(0), tl.program_id(1)
     token = tile * BLOCK + tl.arange(0, BLOCK)
     inside = token < VOCABULARY
@@ -92,8 +113,17 @@ def prepare_kernel(
         value -= tl.load(frequency + row) * count.to(tl.float32)
         value -= tl.where(count > 0, tl.load(presence + row), 0.0)
         tl.store(to, value, mask=inside)
-    tl.store(best + row * BLOCKS + tile, tl.max(tl.where(bad, float("-inf"), value), 0))
+    top = tl.max(tl.where(bad, float("-inf"), value), 0)
+    tl.store(best + row * BLOCKS + tile, top)
     tl.store(sound + row * BLOCKS + tile, 1 - tl.max(bad.to(tl.int32), 0))
+    heat = tl.load(temperature + row)
+    if (heat <= 0) | (_filtered(top_k, top_p, min_p, row, VOCABULARY) == 0):
+        # Where nothing can come nothing is drawn: any finite number keeps the arithmetic free of NaN.
+        scaled = _scaled(value, tl.where(top == float("-inf"), 0.0, top), tl.where(heat > 0, heat, 1.0))
+        if heat > 0:
+            scaled += _noise(token, words, positions, row)
+        tl.store(drawn + row * BLOCKS + tile, tl.max(scaled, 0))
+        tl.store(place + row * BLOCKS + tile, tile * BLOCK + tl.argmax(scaled, 0))
 
 
 @triton.jit
@@ -185,31 +215,30 @@ def truncate_kernel(
 
 @triton.jit(do_not_specialize=["logits_row"])
 def draw_kernel(
-    logits, temperature, words, positions, best, last, drawn, place, logits_row: tl.int64,
+    logits, temperature, top_k, top_p, min_p, words, positions, best, last, drawn, place,
+    logits_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, BLOCKS): the best of a tile with its noise, and which token that is."""
+    """Grid (rows, BLOCKS): of a row whose tokens cannot all come, the best of a tile with its noise, counted
+    from the greatest of the row, and which token that is."""
     row, tile = tl.program_id(0), tl.program_id(1)
-    token = tile * BLOCK + tl.arange(0, BLOCK)
-    inside = token < VOCABULARY
-    value = tl.load(logits + row.to(tl.int64) * (logits_row * UNIT) + token, mask=inside, other=float("-inf"))
     heat = tl.load(temperature + row)
-    scaled = _scaled(value, tl.load(best + row), tl.where(heat > 0, heat, 1.0))
-    if heat > 0:
-        # One lane and no scalar: the products wrap.
-        lane = tl.arange(0, 1)
-        position = tl.load(positions + row + lane).to(tl.uint32, bitcast=True)
-        first = _mix(tl.load(words + 2 * row + lane).to(tl.uint32, bitcast=True) ^ (position * 0x9E3779B9))
-        second = _mix(tl.load(words + 2 * row + 1 + lane).to(tl.uint32, bitcast=True) + first)
+    if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+        token = tile * BLOCK + tl.arange(0, BLOCK)
+        inside = token < VOCABULARY
+        at = logits + row.to(tl.int64) * (logits_row * UNIT) + token
+        value = tl.load(at, mask=inside, other=float("-inf"))
+        scaled = _scaled(value, tl.load(best + row), heat)
         kept = _order(scaled) <= tl.load(last + row)
-        scaled = tl.where(kept, scaled + _gumbel(token, first, second), float("-inf"))
-    tl.store(drawn + row * BLOCKS + tile, tl.max(scaled, 0))
-    tl.store(place + row * BLOCKS + tile, tile * BLOCK + tl.argmax(scaled, 0))
+        scaled = tl.where(kept, scaled + _noise(token, words, positions, row), float("-inf"))
+        tl.store(drawn + row * BLOCKS + tile, tl.max(scaled, 0))
+        tl.store(place + row * BLOCKS + tile, tile * BLOCK + tl.argmax(scaled, 0))
 
 
 @triton.jit(do_not_specialize=["tables_row"])
 def choose_kernel(
-    drawn, place, tile_best, sound, counts_row, output, ids, finite, tables_row: tl.int64,
+    drawn, place, tile_best, best, sound, temperature, top_k, top_p, min_p, counts_row, output, ids, finite,
+    tables_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -217,9 +246,15 @@ def choose_kernel(
     row = tl.program_id(0)
     t = tl.arange(0, PADDED)
     mask = t < BLOCKS
-    tile = tl.argmax(tl.load(drawn + row * BLOCKS + t, mask=mask, other=float("-inf")), 0)
+    greatest = tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf"))
+    top = tl.max(greatest, 0)
+    heat = tl.load(temperature + row)
+    value = tl.load(drawn + row * BLOCKS + t, mask=mask, other=float("-inf"))
+    # What was counted from the greatest of its tile counts from that of the row.
+    apart = _scaled(greatest, tl.load(best + row), tl.where(heat > 0, heat, 1.0))
+    counted = (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY)
+    tile = tl.argmax(tl.where(counted, value, value + apart), 0)
     chosen = tl.minimum(tl.load(place + row * BLOCKS + tile), VOCABULARY - 1)
-    top = tl.max(tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf")), 0)
     all_sound = tl.min(tl.load(sound + row * BLOCKS + t, mask=mask, other=1), 0)
     tl.store(ids + row, chosen.to(tl.int64))
     tl.store(finite + row, ((all_sound == 1) & (top > float("-inf"))).to(tl.int8))
@@ -235,7 +270,7 @@ def sample(
     """As the reference: one token a row from its own logits, parameters and position alone.
 
     logits: [L, vocabulary] float32, rows may be strided, overwritten; positions: [L] int32. Rows with
-    penalties have count rows of their own. Raises UnsupportedArgument.
+    penalties have count rows of their own. Raises WrongArgument.
     """
     choice = Choice(
         torch.empty(len(logits), dtype=torch.int64, device=logits.device),
@@ -290,12 +325,13 @@ def calls(
         "tables_row": counts.output.stride(0) // unit,
     }
     penalties = {"repetition": p.repetition, "presence": p.presence, "frequency": p.frequency}
-    found = {"best": best, "last": last, "temperature": p.temperature}
-    filters = {"top_k": p.top_k, "top_p": p.top_p, "min_p": p.min_p}
+    found = {"best": best, "last": last}
+    filters = {"temperature": p.temperature, "top_k": p.top_k, "top_p": p.top_p, "min_p": p.min_p}
+    noise = {"words": p.words, "positions": positions, "drawn": drawn, "place": place}
     return [
         KernelCall(
             prepare_kernel, (rows, blocks),
-            given | tables | penalties
+            given | tables | penalties | filters | noise
             | {"prompt": counts.prompt.view(torch.uint8), "best": tile_best, "sound": sound},
             cut | {"BLOCK": block}, tile,
         ),
@@ -305,13 +341,14 @@ def calls(
         ),
         KernelCall(
             draw_kernel, (rows, blocks),
-            given | found | {"words": p.words, "positions": positions, "drawn": drawn, "place": place},
+            given | found | filters | noise,
             cut | {"BLOCK": block}, tile,
         ),
         KernelCall(
             choose_kernel, (rows,),
-            tables | {"drawn": drawn, "place": place, "tile_best": tile_best, "sound": sound,
-                      "ids": choice.ids, "finite": choice.finite.view(torch.uint8)},
+            tables | filters
+            | {"drawn": drawn, "place": place, "tile_best": tile_best, "best": best, "sound": sound,
+               "ids": choice.ids, "finite": choice.finite.view(torch.uint8)},
             cut | padded, Launch(1),
         ),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from mamba_kernels.triton_support import (
     as_stored,
     block_of,
     ceil_div,
-    check_rows,
+    check_plan,
     check_scan,
     dot_dtype,
     extent_at,
@@ -33,7 +33,7 @@ def ssd_prefill(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: t
     """As the reference: the recurrence of `ScanInputs` over the plan's chunks.
 
     state: [slabs, H, P, N], N dense, read and written at the plan's slots; out: [T, H, P], P dense, written;
-    T = plan.tokens. Raises UnsupportedArgument.
+    T = plan.tokens. Raises WrongArgument.
     """
     for call in calls(state, inputs, plan, out):
         call.run()
@@ -43,7 +43,7 @@ def calls(state: torch.Tensor, inputs: ScanInputs, plan: ChunkPlan, out: torch.T
     """The launches: a program for each piece, head and block of the head's P rows of state; three where
     pieces are long and these are few."""
     _, H, P, G, N = check_scan(state, inputs, out)
-    check_rows("x", inputs.x, plan.tokens)
+    check_plan("x", inputs.x, plan.tokens, plan.on_device.chunk_start.device)
     width = block_of(N, least=LEAST)
     # The largest tiles that leave the state and the products in registers on every GPU that is compiled for.
     # Rounding takes registers beside them, so float16 states get tiles of half the size.

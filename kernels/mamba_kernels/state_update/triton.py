@@ -31,7 +31,7 @@ def state_update(state: torch.Tensor, inputs: ScanInputs, plan: SlotPlan, out: t
     """As the reference: one step of the recurrence of `ScanInputs` for each row.
 
     state: [slabs, H, P, N], N dense, written at the plan's targets and tracking slots; out: [n, H, P], P
-    dense, written. Raises UnsupportedArgument.
+    dense, written. Raises WrongArgument.
     """
     call(state, inputs, plan.device_routes, plan.device_noise, out).run()
 

@@ -1,6 +1,6 @@
 """What the Triton kernels share: argument checks, launches and their configurations, the interpreter."""
 
-from mamba_kernels.arguments import UnsupportedArgument, check, check_rows
+from mamba_kernels.arguments import UnsupportedArgument, WrongArgument, check, check_plan
 from mamba_kernels.triton_support.arithmetic import (
     LOG2_E,
     LOG2_E_CONSTANT,
@@ -13,6 +13,7 @@ from mamba_kernels.triton_support.arithmetic import (
 from mamba_kernels.triton_support.interpreter import dot_dtype, interpreted
 from mamba_kernels.triton_support.kernel_call import KernelCall
 from mamba_kernels.triton_support.launch_table import Launch, launch_for
+from mamba_kernels.triton_support.row_loop import rows_of_a_program
 from mamba_kernels.triton_support.scan_arguments import check_scan, scan_arguments
 from mamba_kernels.triton_support.stride_unit import stride_unit
 
@@ -22,16 +23,18 @@ __all__ = [
     "KernelCall",
     "Launch",
     "UnsupportedArgument",
+    "WrongArgument",
     "as_stored",
     "block_of",
     "ceil_div",
     "check",
-    "check_rows",
+    "check_plan",
     "check_scan",
     "dot_dtype",
     "extent_at",
     "interpreted",
     "launch_for",
+    "rows_of_a_program",
     "scan_arguments",
     "softplus",
     "stride_unit",

@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-from mamba_kernels.arguments import UnsupportedArgument, check
+from mamba_kernels.arguments import WrongArgument, check
 from mamba_kernels.scan_inputs import ScanInputs
 
 STATE_TYPES = (torch.float32, torch.float16)
 
 
 def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tuple[int, int, int, int, int]:
-    """Raises UnsupportedArgument; returns rows T, heads H, head size P, groups G, state size N."""
+    """Raises WrongArgument; returns rows T, heads H, head size P, groups G, state size N."""
     device = state.device
     check("state", state, (None, None, None, None), dtypes=STATE_TYPES)
     _, H, P, N = state.shape
@@ -21,7 +21,7 @@ def check_scan(state: torch.Tensor, inputs: ScanInputs, out: torch.Tensor) -> tu
     check("B", inputs.B, (T, None, N), dtypes=(inputs.x.dtype,), device=device)
     G = inputs.B.shape[1]
     if not G or H % G:
-        raise UnsupportedArgument(f"B has {G} groups; their number must divide the {H} heads of state")
+        raise WrongArgument(f"B has {G} groups; their number must divide the {H} heads of state")
     check("C", inputs.C, (T, G, N), dtypes=(inputs.x.dtype,), device=device)
     for name in ("A", "D", "dt_bias"):
         check(name, getattr(inputs, name), (H,), device=device)

@@ -59,6 +59,7 @@ class DecodeInputs:
             attention=AttentionPlan(
                 groups=[],
                 pieces=[],
+                tokens=rows,
                 decodes=rows,
                 longest_piece=0,
                 page_table=self._page_table,

@@ -28,7 +28,9 @@ def ints(values: Any) -> IntArray:
     return np.array(values, dtype=np.int32)
 
 
-def chunk_plan(pieces: list[PiecePlan], chunk_size: int, noise: IntArray | None = None) -> ChunkPlan:
+def chunk_plan(
+    pieces: list[PiecePlan], chunk_size: int, noise: IntArray | None = None, device: torch.device = CPU
+) -> ChunkPlan:
     """noise: [T] as of `ChunkPlan.build`."""
     start, length, sequence, rank, track, base = [], [], [], [], [], 0
     for index, piece in enumerate(pieces):
@@ -53,7 +55,7 @@ def chunk_plan(pieces: list[PiecePlan], chunk_size: int, noise: IntArray | None 
         slot_out=ints([piece.slot_out for piece in pieces]),
         piece_start=ints(np.cumsum([0, *(piece.length for piece in pieces)])),
         chunk_size=chunk_size,
-        device=CPU,
+        device=device,
         noise=noise,
     )
 

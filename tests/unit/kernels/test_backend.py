@@ -5,14 +5,15 @@ import logging
 import pytest
 import torch
 
-from mamba_kernels.arguments import UnsupportedArgument
+from mamba_kernels.arguments import UnsupportedArgument, WrongArgument
 from mamba_kernels.cpu.library import VARIABLE, UnknownKernels
 from mamba_kernels.dispatch import backend
 from mamba_kernels.dispatch.backend import INTERPRETER, TORCH, backend_for
-from mamba_kernels.dispatch.operators import KernelOrReference
+from mamba_kernels.dispatch.operators import KernelOrReference, triton_operators
 from mamba_kernels.gated_delta import gated_delta_prefill
 from testmodels.chunks import PiecePlan, chunk_plan
 from testmodels.delta import Delta
+from testmodels.operator_calls import CALLS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -71,6 +72,15 @@ def test_what_a_kernel_cannot_take_the_reference_computes_with_one_warning(
     (record,) = caplog.records
     assert "the Triton kernel grow cannot take this" in record.getMessage()
     assert "x has 3 rows" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "gated_norm", "conv1d_update"])
+def test_arguments_that_contradict_each_other_are_not_stretched_by_a_reference(name: str) -> None:
+    """Torch would take a weight or a bias of one element for all of them."""
+    given = CALLS[name].make()
+    stretched = "bias" if "bias" in given else "weight"
+    with pytest.raises(WrongArgument, match=rf"^{stretched} has shape \[1\]; it must be \["):
+        getattr(triton_operators(), name)(*(given | {stretched: given[stretched][:1]}).values())
 
 
 def test_on_a_cpu_the_delta_rule_is_cpps_and_what_that_cannot_take_is_torchs_with_one_warning(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mamba_kernels.triton_support import UnsupportedArgument, check
+from mamba_kernels.triton_support import WrongArgument, check
 
 
 def test_what_fits_passes() -> None:
@@ -22,5 +22,5 @@ def test_what_fits_passes() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(tensor: torch.Tensor, named: str) -> None:
-    with pytest.raises(UnsupportedArgument, match=rf"^gate .*{named}"):
+    with pytest.raises(WrongArgument, match=rf"^gate .*{named}"):
         check("gate", tensor, (None, 4), device=torch.device("cpu"))

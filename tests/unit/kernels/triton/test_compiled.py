@@ -19,13 +19,14 @@ from mamba_kernels.state_update.triton import call as state_update
 from mamba_kernels.triton_support import KernelCall
 from testmodels.chunks import PiecePlan, chunk_plan
 
+META = torch.device("meta")
 WIDE = torch.float32
 HALF = torch.float16
 ROWS = 16
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
+    return torch.empty(*shape, dtype=dtype, device=META)
 
 
 def scan(H: int, P: int, G: int, N: int) -> ScanInputs:
@@ -59,7 +60,7 @@ def noise() -> torch.Tensor:
 
 
 def plan() -> ChunkPlan:
-    return chunk_plan([PiecePlan(0, ROWS, -1, 1, {2: 2})], 128)
+    return chunk_plan([PiecePlan(0, ROWS, -1, 1, {2: 2})], 128, device=META)
 
 
 def norms() -> list[KernelCall]:
@@ -101,13 +102,13 @@ def scans() -> list[KernelCall]:
 
 def segmented() -> list[KernelCall]:
     """A long piece of few heads: what its segments add, and all of them."""
-    made, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1), 48, 64, 128
+    made, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1, device=META), 48, 64, 128
     contribution, _, whole = ssd_prefill(state(H, P, N), scan(H, P, 1, N), made, meta(ROWS, H, P))
     return [contribution, whole]
 
 
 def joins() -> list[KernelCall]:
-    made, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1), 48, 64, 128
+    made, H, P, N = chunk_plan([PiecePlan(0, ROWS, -1, 1, {})], 1, device=META), 48, 64, 128
     return ssd_prefill(state(H, P, N), scan(H, P, 1, N), made, meta(ROWS, H, P))[1:2]
 
 

@@ -26,6 +26,7 @@ def plan() -> AttentionPlan:
     return AttentionPlan(
         groups=[],
         pieces=[],
+        tokens=98,
         decodes=2,
         longest_piece=64,
         page_table=meta(4, 8, dtype=torch.int32),
@@ -49,6 +50,7 @@ def test_attention(heads: int, kv_heads: int, width: int, capability: int) -> No
         assert kernel.tensor_cores
     kernel = compiled(combine, capability)
     assert kernel.stack == 0
+    assert ".f64" not in kernel.ptx, "a constant that float32 has not makes doubles of all it meets"
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -5,7 +5,6 @@ import torch
 
 from mamba_kernels.conv1d_prefill import reference
 from mamba_kernels.conv1d_prefill.triton import conv1d_prefill
-from mamba_kernels.triton_support import UnsupportedArgument
 from testmodels.chunks import PiecePlan, chunk_plan, strided_cache
 from triton_close import close
 
@@ -43,15 +42,3 @@ def test_ragged_pieces_equal_the_reference(channels: int, K: int, kind: torch.dt
     assert out.dtype == kind
     close(out, expected)
     torch.testing.assert_close(moved.double(), exact, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_wrong_argument_is_named() -> None:
-    plan = chunk_plan([PiecePlan(0, 4, -1, 1, {})], 64)
-    x, weight, window = torch.ones(4, 8), torch.ones(4, 8), torch.ones(9, 3, 8)
-    for name, arguments in {
-        "x": (torch.ones(3, 8), weight, None, window),
-        "weight": (x, torch.ones(8, 4).t(), None, window),
-        "window": (x, weight, None, window.double()),
-    }.items():
-        with pytest.raises(UnsupportedArgument, match=rf"^{name} "):
-            conv1d_prefill(*arguments, plan)

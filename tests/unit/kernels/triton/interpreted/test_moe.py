@@ -5,7 +5,6 @@ import torch
 
 from mamba_kernels.moe import Activation, SharedExpert
 from mamba_kernels.moe.triton import moe
-from mamba_kernels.triton_support import UnsupportedArgument
 from testmodels.experts import ExpertBatch
 
 
@@ -95,29 +94,3 @@ def test_an_expert_beyond_two_gigabytes_of_elements_is_found() -> None:
 
 def test_no_rows_are_no_launch() -> None:
     assert ExpertBatch(0, dtype=torch.float32).run(moe).shape == (0, 24)
-
-
-def test_what_does_not_fit_together_is_named() -> None:
-    def refused(match: str, **changed: object) -> None:
-        batch = ExpertBatch(3, dtype=torch.float32, shared_f=8)
-        for name, value in changed.items():
-            setattr(batch, name, value)
-        with pytest.raises(UnsupportedArgument, match=match):
-            batch.run(moe)
-
-    fits = ExpertBatch(3, dtype=torch.float32, shared_f=8)
-    assert fits.shared is not None
-    up, down = fits.shared.gate_up, fits.shared.down
-    refused("hidden is float64", hidden=fits.hidden.double())
-    refused("experts is int64", experts=fits.experts.long())
-    refused("experts has strides", experts=fits.experts.t().contiguous().t())
-    refused("experts has shape", experts=fits.experts[:, :0], weights=fits.weights[:, :0])
-    refused("weights has shape", weights=fits.weights[:2])
-    refused("gate_up has shape", gate_up=fits.gate_up[:, 1:])
-    refused("gate_up has shape", activation=Activation.SQUARED_RELU)
-    refused("down is bfloat16", down=fits.down.bfloat16())
-    refused("gate_up has 0 experts", gate_up=fits.gate_up[:0], down=fits.down[:0])
-    refused("out has shape", down=fits.down[:, 1:])
-    refused("shared.gate_up has shape", shared=SharedExpert(up[1:], down))
-    refused("shared.down has shape", shared=SharedExpert(up, down[1:]))
-    refused("shared.weight is float64", shared=SharedExpert(up, down, torch.ones(3).double()))

@@ -7,6 +7,7 @@ from mamba_kernels.gated_norm.reference import gated_norm as gated_reference
 from mamba_kernels.gated_norm.triton import gated_norm
 from mamba_kernels.rms_norm.reference import rms_norm as rms_reference
 from mamba_kernels.rms_norm.triton import rms_norm
+from mamba_kernels.triton_support import row_loop, rows_of_a_program
 from triton_close import close
 
 KINDS = [torch.float32, torch.bfloat16]
@@ -54,3 +55,26 @@ def test_gated_norm_equals_the_reference(width: int, groups: int, kind: torch.dt
 
 def test_no_rows_are_no_launch() -> None:
     assert rms_norm(torch.empty(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "of_a_program"), [(1, 1, 1), (2047, 1, 1), (2048, 1, 2), (256, 8, 2), (100_000, 8, 8)]
+)
+def test_a_program_takes_more_rows_where_a_gpu_is_busy_all_the_same(
+    rows: int, parts: int, of_a_program: int
+) -> None:
+    assert rows_of_a_program(rows, parts) == of_a_program
+
+
+def test_a_row_has_the_same_bits_whatever_a_program_takes_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """13 rows are 13 programs, five of three rows, the last of one, and two."""
+    g = torch.Generator().manual_seed(0)
+    x, added, weight = (torch.randn(*shape, generator=g).bfloat16() for shape in ((13, 60), (13, 60), (60,)))
+    results = []
+    for programs in (1024, 4, 1):
+        monkeypatch.setattr(row_loop, "PROGRAMS", programs)
+        stream = x.clone()
+        results.append((rms_norm(stream, weight, 1e-5, added), stream, gated_norm(x, added, weight, 1e-5, 1)))
+        assert rows_of_a_program(13) == {1024: 1, 4: 3, 1: 8}[programs]
+    for others in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(results[0], others, strict=True))

@@ -7,7 +7,6 @@ from mamba_kernels.sample import Choice, Counts, SampleParameters
 from mamba_kernels.sample.noise import seed_words
 from mamba_kernels.sample.reference import sample as reference
 from mamba_kernels.sample.triton import sample
-from mamba_kernels.triton_support import UnsupportedArgument
 
 VOCABULARY = 257
 ROWS: list[dict[str, float]] = [
@@ -115,15 +114,3 @@ def test_rows_that_are_not_finite_are_named_and_the_others_unmoved() -> None:
     assert got.ids[0] == truth[0]
     assert ((got.ids >= 0) & (got.ids < VOCABULARY)).all()
     assert got.ids[5] >= 50
-
-
-def test_what_does_not_fit_together_is_named() -> None:
-    logits, chosen, at = drawn(2, 9, 0), parameters([{}] * 2, [0, 1]), positions(2, 0)
-    with pytest.raises(UnsupportedArgument, match="temperature has shape"):
-        sample(logits[:1], chosen, counts(9), at)
-    with pytest.raises(UnsupportedArgument, match=r"counts.output has shape"):
-        sample(logits, chosen, counts(8), at)
-    with pytest.raises(UnsupportedArgument, match="positions is int64"):
-        sample(logits, chosen, counts(9), at.long())
-    with pytest.raises(UnsupportedArgument, match="logits is float64"):
-        sample(logits.double(), chosen, counts(9), at)

@@ -7,7 +7,6 @@ from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.state_update import reference
 from mamba_kernels.state_update.triton import state_update
 from mamba_kernels.stochastic_rounding import noise_words, round_to_float16_
-from mamba_kernels.triton_support import UnsupportedArgument
 from testmodels.chunks import CPU, Mixer, ints, poisoned, strided_cache
 from triton_close import close, wide
 
@@ -117,27 +116,6 @@ def test_slots_beyond_2_to_the_31_elements() -> None:
     state_update(state, mixer.inputs(LIMIT), route, out)
     close(out, expected)
     close(state[1], truth[1])
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("B", lambda mixer: mixer.B.double()),
-        ("B", lambda mixer: torch.zeros(mixer.T, 3, mixer.N)),
-        ("C", lambda mixer: mixer.C[..., :-1]),
-        ("dt", lambda mixer: mixer.dt[:-1]),
-        ("A", lambda mixer: mixer.A[:-1]),
-        ("x", lambda mixer: mixer.x.transpose(1, 2).contiguous().transpose(1, 2)),
-    ],
-)
-def test_a_wrong_argument_is_named(name: str, bad) -> None:
-    mixer = Mixer(H=4, P=2, N=8, G=1, T=5, dtype=torch.float32)
-    state = filled(mixer, torch.float32)
-    setattr(mixer, name, bad(mixer))
-    before = state.clone()
-    with pytest.raises(UnsupportedArgument, match=rf"^{name} "):
-        state_update(state, mixer.inputs(LIMIT), plan(), torch.empty(5, 4, 2))
-    torch.testing.assert_close(state, before, equal_nan=True)
 
 
 def test_a_row_of_padding_touches_no_state() -> None:

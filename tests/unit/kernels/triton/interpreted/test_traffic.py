@@ -24,6 +24,7 @@ from mamba_kernels.slot_copy.triton import slot_copy
 from mamba_kernels.slot_plan import SlotPlan
 from mamba_kernels.ssd_prefill.triton import ssd_prefill
 from mamba_kernels.state_update.triton import state_update
+from mamba_kernels.triton_support import row_loop
 from testmodels.chunks import CPU, Mixer, PiecePlan, chunk_plan, ints, poisoned
 from testmodels.delta import Delta
 from testmodels.experts import ExpertBatch
@@ -71,16 +72,22 @@ def test_a_convolution_of_pieces_reads_its_rows_once_but_for_those_before_a_prog
     assert_least(traffic, 2 * x.nbytes + 4 * window[0].nbytes + weight.nbytes + bias.nbytes, asked=1.15)
 
 
-def test_norms_read_and_write_a_row_once() -> None:
+@pytest.mark.parametrize(("programs", "rms", "gated"), [(1024, 1.17, 1.26), (8, 1.09, 1.04)])
+def test_norms_read_and_write_a_row_once(
+    monkeypatch: pytest.MonkeyPatch, programs: int, rms: float, gated: float
+) -> None:
+    """16 rows are few for a GPU of so many programs, and many for a small one: a weight is read once for all
+    rows of a program."""
+    monkeypatch.setattr(row_loop, "PROGRAMS", programs)
     x, added, weight = torch.randn(16, 4096), torch.randn(16, 4096).bfloat16(), torch.ones(4096).bfloat16()
     with counted() as traffic:
         rms_norm(x, weight, 1e-5, added)
     assert traffic.asked_of(x) == 2 * x.nbytes, "the sum is stored"
-    assert_least(traffic, 2 * x.nbytes + 2 * added.nbytes, asked=1.17)
+    assert_least(traffic, 2 * x.nbytes + 2 * added.nbytes, asked=rms)
     with counted() as traffic:
         gated_norm(x, added, weight, 1e-5, 8)
     assert traffic.asked_of(x) == x.nbytes
-    assert_least(traffic, x.nbytes + 2 * added.nbytes, asked=1.25)
+    assert_least(traffic, x.nbytes + 2 * added.nbytes, asked=gated)
 
 
 def test_a_scan_keeps_the_state_and_reads_x_once() -> None:
@@ -135,7 +142,7 @@ def test_what_is_written_or_copied_moves_once() -> None:
     assert_least(traffic, 4 * memory[0].nbytes, asked=1.01)
 
 
-@pytest.mark.parametrize(("top_p", "asked"), [(1.0, 2.1), (0.9, 8.4)])
+@pytest.mark.parametrize(("top_p", "asked"), [(1.0, 1.02), (0.9, 8.4)])
 def test_logits_come_from_memory_once(top_p: float, asked: float) -> None:
     n, vocabulary = 3, 8192
     rows = {
