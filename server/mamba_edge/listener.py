@@ -44,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise CannotListen(f"cannot listen on {authority(host, port)}: {error.strerror or error}") from error
     return listener
 
 
@@ -57,7 +57,12 @@ def url_of(listener: socket.socket) -> str:
 def url_at(host: str, port: int) -> str:
     """Where a browser on this machine reaches what listens on an address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)  # noqa: S104 - shown, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{authority(host, port)}"
+
+
+def authority(host: str, port: int) -> str:
+    """A host and a port as URLs have them: an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -2,7 +2,8 @@
 no pod tells of. What pods suffer from is in test_operator_reasons."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,54 @@ async def test_a_roll_out_that_is_paused_says_what_it_waits_for(life: Life) -> N
 
     assert "until spec.rollout.pause is false" in await life.becomes("Progressing", "RolloutPaused")
     assert (await life.condition("Ready"))[:2] == ("True", "Serving")
+
+
+async def test_an_engine_more_than_is_wanted_is_named_for_as_long_as_it_is_there(
+    plane: ControlPlane, namespace: str, life: Life
+) -> None:
+    await life.make(replicas=2, rollout={"minReadyTime": "0s"})
+    engines = await life.until(lambda: two(life))
+    await life.ready("engine")
+    await life.ready("gateway")
+    await life.becomes("Ready", "Serving")
+    with pods_stay(plane, namespace, metadata(engines[0])["name"]):
+        await life.change(replicas=1)
+
+        assert await life.becomes("Progressing", "ScalingDown") == "2 engines run, 1 are wanted"
+        assert (await life.condition("Progressing"))[0] == "True"
+        assert (await life.condition("UpToDate"))[:2] == ("False", "ScalingDown")
+        assert (await life.condition("Ready"))[:2] == ("True", "Serving")
+
+    await life.becomes("Progressing", "UpToDate")
+
+
+@contextmanager
+def pods_stay(plane: ControlPlane, namespace: str, pod: str) -> Iterator[None]:
+    """A policy of the cluster keeps pods of the namespace from being deleted, for the length of the block."""
+    group = "admissionregistration.k8s.io/v1"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["DELETE"], "resources": ["pods"]}
+    name, here = f"pods-stay-{namespace}", {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    policy = {
+        "apiVersion": group, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name},
+        "spec": {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "false"}]},
+    }  # fmt: skip
+    binding = {
+        "apiVersion": group, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": name},
+        "spec": {
+            "policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": here},
+        },
+    }  # fmt: skip
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
+    plane.apply([policy, binding])
+    try:
+        plane.wait_for(
+            lambda: plane.api.request("DELETE", path, {"dryRun": ["All"]})[0] >= 400,
+            "the policy to be in force",
+        )
+        yield
+    finally:
+        for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
+            plane.kubectl("delete", kind, name)
 
 
 async def test_an_engine_that_finishes_its_requests_is_waited_for(life: Life) -> None:

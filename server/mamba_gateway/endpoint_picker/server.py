@@ -10,7 +10,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.listener import CannotListen
+from mamba_edge.listener import CannotListen, authority
 from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credentials
 from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.picker import EndpointPicker
@@ -98,8 +98,7 @@ async def picker_listening(
         )
     )
     server.add_generic_rpc_handlers((_service_of(picker),))
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"{host}:{settings.endpoint_picker_port}"
+    address = authority(settings.host, settings.endpoint_picker_port)
     try:
         if settings.endpoint_picker_tls:
             files = None
@@ -113,7 +112,7 @@ async def picker_listening(
     made = PickerServer(server, port, pool)
     await server.start()
     task = asyncio.create_task(made.follow_readiness(), name="picker readiness")
-    log.info("endpoint picker", address=f"{host}:{port}", tls=settings.endpoint_picker_tls)
+    log.info("endpoint picker", address=authority(settings.host, port), tls=settings.endpoint_picker_tls)
     try:
         yield made
     finally:

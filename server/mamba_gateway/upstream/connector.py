@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from mamba_edge.listener import authority
 from mamba_gateway.upstream.connection import Unreachable, UpstreamConnection
 from mamba_gateway.upstream.deadlines import Deadlines
 from mamba_gateway.upstream.response import Pair, UpstreamResponse
@@ -118,7 +119,7 @@ class UpstreamConnector:
         return None
 
     async def _made(self, origin: Origin) -> UpstreamConnection:
-        where = f"{origin.host}:{origin.port}"
+        where = authority(origin.host, origin.port)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 # A connection outlives the request that needs it first, and must not hold its context.

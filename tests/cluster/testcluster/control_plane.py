@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 
 from testcluster import kubeconfig
@@ -24,7 +25,6 @@ from testcluster.kubectl import Command, Kubectl
 from testcluster.pki import Authority, Certificate, Identity
 
 SERVICE_RANGE = "10.96.0.0/16"
-SERVICE_ADDRESS = "10.96.0.1"
 READY_SECONDS = 60.0
 START_ATTEMPTS = 3
 
@@ -43,11 +43,18 @@ class Place:
     """Where a control plane runs: the machine itself, or the network of a node."""
 
     address: str = "127.0.0.1"
+    services: str = SERVICE_RANGE
+    """Where Services have their addresses, of the family of `address`; a second range after a comma."""
     prefix: tuple[str, ...] = ()
     """Put before each command, to run it in another network namespace."""
     dial: Dial = socket.create_connection
     node: str = ""
     """Name of the one node there will be; empty for none."""
+
+    @property
+    def first_service(self) -> str:
+        """The address of the Service "kubernetes"."""
+        return str(ip_network(self.services.partition(",")[0])[1])
 
 
 def free_ports() -> Ports:
@@ -75,7 +82,7 @@ class ControlPlane(Cluster):
         self._token_keys = self.authority.signing_pair("service-account")
         self.admin = self.authority.issue(Identity("admin", "/O=system:masters/CN=admin", ("DNS:admin",)))
         names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
-        addresses = sorted({"127.0.0.1", SERVICE_ADDRESS, self.place.address})
+        addresses = sorted({"127.0.0.1", self.place.first_service, self.place.address})
         self._serving = self.authority.issue(
             Identity(
                 "apiserver",
@@ -103,7 +110,8 @@ class ControlPlane(Cluster):
 
     @property
     def server(self) -> str:
-        return f"https://{self.place.address}:{self.ports.api}"
+        address = self.place.address
+        return f"https://{f'[{address}]' if ':' in address else address}:{self.ports.api}"
 
     def component(self, name: str, arguments: Sequence[str], program: str | Path | None = None) -> Component:
         """A further process in the same place, not started yet; `program` defaults to the binary `name`."""
@@ -198,7 +206,7 @@ class ControlPlane(Cluster):
             f"--bind-address={self.place.address}",
             f"--advertise-address={self.place.address}",
             f"--secure-port={self.ports.api}",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            f"--service-cluster-ip-range={self.place.services}",
             f"--tls-cert-file={self._serving.certificate}",
             f"--tls-private-key-file={self._serving.key}",
             f"--client-ca-file={root}",
@@ -246,7 +254,7 @@ class ControlPlane(Cluster):
 
 
 @contextmanager
-def running_control_plane(binaries: Path) -> Iterator[ControlPlane]:
+def running_control_plane(binaries: Path, place: Place | None = None) -> Iterator[ControlPlane]:
     """A control plane in a temporary folder for the length of the block.
 
     A port that was free a moment ago may be taken by a run beside ours; then the next ports are tried.
@@ -254,7 +262,7 @@ def running_control_plane(binaries: Path) -> Iterator[ControlPlane]:
     """
     with temporary_folder() as folder:
         for attempt in range(1, START_ATTEMPTS + 1):
-            plane = ControlPlane(folder / str(attempt), binaries)
+            plane = ControlPlane(folder / str(attempt), binaries, place=place)
             try:
                 plane.start()
                 break

@@ -34,7 +34,7 @@ class Node(ControlPlane):
         self.network = NetworkNamespace(folder.name)
         self.group = ControlGroup(folder.name)
         self.host = host_view.look(TREE)
-        place = Place(ADDRESS, self.network.prefix, self.network.dial, kubelet.NODE)
+        place = Place(ADDRESS, prefix=self.network.prefix, dial=self.network.dial, node=kubelet.NODE)
         super().__init__(folder, binaries, ports=PORTS, place=place)
         self._runtime = container_runtime.Layout(folder)
         self.scheduler = self.component(

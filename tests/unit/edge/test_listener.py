@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
+from mamba_edge.listener import CannotListen, authority, is_loopback, listen, url_of
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::"])
@@ -13,6 +13,13 @@ def test_port_0_takes_a_free_port_that_the_url_tells(host: str) -> None:
         port = listener.getsockname()[1]
         assert url_of(listener) == f"http://127.0.0.1:{port}"
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("fd00::7", "[fd00::7]:8000"), ("10.0.0.7", "10.0.0.7:8000"), ("m.svc", "m.svc:8000")]
+)
+def test_an_address_of_ipv6_is_told_in_brackets(host: str, said: str) -> None:
+    assert authority(host, 8000) == said
 
 
 def has_ipv6_loopback() -> bool:
@@ -61,6 +68,11 @@ def test_an_address_that_cannot_be_had_is_told(host: str) -> None:
 )
 def test_only_addresses_of_this_machine_are_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_an_address_of_ipv6_that_cannot_be_had_is_told_in_brackets() -> None:
+    with pytest.raises(CannotListen, match=r"cannot listen on \[2001:db8::1\]:80: "):
+        listen("2001:db8::1", 80)
 
 
 def test_the_url_of_a_socket_of_ipv6_has_brackets() -> None:

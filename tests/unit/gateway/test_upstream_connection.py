@@ -340,6 +340,12 @@ async def test_an_engine_over_tls_is_asked_if_its_certificate_is_trusted(
     server.close()
 
 
+async def test_an_engine_at_an_address_of_ipv6_that_is_not_there_is_told_in_brackets() -> None:
+    async with upstream_connector(2.0, 30.0) as connector:
+        with pytest.raises(Unreachable, match=r"Connect to \[::1\]:1 failed"):
+            await connector.send("http://[::1]:1", "POST /x", (), b"{}")
+
+
 async def test_what_is_kept_for_an_engine_is_bounded_whatever_is_asked() -> None:
     origin = Origin.of("http://engine:8000/base")
     for number in range(1000):
