@@ -4,6 +4,8 @@ what it costs when nothing happens, and how soon one change is applied.
 Run as `python -m benchmarks.operator_scale [--objects N]`; writes JSON and Markdown to benchmarks/results.
 The control plane is that of the tests (etcd, kube-apiserver, kube-controller-manager) on the same machine,
 and its controllers make ReplicaSets and pods of what the operator makes: CPU time is given beside time.
+The operator has the token of a ServiceAccount, as one that a chart installs; up to 2026-11-24 it had a
+client's certificate, which the API server verifies with each request.
 """
 
 import argparse
@@ -24,10 +26,11 @@ from benchmarks.cache.record import write
 from benchmarks.gateway_idle import resident_bytes
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests/cluster"))
+sys.path += [str(ROOT / "tests/cluster"), str(ROOT / "tests/support")]
 
 from mamba_api import names  # noqa: E402
 from mamba_api.v1alpha1.schema import crd_yaml  # noqa: E402
+from service_account import as_account  # noqa: E402 - a module of the tests
 from testcluster.build import ensure  # noqa: E402 - a package of the tests
 from testcluster.control_plane import ControlPlane, running_control_plane  # noqa: E402
 
@@ -87,7 +90,14 @@ def cpu_seconds(pid: int | None) -> float:
 @contextmanager
 def running_operator(plane: ControlPlane, log: Path, options: Sequence[str]) -> Iterator[Watched]:
     """An operator of the whole cluster, with its own defaults."""
-    command = [sys.executable, "-m", "mamba_cli", "operator", "--kubeconfig", str(plane.kubeconfig)]
+    namespace = plane.create_namespace("operator")
+    plane.kubectl("create", "serviceaccount", "operator", "-n", namespace)
+    plane.kubectl(
+        "create", "clusterrolebinding", namespace, "--clusterrole=cluster-admin",
+        f"--serviceaccount={namespace}:operator",
+    )  # fmt: skip
+    kubeconfig = as_account(plane, namespace, "operator", log.with_suffix(".kubeconfig"))
+    command = [sys.executable, "-m", "mamba_cli", "operator", "--kubeconfig", str(kubeconfig)]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "--liveness-port", "0", *options], cwd=ROOT, stdout=out, stderr=out

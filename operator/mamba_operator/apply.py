@@ -3,6 +3,7 @@
 One failing child does not keep the others from being applied. Called by `reconcile`; decides nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mamba_api import names
@@ -30,6 +31,9 @@ from mamba_operator.objects.manifest import (
 from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan, in_version
 from mamba_operator.snapshot import Snapshot
 
+Made = Callable[[Manifest], None]
+"""Told of each child that was not there before, as it is now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -52,7 +56,9 @@ class Outcome:
     """As `Snapshot.as_wanted`, of those among them that came out as they were sent."""
 
 
-async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> Outcome:
+async def apply(
+    client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan, made: Made = lambda _: None
+) -> Outcome:
     """Apply, then delete, in the plan's order; when the API server goes away, the rest is left out."""
     outcome = Outcome()
     for one in plan.terminating:
@@ -64,7 +70,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
                 # Without engines the next pass tries both again; with them nothing tells what is missing.
                 continue
             try:
-                if await _apply(client, snapshot, change, outcome):
+                if await _apply(client, snapshot, change, outcome, made):
                     outcome.done.append(Done(ref(change.manifest), change.change, change.detail))
             except Unreachable:
                 raise
@@ -89,7 +95,7 @@ async def apply(client: KubeClient, snapshot: Snapshot, plan: ReconcilePlan) -> 
     return outcome
 
 
-async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, outcome: Outcome) -> bool:
+async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, outcome: Outcome, made: Made) -> bool:
     """Whether the child is another one than before."""
     one = ref(change.manifest)
     before = snapshot.children.get(one)
@@ -102,6 +108,7 @@ async def _apply(client: KubeClient, snapshot: Snapshot, change: Apply, outcome:
         return True
     if before is None:
         after = await _make(client, snapshot, change.manifest)
+        made(after)
     else:
         after = await _change(client, change.manifest, before)
     uid = str(metadata(after).get("uid"))

@@ -43,6 +43,9 @@ from mamba_operator.rollout.watch import RolloutWatch
 
 log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0
+WATCHES_FIRST = 10.0
+"""Longest time for which the first look at all objects waits for the watches to hold them."""
+GLANCE = 0.1
 JITTER = 0.2
 FIRST = asyncio.FIRST_COMPLETED
 
@@ -214,7 +217,14 @@ class Operator:
 
     async def _resync(self, indices: Indices, doubt: Callable[[Key], None]) -> None:
         """Look at every MambaDeployment now and then, and whether watches hold what is there: the net below
-        them. One list per kind, however many objects there are."""
+        them. One list per kind, however many objects there are.
+
+        First when the watches have listed everything, or fail to: before, each pass would read the cluster.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCHES_FIRST):
+                while not indices.complete:  # noqa: ASYNC110 - set by an event, whichever that is
+                    await asyncio.sleep(GLANCE)
         while True:
             asked = time.monotonic()
             try:

@@ -180,7 +180,7 @@ class Reconciler:
             self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
         if self._read is not None and (fewer := shrink(snapshot, plan)) is not None:
             await mark(self._client, fewer, self._read)
-        outcome = await apply(self._client, snapshot, plan)
+        outcome = await apply(self._client, snapshot, plan, self._indices.made)
         settled |= outcome.settled
         self._as_wanted[key] = {**plan.as_wanted, **outcome.as_wanted}
         for one in outcome.done:

@@ -1,21 +1,23 @@
 """`Indices`: what kopf's watches hold, by the MambaDeployment it belongs to. A look at them costs no request.
 
 They may lag behind the cluster, so they decide one thing: that a pass has nothing to do. Filled by kopf,
-read by `observe`, compared with lists at each resync.
+read by `observe`, compared with lists at each resync. Children that were just made are among them before a
+watch shows them.
 """
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from sys import intern
 from typing import Any
 
-import kopf
-
 from mamba_api import names
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
+from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 
 LONGEST_WORD = 64
 """Longer texts are seldom the same in two objects."""
+BELIEVED = 30.0
+"""Seconds for which a child that was made counts as being there without a watch showing it."""
 
 
 def owner_key(kind: Kind, body: Mapping[str, Any]) -> Key | None:
@@ -32,7 +34,7 @@ def index_id(kind: Kind) -> str:
     return f"of_{kind.plural}"
 
 
-def indexed(kind: Kind, body: kopf.Body) -> dict[Key, Manifest]:
+def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
     """What is kept of an object, all but who wrote which field; nothing when it is nobody's any more."""
     key = owner_key(kind, body)
     if key is None:
@@ -58,8 +60,11 @@ def compact(value: Any) -> Any:
 class Indices:
     """One per operator that acts; empty until kopf has listed everything once."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._by_id: Mapping[str, Any] = {}
+        self._now = now
+        self._made: dict[Key, dict[str, tuple[Kind, Manifest, float]]] = {}
+        """By uid: children that were made and that no watch has shown yet, each with the time of that."""
         self.complete = False
         """Set with the first event: kopf hands none over before it has listed everything."""
 
@@ -67,10 +72,42 @@ class Indices:
         """kopf's own indices, which it keeps up to date."""
         self._by_id = by_id
 
+    def made(self, one: Manifest) -> None:
+        """The operator made this child: the next pass need not ask the cluster for what it was just told."""
+        kind = BY_NAME[one["kind"]]
+        if kind not in WATCHED:
+            return
+        for key, kept in indexed(kind, one).items():
+            if _uid(one) not in map(_uid, self._held(kind, key)):
+                self._made.setdefault(key, {})[_uid(one)] = (kind, kept, self._now())
+
+    def shown(self, key: Key, one: Manifest) -> None:
+        """A watch has shown an object of `key`, or that it is gone: what it says counts from here on."""
+        made = self._made.get(key, {})
+        made.pop(_uid(one), None)
+        if not made:
+            self._made.pop(key, None)
+
     def of(self, kind: Kind, key: Key) -> list[Manifest]:
         """Objects of a kind that belong to `key`, by name."""
+        held = self._held(kind, key)
+        if key in self._made:
+            held = held + self._not_shown(kind, key, held)
+        return sorted(held, key=lambda one: str(one["metadata"]["name"]))
+
+    def _held(self, kind: Kind, key: Key) -> list[Manifest]:
+        """Those that a watch has shown, in no order."""
         index = self._by_id.get(index_id(kind)) or {}
-        return sorted(index[key], key=lambda one: str(one["metadata"]["name"])) if key in index else []
+        return list(index[key]) if key in index else []
+
+    def _not_shown(self, kind: Kind, key: Key, held: Iterable[Manifest]) -> list[Manifest]:
+        there, now = set(map(_uid, held)), self._now()
+        return [
+            one
+            for uid, (of, one, since) in self._made[key].items()
+            # One that came and went before its maker was told would stay for ever.
+            if of is kind and uid not in there and now - since < BELIEVED
+        ]
 
     def keys(self, kind: Kind) -> list[Key]:
         """Whose objects of a kind there are, sorted."""
@@ -89,6 +126,10 @@ class Indices:
         return {key for key, *_ in kept ^ seen}
 
 
+def _uid(one: Manifest) -> str:
+    return str(metadata(one).get("uid"))
+
+
 def _identity(key: Key, one: Manifest) -> tuple[Key, str, str]:
     meta = metadata(one)
-    return key, str(meta.get("uid")), str(meta.get("resourceVersion"))
+    return key, _uid(one), str(meta.get("resourceVersion"))

@@ -90,6 +90,7 @@ def _handler(kind: Kind, wake: Wake, delivered: Delivered, indices: Indices) -> 
         delivered(kind, plain, type == "DELETED")
         key = owner_key(kind, plain)
         if key is not None:
+            indices.shown(key, plain)
             wake(key)
 
     return on_event

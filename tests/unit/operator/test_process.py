@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from fake_cluster import FakeCluster
-from mamba_operator.main import CRD_PERIOD, Operator
+from mamba_operator.main import CRD_PERIOD, WATCHES_FIRST, Operator
 from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
@@ -80,11 +80,33 @@ def due(of: Operator) -> set[Key]:
 
 
 @in_virtual_time
+async def test_the_first_look_waits_for_the_watches_and_not_for_ever() -> None:
+    cluster, indices = FakeCluster(owner("a")), Indices()
+    kept = cluster.find("MambaDeployment", "a")
+    indices.take({index_id(MAMBA_DEPLOYMENT): {Key("models", "a"): [kept]}})
+    slow, never = operator(cluster), operator(cluster)
+    looks = [slow._resync(indices, lambda _: None), never._resync(Indices(), lambda _: None)]
+    resyncing = [asyncio.create_task(one) for one in looks]
+    await asyncio.sleep(WATCHES_FIRST / 2)
+    assert due(slow) == due(never) == set()
+
+    indices.complete = True
+    await asyncio.sleep(WATCHES_FIRST / 4)
+    assert (due(slow), due(never)) == ({Key("models", "a")}, set())
+
+    await asyncio.sleep(WATCHES_FIRST / 2)
+    assert due(never) == {Key("models", "a")}
+    for one in resyncing:
+        one.cancel()
+    await asyncio.gather(*resyncing, return_exceptions=True)
+
+
+@in_virtual_time
 async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end_that() -> None:
     cluster = FakeCluster(owner("a"), owner("b"))
     subject = operator(cluster)
     resyncing = asyncio.create_task(subject._resync(Indices(), lambda _: None))
-    await asyncio.sleep(1)
+    await asyncio.sleep(WATCHES_FIRST + 1)
     assert due(subject) == {Key("models", "a"), Key("models", "b")}
     subject._queue._due.clear()
     subject._queue._waiting.clear()
@@ -108,7 +130,7 @@ async def test_an_operator_of_some_namespaces_looks_at_no_others() -> None:
     third["metadata"]["namespace"] = "third"
     subject = operator(FakeCluster(owner("a"), elsewhere, third), namespaces=("models", "third"))
     resyncing = asyncio.create_task(subject._resync(Indices(), lambda _: None))
-    await asyncio.sleep(1)
+    await asyncio.sleep(WATCHES_FIRST + 1)
 
     assert due(subject) == {Key("models", "a"), Key("third", "c")}
     resyncing.cancel()

@@ -250,7 +250,7 @@ async def test_a_new_object_with_a_strangers_child_is_told_without_a_list_of_chi
     assert (cluster.find("Service", "nano") or {})["metadata"]["uid"] == "theirs"
 
 
-async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_made_again() -> None:
+async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_asked_for() -> None:
     cluster = Counting(fitting_owner())
     indices = Watched(cluster)
     indices.stand_still()
@@ -260,8 +260,21 @@ async def test_children_that_were_just_made_and_that_no_watch_shows_yet_are_not_
 
     await again(KEY)
 
-    assert [one for one in cluster.requests if one.startswith("list")]
-    assert [one for one in cluster.requests if one.startswith(("apply ", "make "))] == []
+    assert cluster.requests == []
+
+
+async def test_a_child_that_went_before_a_watch_showed_it_is_made_again() -> None:
+    cluster = Counting(fitting_owner())
+    indices = Watched(cluster)
+    indices.stand_still()
+    again = reconciler(cluster, indices)
+    await again(KEY)
+    service = cluster.objects.pop(("Service", "models", "nano"))
+
+    indices.shown(KEY, service)
+    await again(KEY)
+
+    assert cluster.find("Service", "nano") is not None
 
 
 async def test_what_came_out_as_it_was_sent_is_not_compared_again_when_a_watch_shows_it(

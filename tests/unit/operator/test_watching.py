@@ -64,6 +64,19 @@ async def test_an_event_tells_what_was_delivered_and_wakes_the_owner() -> None:
     assert indices.complete, "kopf hands over nothing before it has listed everything"
 
 
+async def test_what_an_event_says_of_a_child_that_was_made_counts_from_then_on() -> None:
+    indices = Indices()
+    registry = make_registry(lambda _: None, lambda *_: None, indices)
+    [handler] = [one for one in handlers(registry) if one.id == "wake-services"]
+    service = next(one for one in applied(fitting_owner()) if one["kind"] == "Service")
+    indices.made(service)
+    assert indices.of(SERVICE, Key("models", "nano")) != []
+
+    await handler.fn(type="DELETED", body=kopf.Body(service))
+
+    assert indices.of(SERVICE, Key("models", "nano")) == []
+
+
 def test_an_object_whose_label_was_taken_off_leaves_the_index() -> None:
     pod: Manifest = {"metadata": {"namespace": "n", "name": "x", "managedFields": [1], "labels": {
         "app.kubernetes.io/instance": "nano"}}, "status": {}}  # fmt: skip

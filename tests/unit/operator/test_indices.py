@@ -1,0 +1,107 @@
+"""A child that the operator made counts as being there before a watch shows it, and no longer than that."""
+
+from typing import Any
+
+import pytest
+
+from mamba_operator.objects.indices import BELIEVED, Indices, index_id
+from mamba_operator.objects.kinds import INFERENCE_POOL, MAMBA_DEPLOYMENT, SERVICE, Kind
+from mamba_operator.objects.manifest import Key, Manifest
+from operator_objects import applied, fitting_owner
+
+KEY = Key("models", "nano")
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def held() -> dict[str, dict[Key, list[Manifest]]]:
+    """What kopf has."""
+    return {}
+
+
+@pytest.fixture
+def indices(clock: Clock, held: dict[str, Any]) -> Indices:
+    made = Indices(clock)
+    made.take(held)
+    return made
+
+
+def service(uid: str = "one", kind: Kind = SERVICE) -> Manifest:
+    child = next(one for one in applied(fitting_owner()) if one["kind"] == "Service")
+    return {**child, "kind": kind.kind, "metadata": {**child["metadata"], "uid": uid}}
+
+
+def uids(found: list[Manifest]) -> list[str]:
+    return [one["metadata"]["uid"] for one in found]
+
+
+def test_what_was_made_is_there_before_a_watch_shows_it_and_once(
+    indices: Indices, held: dict[str, Any]
+) -> None:
+    indices.made(service())
+    assert uids(indices.of(SERVICE, KEY)) == ["one"]
+
+    held[index_id(SERVICE)] = {KEY: [service()]}
+    assert uids(indices.of(SERVICE, KEY)) == ["one"]
+
+
+def test_an_object_with_a_child_that_no_watch_shows_is_not_childless(
+    indices: Indices, held: dict[str, Any]
+) -> None:
+    held[index_id(MAMBA_DEPLOYMENT)] = {KEY: [fitting_owner()]}
+    indices.complete = True
+    assert indices.childless(KEY) is not None
+
+    indices.made(service())
+
+    assert indices.childless(KEY) is None
+
+
+def test_once_a_watch_has_shown_it_what_watches_say_counts(indices: Indices, held: dict[str, Any]) -> None:
+    indices.made(service())
+    indices.shown(KEY, service("another"))
+    assert uids(indices.of(SERVICE, KEY)) == ["one"]
+
+    indices.shown(KEY, service())
+
+    assert indices.of(SERVICE, KEY) == []
+
+
+def test_what_a_watch_showed_before_its_maker_was_told_is_not_kept_beside_it(
+    indices: Indices, held: dict[str, Any]
+) -> None:
+    held[index_id(SERVICE)] = {KEY: [service()]}
+    indices.made(service())
+
+    held.clear()
+
+    assert indices.of(SERVICE, KEY) == []
+
+
+def test_what_no_watch_ever_shows_is_not_believed_for_long(indices: Indices, clock: Clock) -> None:
+    indices.made(service())
+    clock.now = BELIEVED - 1
+    assert indices.of(SERVICE, KEY)
+
+    clock.now = BELIEVED + 1
+
+    assert indices.of(SERVICE, KEY) == []
+
+
+def test_a_kind_that_is_not_watched_is_not_kept(indices: Indices) -> None:
+    indices.made(service(kind=INFERENCE_POOL))
+
+    assert indices.of(INFERENCE_POOL, KEY) == []
