@@ -105,11 +105,13 @@ def test_nothing_shrinks_on_missing_data(
     st.floats(3, 60),
     st.lists(st.floats(0.9, 1.1), min_size=200, max_size=200),
     st.sampled_from([30.0, 150.0]),
+    st.integers(0, 2),
 )
-def test_a_steady_load_is_no_reason_to_go_up_and_down(
-    requests: float, noise: list[float], start: float
+def test_a_steady_load_is_no_reason_to_go_up_and_down_however_late_it_is_seen(
+    requests: float, noise: list[float], start: float, late: int
 ) -> None:
-    fleet = Fleet(Config(min_replicas=1, max_replicas=40, ttft_target=2.0, tpot_target=0.1), start=start)
+    bounds = Config(min_replicas=1, max_replicas=40, ttft_target=2.0, tpot_target=0.1)
+    fleet = Fleet(bounds, start=start, late=late)
     fleet.run([requests * each for each in noise])
 
     assert reversals(fleet.run([requests * each for each in noise])) <= 1

@@ -1,10 +1,13 @@
 """A fleet that an autoscaler scales, as fluid: requests per second in, a queue, pods that take time to start.
 
-One look every ten seconds, in numbers alone: no clock, no process.
+One look every ten seconds, in numbers alone: no clock, no process. What is seen may be some looks old.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from mamba_operator.autoscale.config import Config
 from mamba_operator.autoscale.decide import Decision, decide
@@ -40,15 +43,20 @@ def seen(asked: int, requests: float = 0.0, *, at: float = 0.0, **more: object) 
 
 
 class Fleet:
-    """`decisions` and `asked` are what the autoscaler made of it."""
+    """`decisions` and `asked` are what the autoscaler made of it, of what was seen `late` looks before.
 
-    def __init__(self, config: Config, *, engines: int = 1, start: float = 60.0) -> None:
+    `silent`: no engine and no gateway answers.
+    """
+
+    def __init__(self, config: Config, *, engines: int = 1, start: float = 60.0, late: int = 0) -> None:
         self.config, self.memory, self.asked = config, Memory(), engines
         self.at, self._start, self._queue = 0.0, start, 0.0
         self._born = {f"pod-{number}": -start for number in range(engines)}
         self._count = engines
         self.decisions: list[Decision] = []
         self.clock: Callable[[float], float] = lambda at: at
+        self.silent = False
+        self._on_their_way = deque[Observation](maxlen=late + 1)
 
     def run(self, requests: Iterable[float]) -> list[int]:
         """Engines asked for after each look."""
@@ -61,16 +69,21 @@ class Fleet:
         capacity = len(ready) * SPEED / PROMPT
         self._queue = max(self._queue + (requests - capacity) * LOOK, 0.0)
         waits = {"waiting": round(self._queue), "waiting_tokens": self._queue * PROMPT}
-        made = decide(
+        told = load(len(ready), min(requests, capacity), **waits,
+                    arrivals=requests, prompt_rate=requests * PROMPT)  # fmt: skip
+        traffic = Traffic(arrivals=requests, held=0 if ready else round(requests * LOOK))
+        self._on_their_way.append(
             Observation(
                 at=self.clock(self.at), asked=self.asked, ready=len(ready), pending=pending,
-                load=load(len(ready), min(requests, capacity), **waits,
-                          arrivals=requests, prompt_rate=requests * PROMPT) if ready else None,
-                traffic=Traffic(arrivals=requests, held=0 if ready else round(requests * LOOK)),
-            ),
-            self.config,
-            self.memory,
+                load=told if ready and not self.silent else None,
+                traffic=None if self.silent else traffic,
+            )
         )  # fmt: skip
+        if len(self._on_their_way) < (self._on_their_way.maxlen or 1):
+            return self.asked
+        # The number that is asked for is the autoscaler's own: that is known at once.
+        found = msgspec.structs.replace(self._on_their_way[0], asked=self.asked)
+        made = decide(found, self.config, self.memory)
         self.memory, self.asked = made.memory, made.target
         self.decisions.append(made)
         while len(self._born) < made.target:

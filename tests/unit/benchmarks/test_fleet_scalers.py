@@ -1,14 +1,24 @@
-"""The rules that the product's autoscaler is compared with, by hand-computed cases."""
+"""The rules that the product's autoscaler is compared with, by hand-computed cases; it, if it sees late."""
+
+from functools import cache
 
 import pytest
+from benchmarks.fleet.engine_profile import profile
+from benchmarks.fleet.hours import Lengths, plain
 from benchmarks.fleet.scalers.hpa import Hpa, hpa_kv, hpa_queue
 from benchmarks.fleet.scalers.kpa import Kpa
 from benchmarks.fleet.scalers.oracle import Oracle
+from benchmarks.fleet.scalers.own import Own
 from benchmarks.fleet.scalers.stabilization import Stabilization
 from benchmarks.fleet.scalers.wva import Wva
+from benchmarks.fleet.score import Score, score
 
+from mamba_cli.fleet.conditions import Conditions
 from mamba_cli.fleet.engine import Totals
+from mamba_cli.fleet.gateway import Gateway
 from mamba_cli.fleet.sample import EngineSample, FleetSample
+from mamba_cli.fleet.simulation import Simulation
+from mamba_cli.fleet.slo import Slo
 
 
 def sample(
@@ -99,3 +109,26 @@ def test_the_largest_recommendation_of_the_window_holds() -> None:
 def test_the_oracle_asks_before_engines_are_needed() -> None:
     oracle = Oracle([(0.0, 1), (15.0, 1), (30.0, 4), (45.0, 2)], ahead=20.0)
     assert [oracle.target(sample(at, 1)) for at in (0, 15, 45, 75)] == [1, 4, 4, 1]
+
+
+@cache
+def grown(late: int) -> Score:
+    """Four minutes that one engine does, sixteen that take two; decided by what was so many looks ago."""
+    asked = plain(lambda at: 0.0 if at > 1200 else 1.0 if at > 240 else 0.3, 4.0, Lengths(5000, 60), seed=11)
+    engine = profile("gpu-80g-assumed")
+    scaler = Own(engine, Slo(), least=1, most=6)
+    scaler.delay = late * scaler.period
+    run = Simulation(asked, engine, Gateway, scaler, Slo(), Conditions(most=6))
+    run.run()
+    return score(run)
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_fleet_that_is_seen_late_grows_as_far_and_stays_there(late: int) -> None:
+    at_once, found = grown(0), grown(late)
+
+    assert found.peakReplicas == at_once.peakReplicas == 2
+    assert found.changes == 1
+    assert found.reversals == 0
+    assert found.lostRequests == 0
+    assert found.sloAttainment >= at_once.sloAttainment - 0.02

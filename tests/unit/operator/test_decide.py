@@ -47,6 +47,36 @@ def test_a_steady_load_with_noise_is_no_reason_to_go_up_and_down() -> None:
     assert len(set(engines[300:])) <= 2
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_what_is_seen_late_is_followed_late_and_no_further(late: int) -> None:
+    """Pods on their way are counted as they were: those of the last looks must not be asked for again."""
+
+    def engines(late: int) -> list[int]:
+        fleet = Fleet(RANGE, engines=2, start=120.0, late=late)
+        fleet.run([4.0] * 60)
+        return fleet.run([40.0] * 120)
+
+    at_once, then = engines(0), engines(late)
+    assert then[3 + late] >= 8
+    assert max(then) <= 24
+    assert reversals(then) <= 1
+    assert abs(then[-1] - at_once[-1]) <= 1
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_nothing_shrinks_once_what_was_seen_late_stops_to_come(late: int) -> None:
+    fleet = Fleet(msgspec.structs.replace(RANGE, history=60.0), engines=8, late=late)
+    fleet.run([30.0] * 60)
+    before = fleet.asked
+
+    fleet.run([2.0] * 28)
+    assert fleet.asked == before, "the delay is not over"
+    fleet.silent = True
+    assert set(fleet.run([2.0] * 120)) == {before}
+    fleet.silent = False
+    assert fleet.run([2.0] * 120)[-1] < before / 2
+
+
 def test_a_fleet_shrinks_only_to_the_largest_number_of_the_window() -> None:
     fleet = Fleet(msgspec.structs.replace(RANGE, history=60.0), engines=8)
     fleet.run([30.0] * 60)
