@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from mamba_api import names
+from mamba_api.authority import authority
 from mamba_operator.render.tuning import Refusal, Tune
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -23,8 +24,7 @@ async def put_strategy(
     address: str, token: str, body: Mapping[str, Any], port: int = names.ADMIN_PORT
 ) -> Answer:
     """One engine's answer."""
-    host = f"[{address}]" if ":" in address else address
-    url = f"http://{host}:{port}/admin/strategy"
+    url = f"http://{authority(address, port)}/admin/strategy"
     headers = {"Authorization": f"Bearer {token}"}
     try:
         async with (

@@ -3,6 +3,8 @@
 import ipaddress
 import socket
 
+from mamba_api.authority import authority
+
 
 class CannotListen(OSError):
     """The address is taken, not ours, or no address; the message names it, `option` who chose it."""
@@ -58,11 +60,6 @@ def url_at(host: str, port: int) -> str:
     """Where a browser on this machine reaches what listens on an address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)  # noqa: S104 - shown, not bound
     return f"http://{authority(host, port)}"
-
-
-def authority(host: str, port: int) -> str:
-    """A host and a port as URLs have them: an address of IPv6 in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

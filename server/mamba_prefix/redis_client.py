@@ -9,6 +9,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from mamba_api.authority import authority
 from mamba_prefix.redis_url import REDIS_PORT, SENTINEL_PORT, check_url, hosts_of
 
 ANSWER_SECONDS = 2.0
@@ -31,7 +32,7 @@ def make_client(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Client:
         from redis.asyncio.cluster import RedisCluster
 
         host, port = hosts_of(parts.netloc, REDIS_PORT)[0]
-        netloc = f"{_login(parts.netloc)}{_bracketed(host)}:{port}"
+        netloc = f"{_login(parts.netloc)}{authority(host, port)}"
         plain = parts._replace(scheme=parts.scheme.partition("+")[0], netloc=netloc)
         return RedisCluster.from_url(plain.geturl(), retry=once, **options)
     if parts.scheme.endswith("+sentinel"):
@@ -56,7 +57,3 @@ def _behind_sentinels(parts: SplitResult, options: dict[str, Any]) -> Client:
 def _login(netloc: str) -> str:
     login, at, _ = netloc.rpartition("@")
     return login + at
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -8,6 +8,7 @@ from typing import Self
 import aiohttp
 
 from mamba_api import names
+from mamba_api.authority import authority
 
 Read = Callable[[str], Awaitable[str | None]]
 """From the address of a pod to the text of its `/metrics`; None when it does not answer in time."""
@@ -43,10 +44,10 @@ class MetricsReader:
     async def read(self, address: str) -> str | None:
         """The text of one pod."""
         assert self._session is not None
-        host = f"[{address}]" if ":" in address else address
+        url = f"http://{authority(address, self._port)}/metrics"
         try:
             # Waiting for a place is no silence of the pod: the time-out begins after it.
-            async with self._places, self._session.get(f"http://{host}:{self._port}/metrics") as answer:
+            async with self._places, self._session.get(url) as answer:
                 if answer.status != 200:
                     return None
                 body = bytearray()

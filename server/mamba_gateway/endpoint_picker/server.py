@@ -9,8 +9,9 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from mamba_api.authority import authority
 from mamba_edge.api_keys import KeyFile
-from mamba_edge.listener import CannotListen, authority
+from mamba_edge.listener import CannotListen
 from mamba_gateway.endpoint_picker.certificate import CertificateFiles, credentials
 from mamba_gateway.endpoint_picker.ext_proc import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from mamba_gateway.endpoint_picker.picker import EndpointPicker

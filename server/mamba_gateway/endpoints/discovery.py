@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from mamba_api import names
+from mamba_api.authority import authority
 from mamba_gateway.endpoints.pool import Target
 from mamba_gateway.endpoints.watch import Objects, Watch
 from mamba_kube.api_server import ApiServer
@@ -58,10 +59,10 @@ def _of_endpoint(endpoint: Mapping[str, Any], port: int) -> Iterable[Target]:
     name = (endpoint.get("targetRef") or {}).get("name") or ""
     terminating = bool(conditions.get("terminating"))
     for address in endpoint.get("addresses") or ():
-        host = f"[{address}]" if ":" in address else address
+        where = authority(address, port)
         yield Target(
-            url=f"http://{host}:{port}",
-            name=name or f"{host}:{port}",
+            url=f"http://{where}",
+            name=name or where,
             # A terminating pod is never `ready`, but may still finish what it has: `draining` says that.
             ready=conditions.get("ready") is not False or terminating,
             draining=terminating,
