@@ -29,7 +29,7 @@ from mamba_server.engine.sampling_batch import SamplingBatch, SamplingRow, penal
 from mamba_server.engine.schedule import Schedule
 from mamba_server.engine.step_arrays import StepArrays, build
 from mamba_server.engine.step_graphs import StepGraphs
-from mamba_server.engine.token_scores import TokenScores, block_rows, score_tokens
+from mamba_server.engine.token_scores import TokenScores, score_blocks
 from mamba_server.model.cache_views import CacheViews
 from mamba_server.model.forward_batch import ForwardBatch, HostBatch
 from mamba_server.model.layers.hybrid import HybridModel
@@ -301,13 +301,14 @@ class ModelRunner:
 
     def _score(self, hidden: torch.Tensor, span: PromptSpan) -> TokenScores:
         """Block by block: the logits of all rows of a prompt may be larger than the model."""
-        vocab, rows = self._sampler.vocab_size, hidden[span.first : span.stop]
-        follow = _to(span.follow.astype(np.int64), self._device)
-        top, dtype = min(max(1, span.top), vocab), accumulator(hidden.dtype)
-        scores, size = TokenScores.room(len(rows), top, self._device, dtype), block_rows(vocab)
-        for first in range(0, len(rows), size):
-            block = slice(first, first + size)
-            scores.put(first, score_tokens(self._model.logits(rows[block]), follow[block], top))
+        rows = hidden[span.first : span.stop]
+        scores = score_blocks(
+            lambda block: self._model.logits(rows[block]),
+            _to(span.follow.astype(np.int64), self._device),
+            max(1, span.top),
+            self._sampler.vocab_size,
+            accumulator(hidden.dtype),
+        )
         return TokenScores(
             to_host(scores.logprob),
             to_host(scores.rank),

@@ -1,5 +1,6 @@
 """Log-probabilities of given tokens under rows of logits, block by block."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,39 +26,46 @@ class TokenScores:
     top_logprobs: torch.Tensor
     """[L, k]"""
 
-    @classmethod
-    def room(cls, rows: int, top: int, device: torch.device, dtype: torch.dtype) -> "TokenScores":
-        """Not yet written. Made before the first block's logits: what is kept of a block and lies where its
-        logits lay would leave no room there for the next block's, and each would take new memory."""
-        return cls(
-            torch.empty(rows, dtype=dtype, device=device),
-            torch.empty(rows, dtype=torch.int64, device=device),
-            torch.empty(rows, top, dtype=torch.int32, device=device),
-            torch.empty(rows, top, dtype=dtype, device=device),
-        )
-
-    def put(self, first: int, part: "TokenScores") -> None:
-        """The rows from `first` on are those of `part`."""
-        rows = slice(first, first + len(part.logprob))
-        self.logprob[rows], self.rank[rows] = part.logprob, part.rank
-        self.top_ids[rows], self.top_logprobs[rows] = part.top_ids, part.top_logprobs
-
 
 def score_tokens(logits: torch.Tensor, token_ids: torch.Tensor, top: int) -> TokenScores:
     """Log-probabilities of given next tokens, for prompt log-probabilities.
 
     logits: [L, vocab] float32; token_ids: [L]; top: how many of the most likely tokens to add.
     """
-    top = min(top, logits.shape[1])
-    if len(logits) > (size := block_rows(logits.shape[1])):
-        scores = TokenScores.room(len(logits), top, logits.device, logits.dtype)
-        for first in range(0, len(logits), size):
-            rows = slice(first, first + size)
-            scores.put(first, score_tokens(logits[rows], token_ids[rows], top))
-        return scores
+    vocab_size = logits.shape[1]
+    if len(logits) > block_rows(vocab_size):
+        return score_blocks(lambda rows: logits[rows], token_ids, top, vocab_size, logits.dtype)
     with torch.inference_mode():
         normalizer = logits.logsumexp(-1, keepdim=True)
         chosen = logits.gather(1, token_ids.to(torch.int64)[:, None])
         rank = (logits > chosen).sum(-1) + 1
-        values, ids = logits.topk(top)
+        values, ids = logits.topk(min(top, vocab_size))
         return TokenScores((chosen - normalizer)[:, 0], rank, ids.to(torch.int32), values - normalizer)
+
+
+def score_blocks(
+    logits_of: Callable[[slice], torch.Tensor],
+    token_ids: torch.Tensor,
+    top: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+) -> TokenScores:
+    """`score_tokens` of rows whose logits, of type `dtype`, come block by block.
+
+    The results have their room before the first block comes: what is kept of a block and lies where its
+    logits lay would leave no room there for the next block's, and each would take new memory.
+    """
+    count, device, top = len(token_ids), token_ids.device, min(top, vocab_size)
+    scores = TokenScores(
+        torch.empty(count, dtype=dtype, device=device),
+        torch.empty(count, dtype=torch.int64, device=device),
+        torch.empty(count, top, dtype=torch.int32, device=device),
+        torch.empty(count, top, dtype=dtype, device=device),
+    )
+    size = block_rows(vocab_size)
+    for first in range(0, count, size):
+        rows = slice(first, first + size)
+        part = score_tokens(logits_of(rows), token_ids[rows], top)
+        scores.logprob[rows], scores.rank[rows] = part.logprob, part.rank
+        scores.top_ids[rows], scores.top_logprobs[rows] = part.top_ids, part.top_logprobs
+    return scores
