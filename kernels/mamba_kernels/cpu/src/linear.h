@@ -20,6 +20,7 @@ constexpr int kPanel = 16;
 constexpr int kMostRows = 5;      // of a tile: ten accumulators; with twelve, compilers spill two of them
 constexpr int kWidestVector = 4;  // panels of a tile of one row: eight chains hide the latency of a sum
 constexpr int64_t kCachedBytes = 256 << 10;  // activations that stay in the second cache beside the weights
+constexpr int64_t kTilesThatShare = 12;      // at least, a panel that is converted once: wide ones leave that cache
 constexpr int64_t kRowsAtOnce = 512;         // bound on the packed activations
 constexpr int64_t kPackedByCaller = 16;      // rows which another thread would be woken for in vain
 // Steps of a tile's panels, whole blocks: they stay in the first cache while tiles pass by.
@@ -221,7 +222,8 @@ class LinearCall {
     }
     // Blocks of rows whose activations stay cached while the panels pass by.
     const int64_t row_bytes = steps_ * Format::kActivations * static_cast<int64_t>(sizeof(Activation));
-    const int64_t tiles_per_block = clamp(kCachedBytes / (row_bytes * kMostRows), 1, tiles_);
+    const int64_t fewest = kAsStored ? 1 : least(kTilesThatShare, tiles_);
+    const int64_t tiles_per_block = clamp(kCachedBytes / (row_bytes * kMostRows), fewest, tiles_);
     const int64_t blocks = (tiles_ + tiles_per_block - 1) / tiles_per_block;
     const int64_t panel_bytes = blocks_ * static_cast<int64_t>(sizeof(Weight));
     const int64_t wide = kWidestVector;

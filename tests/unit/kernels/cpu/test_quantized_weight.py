@@ -68,6 +68,13 @@ def test_a_row_has_the_same_bits_alone_among_others_and_on_any_number_of_threads
         assert torch.equal(together, each), rows
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_too_wide_for_the_cache_have_the_same_bits(library: Library, dtype: torch.dtype) -> None:
+    made = PackedLinear(library, QuantizedWeight(rand(33, 4100, seed=1, dtype=dtype)), None)
+    x = rand(130, 4100, seed=3, dtype=dtype)
+    assert torch.equal(made(x), torch.cat([made(x[row : row + 1]) for row in range(130)]))
+
+
 def test_a_weight_that_is_no_number_shows(library: Library) -> None:
     for odd in (torch.nan, torch.inf):
         weight = rand(40, 65, seed=1)
