@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
+from mamba_kernels.arguments import check
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import KINDS, Packed
+from mamba_kernels.cpu.packed_linear import CPU, KINDS, Packed
 from mamba_kernels.cpu.structures import IDENTITY, RELU_SQUARED, Experts, LinearLayer
 from mamba_kernels.moe.activation import Activation
 
@@ -55,13 +56,18 @@ class PackedExperts:
         and weights: [n, k] float32, as `route` gives them; shared_weight: [n] float32, None = 1.
         Returns [n, d_out].
 
-        A row has the same bits alone and among others, and with any number of threads.
+        A row has the same bits alone and among others, and with any number of threads. Raises WrongArgument.
         """
-        down = self._kept[0][1]
-        if hidden.dtype is not down.dtype or hidden.stride(1) != 1:
+        up, down = self._kept[0]
+        if hidden.dtype is not down.dtype or hidden.stride(-1) != 1:
             hidden = hidden.to(down.dtype).contiguous()
         experts, weights = experts.contiguous(), weights.contiguous()
         shared_weight = None if shared_weight is None else shared_weight.contiguous()
+        check("hidden", hidden, (None, up.inputs), device=CPU)
+        check("experts", experts, (len(hidden), None), dtypes=(torch.int32,), device=CPU)
+        check("weights", weights, experts.shape, dtypes=(torch.float32,), device=CPU)
+        if shared_weight is not None:
+            check("shared_weight", shared_weight, (len(hidden),), dtypes=(torch.float32,), device=CPU)
         out = hidden.new_empty(len(hidden), down.outputs)
         call = self._call
         call.hidden, call.hidden_stride = hidden.data_ptr(), hidden.stride(0)

@@ -40,8 +40,10 @@ class MambaDecoder:
         projected: [n, gate H*P | x H*P | B G*N | C G*N | dt H], rows may be strided; window: [slabs, K-1, C]
         in the type of the rows; state: [slabs, H, P, N] float32 or float16; both dense but for the slabs, and
         written as the plan says (float16 by stochastic rounding); out: [n, H*P], dense, written.
+        Raises WrongArgument.
         """
         call = self._call
+        self._mixer.check(projected, window, state, out, plan.routes.shape[1])
         read_and_write(call, projected, window, state)
         routes = plan.routes.data_ptr()
         stride = 8 * plan.routes.stride(0)

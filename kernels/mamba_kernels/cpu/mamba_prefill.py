@@ -31,8 +31,10 @@ class MambaPrefiller:
 
         projected: [T, gate H*P | x H*P | B G*N | C G*N | dt H], T = plan.tokens, rows may be strided; window:
         [slabs, K-1, C] in the type of the rows; state: [slabs, H, P, N] float32 or float16; both dense but
-        for the slabs, read and written at the plan's slots; out: [T, H*P], dense, written.
+        for the slabs, read and written at the plan's slots; out: [T, H*P], dense, written. Raises
+        WrongArgument.
         """
+        self._mixer.check(projected, window, state, out, plan.tokens)
         call, routes = self._call, plan.slots.routes
         read_and_write(call, projected, window, state)
         call.source, call.target = routes.data_ptr(), routes.data_ptr() + 8 * routes.stride(0)

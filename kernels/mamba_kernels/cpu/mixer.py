@@ -5,7 +5,8 @@ import dataclasses
 
 import torch
 
-from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.arguments import check, check_plan
+from mamba_kernels.cpu.packed_linear import CPU, KINDS
 from mamba_kernels.cpu.structures import FLOAT16, MambaDecode, MambaPrefill, Mixer
 
 STATE_KINDS = {torch.float32: KINDS[torch.float32], torch.float16: FLOAT16}
@@ -43,6 +44,12 @@ class PreparedMixer:
         norm_eps: float,
         norm_groups: int,
     ) -> None:
+        """Raises WrongArgument."""
+        heads, taps = len(weights.A), len(weights.conv_weight)
+        self._inner, channels = heads * head_dim, heads * head_dim + 2 * groups * state_size
+        self._projected = self._inner + channels + heads
+        self._window, self._state = (None, taps - 1, channels), (None, heads, head_dim, state_size)
+        _check_weights(weights, taps, channels, heads, self._inner)
         # Addresses do not keep what lies there; the weights must live as long as the call.
         self._weights = weights
         self._mixer = Mixer(
@@ -55,14 +62,48 @@ class PreparedMixer:
             step_min=dt_limit[0],
             step_max=dt_limit[1],
             norm_eps=norm_eps,
-            heads=len(weights.A),
+            heads=heads,
             head_dim=head_dim,
             groups=groups,
             state_size=state_size,
-            taps=len(weights.conv_weight),
+            taps=taps,
             norm_groups=norm_groups,
         )
         self.address = ctypes.addressof(self._mixer)
+
+    def check(
+        self,
+        projected: torch.Tensor,
+        window: torch.Tensor,
+        state: torch.Tensor,
+        out: torch.Tensor,
+        rows: int,
+    ) -> None:
+        """Raises WrongArgument unless they are what a call for `rows` rows takes."""
+        norm = self._weights.norm
+        check_plan("projected", projected, rows)
+        kinds = KINDS if norm is None else (norm.dtype,)
+        check("projected", projected, (rows, self._projected), dtypes=kinds, device=CPU)
+        own = (projected.dtype,)
+        check("window", window, self._window, dtypes=own, device=CPU, dense_from=1)
+        check("state", state, self._state, dtypes=STATE_KINDS, device=CPU, dense_from=1)
+        check("out", out, (rows, self._inner), dtypes=own, device=CPU, dense_from=0)
+
+
+def _check_weights(weights: MixerWeights, taps: int, channels: int, heads: int, inner: int) -> None:
+    """Raises WrongArgument."""
+    wide = {
+        "conv_weight": (weights.conv_weight, (taps, channels)),
+        "conv_bias": (weights.conv_bias, (channels,)),
+        "A": (weights.A, (heads,)),
+        "D": (weights.D, (heads,)),
+        "dt_bias": (weights.dt_bias, (heads,)),
+    }
+    for name, (tensor, shape) in wide.items():
+        if tensor is not None:
+            check(name, tensor, shape, dtypes=(torch.float32,), device=CPU, dense_from=0)
+    if weights.norm is not None:
+        check("norm", weights.norm, (inner,), dtypes=KINDS, device=CPU)
 
 
 def read_and_write(

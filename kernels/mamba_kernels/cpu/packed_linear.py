@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from mamba_kernels.arguments import check
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.structures import (
     BFLOAT16,
@@ -21,6 +22,7 @@ from mamba_kernels.cpu.structures import (
 
 PANEL = 16
 """Outputs side by side: one a lane."""
+CPU = torch.device("cpu")
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 ACTIVATIONS = {"": IDENTITY, "relu": RELU, "relu2": RELU_SQUARED, "silu": SILU, "swish": SILU}
 """Of a product, before it is rounded; by their names in Hugging Face configurations."""
@@ -110,10 +112,11 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, inputs], each row in one piece, in the type of the weight -> [T, outputs].
 
-        A row has the same bits alone and among others, and with any number of threads.
+        A row has the same bits alone and among others, and with any number of threads. Raises WrongArgument.
         """
-        if x.dtype is not self.weight.dtype or x.stride(1) != 1:
+        if x.dtype is not self.weight.dtype or x.stride(-1) != 1:
             x = x.to(self.weight.dtype).contiguous()
+        check("x", x, (None, self.weight.inputs), device=CPU)
         rows = x.shape[0]
         out = x.new_empty(rows, self.weight.outputs)
         self._call(self.address, x.data_ptr(), x.stride(0), rows, out.data_ptr())

@@ -4,9 +4,10 @@ import ctypes
 
 import torch
 
+from mamba_kernels.arguments import check, check_plan
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import KINDS
-from mamba_kernels.cpu.structures import PagedDecode
+from mamba_kernels.cpu.packed_linear import CPU, KINDS
+from mamba_kernels.cpu.structures import PagedDecode, PagedExtend
 from mamba_kernels.paged_attention import AttentionPlan
 
 MOST_HEAD_DIM = 256
@@ -31,16 +32,29 @@ class PagedDecoder:
         """softmax(scale q K^T) V over the contexts of the plan's n decodes.
 
         query: [n, heads, head_dim] (rows may be strided) in the type of kv [pages, 2, page_size, kv_heads,
-        head_dim], of which each page's keys and values are dense; out: like query, dense, written.
+        head_dim], of which each page's keys and values are dense; out: like query, dense, written. Raises
+        WrongArgument.
         """
         call = self._call
+        check_paged(call, query, kv, out, plan.decodes)
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
         pages_at(call, kv)
         call.page_table, call.page_table_stride = plan.page_table.data_ptr(), plan.page_table.stride(0)
         call.table_row, call.context_len = plan.table_row.data_ptr(), plan.context_len.data_ptr()
         call.out = out.data_ptr()
-        call.rows = len(query)
+        call.rows = plan.decodes
         self._run(self._address)
+
+
+def check_paged(
+    call: PagedDecode | PagedExtend, query: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, rows: int
+) -> None:
+    """Raises WrongArgument unless they are what `call` takes for `rows` rows."""
+    check("kv", kv, (None, 2, None, call.kv_heads, call.head_dim), dtypes=KINDS, device=CPU, dense_from=2)
+    for name, tensor, dense_from in (("query", query, 1), ("out", out, 0)):
+        check_plan(name, tensor, rows)
+        of_one = (rows, call.heads, call.head_dim)
+        check(name, tensor, of_one, dtypes=(kv.dtype,), device=CPU, dense_from=dense_from)
 
 
 def pages_at(call: PagedDecode, kv: torch.Tensor) -> None:

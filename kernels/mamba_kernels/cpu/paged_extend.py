@@ -6,6 +6,7 @@ import torch
 
 from mamba_kernels.cpu.library import Library
 from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.paged_decode import check_paged
 from mamba_kernels.cpu.structures import PagedExtend
 from mamba_kernels.paged_attention import AttentionPlan
 
@@ -23,9 +24,10 @@ class PagedExtender:
 
         query: [T, heads, head_dim], the rows of the pieces alone (they may be strided), in the type of kv
         [pages, 2, page_size, kv_heads, head_dim], of which each page's keys and values are dense; out: like
-        query, dense, written.
+        query, dense, written. Raises WrongArgument.
         """
         call, first, table = self._call, plan.decodes, plan.page_table
+        check_paged(call, query, kv, out, plan.tokens - first)
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
         call.kv, call.page_stride, call.value_offset = kv.data_ptr(), kv.stride(0), kv.stride(1)
         call.page_size = kv.shape[2]

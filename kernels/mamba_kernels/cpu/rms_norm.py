@@ -4,8 +4,9 @@ import ctypes
 
 import torch
 
+from mamba_kernels.arguments import check
 from mamba_kernels.cpu.library import Library
-from mamba_kernels.cpu.packed_linear import KINDS
+from mamba_kernels.cpu.packed_linear import CPU, KINDS
 from mamba_kernels.cpu.structures import RmsNorm
 
 
@@ -20,8 +21,12 @@ class RowNorm:
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, d], rows may be strided, float32 or in the type of the weight, written if there is `added`:
-        [T, d], dense, in the type of the weight. Returns y, [T, d] in that type."""
-        out = torch.empty(x.shape, dtype=self._weight.dtype)
+        [T, d], dense, in the type of the weight. Returns y, [T, d] in that type. Raises WrongArgument."""
+        kind, width = self._weight.dtype, len(self._weight)
+        check("x", x, (None, width), dtypes=(torch.float32, kind), device=CPU)
+        if added is not None:
+            check("added", added, (len(x), width), dtypes=(kind,), device=CPU, dense_from=0)
+        out = torch.empty(x.shape, dtype=kind)
         call = self.call
         call.x, call.x_stride, call.x_kind = x.data_ptr(), x.stride(0), KINDS[x.dtype]
         call.added = None if added is None else added.data_ptr()

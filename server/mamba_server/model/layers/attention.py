@@ -69,7 +69,7 @@ class Attention:
             decode, extend = self.kernels
             cut = plans.decodes
             if cut:
-                decode(query[:cut], kv, plans.attention, attended)
+                decode(query[:cut], kv, plans.attention, attended[:cut])
             if cut < plans.tokens:
                 extend(query[cut:], kv, plans.attention, attended[cut:])
         return self.o_proj(attended.flatten(1))
