@@ -2,8 +2,9 @@
 
 No model: the runner builds the real step arrays and answers at once, so what is timed is what the engine's
 own Python costs while a device works. Then the worst steps where much is waiting or cached: 10,000 cache
-salts, and 250,000 resident pages with prompts of 20,000 tokens. `python benchmarks/scheduler_step.py`; prints
-two tables. All is CPU time of the thread, garbage collection included: compare runs side by side.
+salts, and 250,000 resident pages with prompts of 20,000 tokens. Then what is collected of cached prefixes for
+the prefix index, as a part of the steps. `python -m benchmarks.scheduler_step`; prints three tables. All is
+CPU time of the thread, garbage collection included: compare runs side by side.
 """
 
 import statistics
@@ -182,6 +183,60 @@ def with_pages(pages: int = 250_000, turns: int = 200) -> dict[str, list[float]]
     }
 
 
+class TimedListener:
+    """The tree's listener, with a clock around each call."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.milliseconds = 0.0
+        self._changes = core.tree_changes
+        core.cache.tree.listener = self
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        method = getattr(self._changes, name)
+
+        def call(*arguments: object) -> None:
+            self.milliseconds += timed(lambda: method(*arguments))
+
+        return call
+
+    def take(self) -> int:
+        """What a message does; returns how many bytes it has."""
+        held = []
+        self.milliseconds += timed(lambda: held.append(self._changes.take()))
+        (message,) = held
+        if message is None:
+            return 0
+        return len(message.gained) + len(message.lost) + len(message.pages_gained) + len(message.pages_lost)
+
+
+def publishing(running: int, requests: int = 2000) -> dict[str, float]:
+    """32 conversations of which each prompt is 300 tokens longer than the one before it, up to 4,000, with
+    answers of 100 tokens; the arena holds a part of them. A message is made after every tenth step."""
+    core, _ = engine(running * 40, 10, running, 8192)
+    listener = TimedListener(core)
+    rng = np.random.default_rng(0)
+    histories: list[list[int]] = [[] for _ in range(32)]
+    sent, steps, total, message_bytes = 0, 0, 0.0, 0
+    while sent < requests or not core.idle:
+        while sent < requests and len(core.scheduler.waiting) < 4:
+            flow = sent % len(histories)
+            if len(histories[flow]) > 4000:
+                histories[flow] = []
+            histories[flow] += rng.integers(1, 30_000, 300).tolist()
+            core.add(AddRequest(f"r{sent}", list(histories[flow]), SamplingParams(max_tokens=100)))
+            sent += 1
+        total += timed(lambda: beat(core))
+        steps += 1
+        if not steps % 10:
+            message_bytes += listener.take()
+    return {
+        "step": total / steps,
+        "collected": listener.milliseconds / steps,
+        "bytes": message_bytes / steps,
+        "evicted": float(core.cache.counters.evicted),
+    }
+
+
 def main() -> None:
     print("running   step ms (plan + arrays + commit)   p99 ms   of which arrays ms")
     for running in (1, 32, 256):
@@ -193,6 +248,11 @@ def main() -> None:
         taken.sort()
         median, p99 = taken[len(taken) // 2], taken[int(0.99 * len(taken))]
         print(f"{what:40s}   {len(taken):5d}   {median:9.3f}   {p99:6.3f}   {taken[-1]:8.3f}")
+    print("\nrunning   step ms   of which changes ms   bytes a step   evicted")
+    for running in (1, 8, 32):
+        seen = publishing(running)
+        collected = f"{seen['collected']:18.4f}   {seen['bytes']:7.0f}   {seen['evicted']:8.0f}"
+        print(f"{running:7d}   {seen['step']:7.3f}   {collected}")
 
 
 if __name__ == "__main__":
