@@ -171,8 +171,9 @@ MUTANTS = (
         "        self.inherit(node.above(), node.ghost)\n", "        pass\n", (UNIT,),
     ),
     Mutant(
-        "a new checkpoint pushes out what is worth more", CACHE + "state_cache.py",
-        "if worth > most and (worth > least or (spare and depth in required)):", "if worth > most:", (UNIT,),
+        "a new checkpoint pushes out what is worth more", CACHE + "checkpoint_choice.py",
+        "if worth > most and (worth > least or (self.spare and depth in required)):", "if worth > most:",
+        (UNIT,),
     ),
     Mutant(
         "the ghost tree grows without bound", CACHE + "ghosts.py",
@@ -183,7 +184,7 @@ MUTANTS = (
         "            ghost.uses += 1\n", "            pass\n", (UNIT,),
     ),
     Mutant(
-        "a branch is sought in resident pages alone", CACHE + "state_cache.py",
+        "a branch is sought in resident pages alone", CACHE + "checkpoint_choice.py",
         "return (*branches, shared, *(depth for _, depth in known))",
         "return (*branches, match.kv_depth)", (UNIT,),
     ),

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from mamba_planner.checkpoint_spacing import decode_spacing
 from mamba_planner.strategy import Reservation
 from mamba_server.cache.arena import NO_PAGES, AllocationSite, Arena, PageOwner
+from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointChooser
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.donation import Donation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.ghosts import GhostTree, Place, Sighting
+from mamba_server.cache.ghosts import GhostTree
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
-from mamba_server.cache.placement import Placement, place
+from mamba_server.cache.placement import Placement
 from mamba_server.cache.reclaimer import Reclaimer
 from mamba_server.cache.sequence_allocation import Checkpoint, PendingCheckpoint, SequenceAllocation
 from mamba_server.cache.slot_life import SlotState
@@ -145,28 +146,20 @@ class StateCache:
                 self.tree.unlock_state(match.node)
                 self.tree.unlock(match.node)
             return None
-        placement = Placement((), ())
-        sighting = self._sight(token_ids, salt) if self.ghosts is not None else None
+        choice = CheckpointChoice(Placement((), ()))
         if self.prefix_caching:
-            placed = place(
-                len(token_ids),
-                match.resumable,
-                self._parting(match, branches, sighting),
-                turn_boundary,
-                self.page_size,
-                self.track_interval,
-                self.cap,
-            )
-            placement = Placement(self._deep_enough(placed.required), self._deep_enough(placed.optional))
+            chooser = CheckpointChooser(
+                self.tree, self.ghosts, self.track_interval, self.cap, self.min_checkpoint_depth,
+                spare=self._slots_to_spare,
+            )  # fmt: skip
+            choice = chooser.choose(token_ids, salt, match, turn_boundary, branches)
         live, *spare = grant.slots
         row = self.batch.take(live, match.resumable)
         self.batch.state_seed[row] = token_ids[0]
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
-        allocation = SequenceAllocation(self.batch, row, salt, spare, placement)
-        allocation.sighting = sighting
-        if sighting is not None:
-            self._choose(allocation, match, branches)
+        allocation = SequenceAllocation(self.batch, row, salt, spare, choice.placement)
+        allocation.sighting, allocation.worthwhile = choice.sighting, choice.worthwhile
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
             self.tree.touch(match.node)
@@ -175,71 +168,6 @@ class StateCache:
             allocation.first_page = token_ids[: self.page_size].tobytes()
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
-
-    def _sight(self, token_ids: Tokens, salt: str) -> Sighting:
-        assert self.ghosts is not None
-        sighting, aged = self.ghosts.seen(token_ids, salt)
-        for ghost in aged:
-            if ghost.node is not None:
-                self.tree.eviction.offer(ghost.node)
-        return sighting
-
-    def _parting(self, match: Match, branches: Sequence[int], sighting: Sighting | None) -> Sequence[int]:
-        """Depths at which other prompts part from this one, most important first."""
-        if sighting is None:
-            return (match.kv_depth, *branches)
-        shared = max(match.kv_depth, sighting.shared * self.page_size)
-        known = sorted(
-            (
-                (ghost.rate * (ghost.depth * self.page_size - match.resumable), ghost.depth * self.page_size)
-                for ghost in sighting.path()
-                if ghost.depth * self.page_size > match.resumable
-                and (ghost.uses or ghost.place is Place.BRANCH)
-            ),
-            reverse=True,
-        )
-        return (*branches, shared, *(depth for _, depth in known))
-
-    def _choose(self, allocation: SequenceAllocation, match: Match, sure: Sequence[int]) -> None:
-        """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
-        ghosts, sighting, eviction = self.ghosts, allocation.sighting, self.tree.eviction
-        assert ghosts is not None
-        assert sighting is not None
-        required, optional = allocation.placement.required, allocation.placement.optional
-        places = [(depth, Place.END, 0) for depth in required]
-        places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
-        marked = {
-            depth: ghosts.mark(sighting, depth // self.page_size, place, rank)
-            for depth, place, rank in places
-        }
-        left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
-        chosen = {depth: left.pop(depth) for depth in sure if depth in left}
-        least = eviction.least()
-        spare = self._slots_to_spare
-        while left:
-            best, most = 0, -1.0
-            for depth, ghost in left.items():
-                tokens = depth - max((each for each in chosen if each < depth), default=match.resumable)
-                pages = 0 if any(each > depth for each in chosen) else tokens // self.page_size
-                worth = eviction.worth(ghost.rate, tokens, pages)
-                if worth > most and (worth > least or (spare and depth in required)):
-                    best, most = depth, worth
-            if not best:
-                break
-            chosen[best] = left.pop(best)
-        for depth, ghost in left.items():
-            above = max((each for each in chosen if each < depth), default=0)
-            if above:
-                chosen[above].serves(ghost)
-            else:
-                eviction.inherit(match.node, ghost)
-        forgotten = [depth for depth in required if marked[depth] is None]
-        kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
-        allocation.placement = Placement(kept, optional)
-        allocation.worthwhile = frozenset(depth for depth in optional if depth in chosen)
-
-    def _deep_enough(self, depths: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(depth for depth in depths if depth >= self.min_checkpoint_depth)
 
     def prefill_done(self, allocation: SequenceAllocation) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""

@@ -1,0 +1,122 @@
+"""Which checkpoints a prompt leaves: of its places those that promise more than what they push out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mamba_server.cache.ghosts import GhostTree, Place, Sighting
+from mamba_server.cache.node import Tokens
+from mamba_server.cache.placement import Placement, place
+from mamba_server.cache.tree import Match, RadixTree
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """What was chosen when a prompt was admitted."""
+
+    placement: Placement
+    worthwhile: frozenset[int] = frozenset()
+    """Optional depths that are worth more than the least of what is cached."""
+    sighting: Sighting | None = None
+    """The prompt in the ghost tree; None where eviction does not foresee returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChooser:
+    """Chooses for prompts of one tree, under what holds while they are admitted."""
+
+    tree: RadixTree
+    ghosts: GhostTree | None
+    """What foresees returns; None = every place is taken."""
+    track_interval: int
+    cap: int
+    """Most checkpoints of a prompt."""
+    min_depth: int
+    """States of fewer tokens are not kept."""
+    spare: bool
+    """There are free slots beyond those that the next sequence needs."""
+
+    def choose(
+        self, token_ids: Tokens, salt: str, match: Match, turn_boundary: int, branches: Sequence[int]
+    ) -> CheckpointChoice:
+        """For a prompt that resumes at `match`; `branches`: depths at which waiting prompts part from it."""
+        sighting = self._sight(self.ghosts, token_ids, salt) if self.ghosts is not None else None
+        placed = place(
+            len(token_ids),
+            match.resumable,
+            self._parting(match, branches, sighting),
+            turn_boundary,
+            self.tree.page_size,
+            self.track_interval,
+            self.cap,
+        )
+        placement = Placement(self._deep_enough(placed.required), self._deep_enough(placed.optional))
+        if self.ghosts is None or sighting is None:
+            return CheckpointChoice(placement)
+        return self._worth_it(self.ghosts, sighting, placement, match, branches)
+
+    def _sight(self, ghosts: GhostTree, token_ids: Tokens, salt: str) -> Sighting:
+        sighting, aged = ghosts.seen(token_ids, salt)
+        for ghost in aged:
+            if ghost.node is not None:
+                self.tree.eviction.offer(ghost.node)
+        return sighting
+
+    def _parting(self, match: Match, branches: Sequence[int], sighting: Sighting | None) -> Sequence[int]:
+        """Depths at which other prompts part from this one, most important first."""
+        if sighting is None:
+            return (match.kv_depth, *branches)
+        page_size = self.tree.page_size
+        shared = max(match.kv_depth, sighting.shared * page_size)
+        known = sorted(
+            (
+                (ghost.rate * (ghost.depth * page_size - match.resumable), ghost.depth * page_size)
+                for ghost in sighting.path()
+                if ghost.depth * page_size > match.resumable and (ghost.uses or ghost.place is Place.BRANCH)
+            ),
+            reverse=True,
+        )
+        return (*branches, shared, *(depth for _, depth in known))
+
+    def _worth_it(
+        self,
+        ghosts: GhostTree,
+        sighting: Sighting,
+        placement: Placement,
+        match: Match,
+        sure: Sequence[int],
+    ) -> CheckpointChoice:
+        """Keep of the placement what promises more than what it pushes out; `sure`: somebody waits for it."""
+        eviction, page_size = self.tree.eviction, self.tree.page_size
+        required, optional = placement.required, placement.optional
+        places = [(depth, Place.END, 0) for depth in required]
+        places += [(depth, Place.GRID, rank) for rank, depth in enumerate(reversed(optional))]
+        marked = {
+            depth: ghosts.mark(sighting, depth // page_size, place, rank) for depth, place, rank in places
+        }
+        left = {depth: ghost for depth, ghost in marked.items() if ghost is not None}
+        chosen = {depth: left.pop(depth) for depth in sure if depth in left}
+        least = eviction.least()
+        while left:
+            best, most = 0, -1.0
+            for depth, ghost in left.items():
+                tokens = depth - max((each for each in chosen if each < depth), default=match.resumable)
+                pages = 0 if any(each > depth for each in chosen) else tokens // page_size
+                worth = eviction.worth(ghost.rate, tokens, pages)
+                if worth > most and (worth > least or (self.spare and depth in required)):
+                    best, most = depth, worth
+            if not best:
+                break
+            chosen[best] = left.pop(best)
+        for depth, ghost in left.items():
+            above = max((each for each in chosen if each < depth), default=0)
+            if above:
+                chosen[above].serves(ghost)
+            else:
+                eviction.inherit(match.node, ghost)
+        forgotten = [depth for depth in required if marked[depth] is None]
+        kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
+        worthwhile = frozenset(depth for depth in optional if depth in chosen)
+        return CheckpointChoice(Placement(kept, optional), worthwhile, sighting)
+
+    def _deep_enough(self, depths: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(depth for depth in depths if depth >= self.min_depth)
