@@ -173,6 +173,17 @@ def test_a_tombstone_keeps_its_pages_and_still_shows_the_branch() -> None:
     assert (tree.nodes, tree.pages, tree.roots) == (0, 0, {})
 
 
+def test_a_checkpoint_that_was_dropped_is_no_victim_while_its_pages_are_in_use() -> None:
+    tree = make()
+    node = put(tree, ids(range(8)), slot=1)
+    tree.lock(node, state=False)
+    tree.drop_state(node)
+    assert tree.eviction.checkpoint() is None
+    assert tree.eviction.bare() is None
+    tree.unlock(node)
+    assert tree.eviction.bare() is node
+
+
 class Listener:
     """Remembers the texts of the checkpoints it was told of."""
 
