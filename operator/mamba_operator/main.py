@@ -16,6 +16,7 @@ import kopf
 import structlog
 
 from mamba_api import names
+from mamba_api.authority import authority
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
 from mamba_operator.admin_key import AdminKey, admin_key
@@ -103,7 +104,7 @@ class Operator:
             ) as port,
             _background(self._lag.run()),
         ):  # fmt: skip
-            log.info("operator_started", identity=settings.identity, liveness=f"{self._host}:{port}")
+            log.info("operator_started", identity=settings.identity, liveness=authority(self._host, port))
             leading = asyncio.create_task(self._leadership.hold(self._lead))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -227,6 +228,7 @@ class Operator:
                     await asyncio.sleep(GLANCE)
         while True:
             asked = time.monotonic()
+            indices.forget_unshown()
             try:
                 for namespace in self._settings.namespaces or (None,):
                     await self._resync_in(namespace, asked, indices, doubt)
