@@ -49,7 +49,8 @@ class Scheduling(ApiModel):
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
     """Labels a node must have."""
     tolerations: Annotated[list[FreeForm], Field(max_length=64)] = []
-    """Taints the pods tolerate."""
+    """Taints the pods tolerate, besides those that keep other pods off GPUs: NoSchedule with the name of
+    resources.gpuResource, or of the whole GPU of a slice, such as nvidia.com/gpu."""
     affinity: FreeForm | None = None
     """Affinity rules of the pods."""
     priority_class_name: ObjectName | None = None
