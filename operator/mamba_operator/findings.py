@@ -97,10 +97,10 @@ def findings_of(view: View, generation: int) -> dict[ConditionType, Finding]:
 
 def _planned(view: View) -> Finding:
     match view.verdict:
-        case Fits(_, message):
+        case Fits(_, message, reported):
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
-            return Finding("True", Reason.PLAN_COMPUTED, message)
+            return Finding("True", Reason.PLAN_REPORTED if reported else Reason.PLAN_COMPUTED, message)
         case Unknown(reason, message):
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")

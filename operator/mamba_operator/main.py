@@ -24,12 +24,14 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.engine_admin import get_plan
 from mamba_operator.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
+from mamba_operator.plan_watch import PlanWatch
 from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server
@@ -131,6 +133,7 @@ class Operator:
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         loads = LoadWatch(indices, pods.read, self._queue.add)
+        plans = PlanWatch(indices, key.token, get_plan, self._queue.add) if key is not None else None
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -147,6 +150,7 @@ class Operator:
             decided=autoscaler.decided,
             attempts=rollouts.attempts,
             fetched=loads.progress,
+            reported=plans.reported if plans is not None else lambda _: None,
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
         )
@@ -169,6 +173,8 @@ class Operator:
         telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
         tasks = [scaling, comparing, asking, working, telling, resyncing, watching]
+        if plans is not None:
+            tasks.insert(0, asyncio.create_task(plans.run()))
         if settings.external_metrics_port is not None:
             tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:
