@@ -1,4 +1,5 @@
-"""Tells running engines their settings through the admin port. What failed is returned, not raised."""
+"""Tells running engines their settings through the admin port, and asks for their plan. What failed is
+returned, not raised."""
 
 import asyncio
 import json
@@ -13,11 +14,15 @@ from mamba_operator.render.tuning import Refusal, Tune
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 MAX_WORDS = 500
+MAX_PLAN = 1 << 20
+"""Bytes of a plan; one has some thousand."""
 
 Answer = tuple[int, str]
 """HTTP status, 0 without an answer; and what was said."""
 Put = Callable[[str, str, Mapping[str, Any]], Awaitable[Answer]]
 """(address of the pod, token, body) of `PUT /admin/strategy`."""
+GetPlan = Callable[[str, str], Awaitable[str | None]]
+"""(address of the pod, token) of `GET /admin/plan`: JSON, or None where there was no such answer."""
 
 
 async def put_strategy(
@@ -34,6 +39,21 @@ async def put_strategy(
             return answer.status, _words(await answer.text())
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return 0, str(error) or type(error).__name__
+
+
+async def get_plan(address: str, token: str, port: int = names.ADMIN_PORT) -> str | None:
+    """The plan that one engine runs with."""
+    url = f"http://{authority(address, port)}/admin/plan"
+    headers = {"Authorization": f"Bearer {token}"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=TIMEOUT) as session,
+            session.get(url, headers=headers) as answer,
+        ):
+            body = await answer.content.read(MAX_PLAN + 1) if answer.status == 200 else b""
+            return body.decode(errors="replace") if 0 < len(body) <= MAX_PLAN else None
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return None
 
 
 async def tell(tunes: Sequence[Tune], token: str, put: Put) -> tuple[Refusal, ...]:

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
-from mamba_operator.objects.pod_trouble import ADVICE, is_draining, is_loading, trouble
+from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, trouble
 from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan import Change, ReconcilePlan
 from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
@@ -97,10 +97,10 @@ def findings_of(view: View, generation: int) -> dict[ConditionType, Finding]:
 
 def _planned(view: View) -> Finding:
     match view.verdict:
-        case Fits(_, message):
+        case Fits(_, message, reported):
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
-            return Finding("True", Reason.PLAN_COMPUTED, message)
+            return Finding("True", Reason.PLAN_REPORTED if reported else Reason.PLAN_COMPUTED, message)
         case Unknown(reason, message):
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("Unknown", Reason.PLAN_DIFFERS, f"engines planned for themselves; {differs}")
@@ -242,7 +242,7 @@ def _degraded(view: View) -> Finding:
 
 
 def _advised(reason: Reason, message: str) -> Finding:
-    return Finding("True", reason, f"{message}; {ADVICE[reason]}")
+    return Finding("True", reason, advised(reason, message))
 
 
 def _up_to_date(findings: dict[ConditionType, Finding], view: View, generation: int) -> Finding:

@@ -16,6 +16,7 @@ import kopf
 import structlog
 
 from mamba_api import names
+from mamba_api.authority import authority
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
 from mamba_operator.admin_key import AdminKey, admin_key
@@ -23,12 +24,14 @@ from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.metrics_reader import MetricsReader
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
+from mamba_operator.engine_admin import get_plan
 from mamba_operator.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import ClusterError, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
+from mamba_operator.plan_watch import PlanWatch
 from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server
@@ -103,7 +106,7 @@ class Operator:
             ) as port,
             _background(self._lag.run()),
         ):  # fmt: skip
-            log.info("operator_started", identity=settings.identity, liveness=f"{self._host}:{port}")
+            log.info("operator_started", identity=settings.identity, liveness=authority(self._host, port))
             leading = asyncio.create_task(self._leadership.hold(self._lead))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -130,6 +133,7 @@ class Operator:
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         loads = LoadWatch(indices, pods.read, self._queue.add)
+        plans = PlanWatch(indices, key.token, get_plan, self._queue.add) if key is not None else None
         reconciler = Reconciler(
             self._client,
             self._metrics,
@@ -146,6 +150,7 @@ class Operator:
             decided=autoscaler.decided,
             attempts=rollouts.attempts,
             fetched=loads.progress,
+            reported=plans.reported if plans is not None else lambda _: None,
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
         )
@@ -168,6 +173,8 @@ class Operator:
         telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
         tasks = [scaling, comparing, asking, working, telling, resyncing, watching]
+        if plans is not None:
+            tasks.insert(0, asyncio.create_task(plans.run()))
         if settings.external_metrics_port is not None:
             tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
         try:
@@ -227,6 +234,7 @@ class Operator:
                     await asyncio.sleep(GLANCE)
         while True:
             asked = time.monotonic()
+            indices.forget_unshown()
             try:
                 for namespace in self._settings.namespaces or (None,):
                     await self._resync_in(namespace, asked, indices, doubt)

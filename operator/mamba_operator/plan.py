@@ -34,6 +34,7 @@ from mamba_operator.render.engine_key import engine_key_secret
 from mamba_operator.render.revision import revision_in
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.render.tuning import AGAIN, Refusal, Tune, to_tell, tuning
+from mamba_operator.reported_plan import with_report
 from mamba_operator.rollout.engine_key import engine_key, has_key
 from mamba_operator.rollout.in_place import replaced_in_place
 from mamba_operator.rollout.rollback import Choice, FailedRevision, choose_revision, is_ready
@@ -244,7 +245,7 @@ def make_plan(
     ]
     return ReconcilePlan(
         deployment,
-        verdict,
+        with_report(verdict, deployment, snapshot.reported, revision.label),
         replicas,
         tuple(apply for apply in applies if not _is_terminating(ref(apply.manifest), snapshot)),
         _prune(snapshot, keep),

@@ -47,7 +47,7 @@ from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
-from mamba_operator.snapshot import Fetched, Snapshot
+from mamba_operator.snapshot import Fetched, Reported, Snapshot
 from mamba_operator.status import summarize, unobserved
 
 log = structlog.get_logger(__name__)
@@ -90,6 +90,7 @@ class Reconciler:
         decided: Callable[[Key], Decided | None] = lambda _: None,
         attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {},
         fetched: Callable[[Key], Mapping[str, Fetched]] = lambda _: {},
+        reported: Callable[[Key], Reported | None] = lambda _: None,
         read: Read | None = None,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -106,6 +107,7 @@ class Reconciler:
         self._indices = indices or Indices()
         self._key, self._put, self._read = key, put, read
         self._decided, self._attempts, self._fetched = decided, attempts, fetched
+        self._reported = reported
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -203,6 +205,7 @@ class Reconciler:
             decided=self._decided(key),
             attempts=self._attempts(key),
             fetched=self._fetched(key),
+            reported=self._reported(key),
         )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:

@@ -4,12 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.rollout.attempts import Attempts
 
 Fetched = tuple[int, int]
 """Bytes that a loader has fetched, of those that it fetches in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The plan that an engine made for itself, as it told it."""
+
+    revision: str
+    """Of its pod."""
+    plan: PlanStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,9 @@ class Snapshot:
 
     fetched: Mapping[str, Fetched] = field(default_factory=dict)
     """By name of a loader's pod that runs: how far it said it is."""
+
+    reported: Reported | None = None
+    """The plan that an engine last told, where engines plan for themselves."""
 
     @property
     def uid(self) -> str:

@@ -13,6 +13,8 @@ class Fits:
     plan: PlanStatus
     message: str
     """One line with the numbers that matter."""
+    reported: bool = False
+    """Engines made this plan for themselves and told it; the operator could make none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 
 from engine_api import ApiProcess, serving
 from mamba_api.openai import ErrorEnvelope
-from mamba_operator.engine_admin import put_strategy
+from mamba_operator.engine_admin import get_plan, put_strategy
 from tiny_model import write_model
 
 TOKEN = {"authorization": "Bearer admin-token"}
@@ -75,10 +75,20 @@ def test_the_operator_is_understood_and_understands_a_refusal(guarded: ApiProces
     assert told("another", strategy="NoBuffer")[0] == 401
 
 
+def test_the_operator_is_told_the_plan_with_the_token_and_not_without(guarded: ApiProcess) -> None:
+    def told(token: str) -> str | None:
+        return asyncio.run(get_plan("127.0.0.1", token, int(urlsplit(guarded.admin).port or 0)))
+
+    assert json.loads(told("admin-token") or "")["verbs"][-1] == "plan"
+    assert told("another") is None
+
+
 def test_an_engine_that_is_gone_is_no_answer() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        assert asyncio.run(put_strategy("127.0.0.1", "t", {}, closed.getsockname()[1]))[0] == 0
+        port = closed.getsockname()[1]
+        assert asyncio.run(put_strategy("127.0.0.1", "t", {}, port))[0] == 0
+        assert asyncio.run(get_plan("127.0.0.1", "t", port)) is None
 
 
 def test_the_engines_refusal_keeps_its_status(api: ApiProcess) -> None:

@@ -146,7 +146,9 @@ def test_sigterm_while_loading_ends_at_once(model: Path) -> None:
     try:
         api.wait_log("engine_started")
         api.process.send_signal(signal.SIGTERM)
+        api.wait_log("stopped_while_loading")
         assert api.wait_exit() == 0
+        assert "draining" not in "".join(api.logs)
     finally:
         end(api)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mamba_api.v1alpha1 import PlanStatus
 from mamba_kernels.cpu.library import library
 from mamba_planner.memory import RUNTIME_BYTES
 from mamba_planner.workspace import BLOCK_LOGITS
@@ -33,6 +34,8 @@ def test_resident_memory_of_weights_and_arena_is_the_planned(tmp_path: Path) -> 
             sizes[arena] = process.memory_info().rss
             plan = call(f"{server.admin}/admin/plan")[1]
             planned[arena] = plan["arenaBytes"]
+            # The operator shows it where it has none of its own.
+            assert PlanStatus.model_validate(plan, by_alias=True, by_name=False).pages == plan["pages"]
     # The difference of two engines that differ in nothing but the arena is the arena.
     took = sizes["1Gi"] - sizes["64Mi"]
     assert took == pytest.approx(planned["1Gi"] - planned["64Mi"], rel=0.02)

@@ -98,7 +98,7 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     )
     spec = one(documents, "Deployment")["spec"]
     container = spec["template"]["spec"]["containers"][0]
-    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "RollingUpdate")
+    assert spec["strategy"]["type"] == "RollingUpdate"
     assert container["command"] == ["mambaserve"]
     assert container["args"] == [
         "operator", "--namespace=a", "--namespace=b", "--liveness-port=8081",
@@ -108,6 +108,19 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_two_operators_are_installed_on_two_nodes_where_there_are_as_many(helm: Command) -> None:
+    spec = one(rendered(helm, "sys"), "Deployment")["spec"]
+    assert spec["replicas"] == 2
+    [spread] = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert spread["labelSelector"] == spec["selector"]
+
+    alone = one(rendered(helm, "sys", "--set", "operator.replicas=1"), "Deployment")["spec"]
+    assert alone["replicas"] == 1
+    assert "topologySpreadConstraints" not in alone["template"]["spec"]
 
 
 def test_what_a_cluster_without_images_needs_can_be_mounted(helm: Command) -> None:

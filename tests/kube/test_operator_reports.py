@@ -1,15 +1,19 @@
 """On a real API server: what gateways say of their Redis, and a kind that the cluster may lack."""
 
 import json
+import secrets
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mamba_api import names
-from operator_objects import nano_config
+from operator_objects import TOLD, nano_config
 from operator_process import OperatorProcess, running_operator
 from testcluster.control_plane import ControlPlane
 
@@ -124,3 +128,66 @@ def test_a_pool_is_made_mended_and_removed_and_a_cluster_without_the_kind_is_tol
     plane.kubectl("patch", "mdep", "nano", "-n", namespace, "--type=merge", "-p", json.dumps(without))
     plane.wait_for(lambda: plane.get(POOLS, "nano", namespace) is None, "the pool to go")
     becomes(plane, namespace, "False", "AsExpected")
+
+
+@contextmanager
+def engine_with_a_plan() -> Iterator[tuple[str, list[str]]]:
+    """The address of an engine whose admin port tells its plan, and the credentials that it was shown."""
+    shown: list[str] = []
+    address = f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(254) + 1}.1"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers.get("Authorization", ""))
+            body = json.dumps(TOLD).encode()
+            self.send_response(200 if self.path == "/admin/plan" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer((address, names.ADMIN_PORT), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield address, shown
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_plan_of_an_engine_is_shown_for_a_model_that_the_operator_does_not_know(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    def pods() -> list[dict[str, Any]]:
+        return plane.list("pods", namespace, f"{names.LABEL_COMPONENT}=engine")
+
+    def row() -> str:
+        return plane.kubectl("get", "mdep", "nano", "-n", namespace, "--no-headers")
+
+    hub = {"model": {"uri": "hf://org/model"}, "memory": {"deviceMemory": "80Gi"}}
+    plane.apply({**deployment(), "spec": hub}, namespace)
+    plane.wait_for(pods, "the engine's pod")
+    plane.wait_for(lambda: "Auto" in row(), "a strategy that nobody knows yet")
+    before = plane.get("deployment", "nano-engine", namespace)
+    assert before is not None
+    with engine_with_a_plan() as (address, shown):
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [ready]}
+        name = pods()[0]["metadata"]["name"]
+        plane.api.request(
+            "PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status},
+            content_type="application/merge-patch+json",
+        )  # fmt: skip
+        plane.wait_for(lambda: "ExtraBuffer" in row(), f"the engine's plan; {operator.text[-2000:]}")
+
+    found = plane.get("mdep", "nano", namespace)
+    assert found is not None
+    [condition] = [one for one in found["status"]["conditions"] if one["type"] == "Planned"]
+    assert (condition["status"], condition["reason"]) == ("True", "PlanReported")
+    assert found["status"]["plan"]["slots"] == TOLD["slots"]
+    assert all(one.startswith("Bearer ") for one in shown)
+    after = plane.get("deployment", "nano-engine", namespace)
+    assert after is not None
+    assert after["spec"] == before["spec"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mamba_api import names
-from mamba_api.v1alpha1 import MambaDeployment
+from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
 from mamba_operator.plan import ReconcilePlan, make_plan
-from mamba_operator.snapshot import Snapshot
+from mamba_operator.snapshot import Reported, Snapshot
 
 NOW = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
@@ -94,6 +94,21 @@ def running(children: list[Manifest], *, engines: int = 1, gateways: int = 1) ->
                 "observedGeneration": 1, "replicas": count, "updatedReplicas": count, "readyReplicas": ready,
             }  # fmt: skip
     return changed
+
+
+TOLD = {
+    "strategy": "ExtraBuffer", "reason": "the engine's", "stateDtype": "float32", "slots": 141, "pages": 900,
+    "slotsPerSequence": 2, "maxRunningRequests": 32, "bindingConstraint": "state slots", "headroom": "1Gi",
+    "ledger": [{"item": "weights", "bytes": 7}], "arenaBytes": 1,
+}  # fmt: skip
+"""What an engine says of the plan that it made."""
+
+
+def told_by_engine(children: Iterable[Manifest]) -> Reported:
+    """The same, of an engine of the revision that the children have."""
+    engine = next(child for child in children if ref(child) == Ref("Deployment", "nano-engine"))
+    revision = str(engine["spec"]["template"]["metadata"]["labels"][names.LABEL_REVISION])
+    return Reported(revision, PlanStatus.model_validate(TOLD, by_alias=True, by_name=False))
 
 
 def creating_pod(reason: str = "ContainerCreating", **meta: Any) -> Manifest:

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     """Why a condition has its status. `REASONS` says what each means and what to do."""
 
     PLAN_COMPUTED = "PlanComputed"
+    PLAN_REPORTED = "PlanReported"
     PLAN_DIFFERS = "PlanDiffers"
     PLAN_DOES_NOT_FIT = "PlanDoesNotFit"
     MODEL_NOT_SERVED = "ModelNotServed"
@@ -77,6 +78,11 @@ class Reason(StrEnum):
 
 REASONS: dict[Reason, str] = {
     Reason.PLAN_COMPUTED: "The planner found a strategy that fits; status.plan has the byte ledger.",
+    Reason.PLAN_REPORTED: (
+        "Engines planned for themselves, since the operator knows too little of the model or the GPU, and "
+        "status.plan is what one of them told. To see a plan before any engine starts, put the Hugging Face "
+        "config.json into spec.model.config."
+    ),
     Reason.PLAN_DIFFERS: (
         "Engines serve with the plan that was made for the nodes of their day. Nodes changed since, and the "
         "message says what would be planned now. Nothing is replaced for it: a change of the spec, or a new "
@@ -91,8 +97,8 @@ REASONS: dict[Reason, str] = {
         "missing. Nothing was changed. spec.mode Plan shows its plan."
     ),
     Reason.MODEL_UNKNOWN: (
-        "The model's configuration is not known to the operator, so each engine plans for itself. "
-        "Put the Hugging Face config.json into spec.model.config to see the plan at once."
+        "The model's configuration is not known to the operator, so each engine plans for itself, and tells "
+        "its plan once it answers. Put the Hugging Face config.json into spec.model.config to see it at once."
     ),
     Reason.DEVICE_MEMORY_UNKNOWN: (
         "No node label says how much memory the GPU has. Set spec.memory.deviceMemory to see the plan."
@@ -229,6 +235,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.PLANNED: frozenset(
         {
             Reason.PLAN_COMPUTED,
+            Reason.PLAN_REPORTED,
             Reason.PLAN_DIFFERS,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,

@@ -43,7 +43,7 @@ class Spec(ApiModel):
     """What is wanted."""
 
     model: Model
-    """Which model to serve."""
+    """Which model to serve. A change replaces the engine pods, but for one of cache.size."""
     mode: Literal["Active", "Plan"] = "Active"
     """Active serves; Plan computes and shows the plan and touches nothing."""
     replicas: ReplicaCount = 1
@@ -51,31 +51,33 @@ class Spec(ApiModel):
     it. Where the operator decides, it starts from this number, and from any other that is written here later.
     With 0 none runs until a request arrives, which starts one until none came for scaling.scaleDownDelay."""
     engine: Engine = Engine()
-    """How each engine runs."""
+    """How each engine runs. A change replaces the engine pods."""
     state_cache: StateCache = StateCache()
-    """How recurrent states are kept and reused."""
+    """How recurrent states are kept and reused. A change replaces the engine pods, but for fields that say
+    that running engines take it over."""
     memory: Memory = Memory()
-    """Byte budget of one engine."""
+    """Byte budget of one engine. A change replaces the engine pods."""
     workload: Workload | None = None
-    """Expected traffic; absent = the planner's cautious assumption."""
+    """Expected traffic; absent = the planner's cautious assumption. A change replaces the engine pods."""
     resources: Resources = Resources()
-    """What each engine pod asks the cluster for."""
+    """What each engine pod asks the cluster for. A change replaces the engine pods."""
     scheduling: Scheduling = Scheduling()
-    """Which nodes engine pods may run on."""
+    """Which nodes engine pods may run on. A change replaces the engine pods."""
     scaling: Scaling = Scaling()
     """Who decides how many engines run, and the bounds."""
     disaggregation: Disaggregation | None = None
     """Separate pools for prefill and decode; refused by this version, whose engines are unified."""
     gateway: Gateway = Gateway()
-    """The OpenAI endpoint in front of the engines."""
+    """The OpenAI endpoint in front of the engines. A change replaces the gateway pods."""
     prefix_index: PrefixIndex = PrefixIndex()
-    """How gateways learn which engine can resume which prefix."""
+    """How gateways learn which engine can resume which prefix. A change replaces engine and gateway pods."""
     telemetry: Telemetry = Telemetry()
-    """Where traces go."""
+    """Where traces go. A change replaces engine and gateway pods."""
     rollout: Rollout = Rollout()
     """How pods are replaced."""
     pod_template: FreeForm | None = None
-    """Pod template (metadata, spec) that is merged strategically into the engine pods."""
+    """Pod template (metadata, spec) that is merged strategically into the engine pods. A change replaces the
+    engine pods."""
 
     rules = (
         Rule(

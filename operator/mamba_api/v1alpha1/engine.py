@@ -78,7 +78,8 @@ class Model(ApiModel):
     max_model_len: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Longest prompt plus output in tokens; absent = the model's own limit."""
     config: FreeForm | None = None
-    """The model's Hugging Face config.json inline, so that the plan is known before any pod starts."""
+    """The model's Hugging Face config.json inline, so that the plan is known before any pod starts. A change
+    replaces no pod, unless the plan then takes another stateDtype."""
     token_secret_ref: SecretKeyRef | None = None
     """Secret with the access token for gated models; hf:// only."""
     cache: ModelCache | None = None
@@ -191,14 +192,13 @@ StateDtype = Literal["float32", "float16"]
 
 
 class StateCache(ApiModel):
-    """The state cache of every engine. A change of strategy, trackInterval, maxCheckpointsPerPath
-    and eviction reaches running engines; every other change replaces the engine pods."""
+    """The state cache of every engine."""
 
     strategy: StrategyChoice = "Auto"
     """How a running sequence writes checkpoints: NoBuffer has no spare slot and donates its own when it
     ends, ExtraBufferLazy has one spare slot and borrows another around a boundary, ExtraBuffer has two and
-    misses no boundary; Auto lets the planner choose. Running engines take a change
-    over; where the plan takes another stateDtype for it, pods are replaced."""
+    misses no boundary; Auto lets the planner choose. A change is taken over by running engines; where the
+    plan takes another stateDtype for it, pods are replaced."""
     state_dtype: Literal["Auto", "float32", "float16"] = "Auto"
     """Type of the stored SSM state; Auto lets the planner choose. float16 doubles the slots."""
     track_interval: Annotated[int, Field(ge=1, le=1_048_576)] = 256

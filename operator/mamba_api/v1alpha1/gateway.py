@@ -72,7 +72,7 @@ class Limits(ApiModel):
     request_timeout: Duration = Duration("1h")
     """Longest life of one request."""
     max_body_size: Quantity = Quantity("32Mi")
-    """Largest request body; a larger one gets 413."""
+    """Largest request body; a larger one gets 413. A change replaces engine and gateway pods."""
     per_key: KeyLimits | None = None
     """What every key may use; without gateway.auth all clients together are one; absent = no limit."""
     keys: Annotated[
@@ -120,11 +120,12 @@ class Gateway(ApiModel):
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """Container image of the gateway; absent = the operator's `--gateway-image`."""
     replicas: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Gateway pods."""
+    """Gateway pods. A change from several to another number replaces no pod."""
     routing: Routing = Routing()
     """How an engine is chosen."""
     auth: Auth | None = None
-    """Authentication of clients; absent = anyone who reaches the Service may call it."""
+    """Authentication of clients; absent = anyone who reaches the Service may call it. Giving or removing
+    it replaces engine and gateway pods."""
     cors_origins: Annotated[
         list[Annotated[str, Field(max_length=253, pattern=ORIGIN)]], Field(max_length=64)
     ] = []

@@ -49,7 +49,8 @@ class Scheduling(ApiModel):
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
     """Labels a node must have."""
     tolerations: Annotated[list[FreeForm], Field(max_length=64)] = []
-    """Taints the pods tolerate."""
+    """Taints the pods tolerate, besides those that keep other pods off GPUs: NoSchedule with the name of
+    resources.gpuResource, or of the whole GPU of a slice, such as nvidia.com/gpu."""
     affinity: FreeForm | None = None
     """Affinity rules of the pods."""
     priority_class_name: ObjectName | None = None
@@ -161,10 +162,11 @@ class Rollout(ApiModel):
     """Leaves engines on the revision that they have: what would replace pods waits until this is false again.
     Scaling goes on, and a pod that is lost is made anew of the older revision. Gateways do not wait."""
     drain_timeout: Duration = Duration("300s")
-    """Longest wait for the requests of a draining engine or gateway before it ends anyway."""
+    """Longest wait for the requests of a draining engine or gateway before it ends anyway. A change replaces
+    engine and gateway pods."""
     progress_deadline: Duration = Duration("30m")
     """Longest time the engines may take without progress, loading of weights included, before the roll-out is
-    called stuck. Longer than minReadyTime."""
+    called stuck. Longer than minReadyTime. A change replaces the engine pods."""
 
     rules = (
         Rule(

@@ -146,8 +146,8 @@ class Status(StatusModel):
     engines: Annotated[str, Field(max_length=32)] = ""
     """Engines that answer, of those that are wanted, such as 1/2."""
     strategy: Annotated[str, Field(max_length=64)] = ""
-    """Strategy that was chosen; Auto where each engine chooses for itself when it starts, because the plan
-    is not known."""
+    """Strategy that was chosen; Auto while each engine chooses for itself when it starts, until one tells
+    what it chose."""
     selector: Annotated[str, Field(max_length=1024)] = ""
     """Label selector of the engine pods, for the scale subresource."""
     url: Annotated[str, Field(max_length=1024)] = ""
@@ -162,7 +162,8 @@ class Status(StatusModel):
     """Planned, Available, Progressing, Degraded, UpToDate and Ready; Ready sums up the others, UpToDate says
     that this generation of the spec is what runs."""
     plan: PlanStatus | None = None
-    """What the planner chose; absent while the model or the memory is unknown."""
+    """What the planner chose; while the operator does not know the model or the memory, what an engine told;
+    absent until one answers."""
     rollout: RolloutStatus | None = None
     """The engine revision that can be gone back to, and the one that failed; absent until all engines were
     ready once."""

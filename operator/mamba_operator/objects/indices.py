@@ -88,6 +88,22 @@ class Indices:
         if not made:
             self._made.pop(key, None)
 
+    def forget_unshown(self) -> None:
+        """Let go of children that no watch has shown for so long that they are not believed in: one whose
+        owner went while its watch lost it is looked at by no pass, and would stay for ever."""
+        now = self._now()
+        for key, made in list(self._made.items()):
+            left = {uid: one for uid, one in made.items() if now - one[2] < BELIEVED}
+            if left:
+                self._made[key] = left
+            else:
+                del self._made[key]
+
+    @property
+    def unshown(self) -> int:
+        """Children that were made and that no watch has shown yet."""
+        return sum(map(len, self._made.values()))
+
     def of(self, kind: Kind, key: Key) -> list[Manifest]:
         """Objects of a kind that belong to `key`, by name."""
         held = self._held(kind, key)

@@ -175,7 +175,12 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
 
 
 def _trouble(reason: Reason, message: str) -> Trouble:
-    return Trouble(reason, f"{message}; {ADVICE[reason]}")
+    return Trouble(reason, advised(reason, message))
+
+
+def advised(reason: Reason, message: str) -> str:
+    """What was said, which may be a sentence with its full stop, and what to do."""
+    return f"{message.removesuffix('.')}; {ADVICE[reason]}"
 
 
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:

@@ -117,8 +117,8 @@ def placement(context: Context) -> dict[str, Any]:
         pod["imagePullSecrets"] = references
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
-    if scheduling.tolerations:
-        pod["tolerations"] = list(scheduling.tolerations)
+    if tolerations := _tolerations(context):
+        pod["tolerations"] = tolerations
     if scheduling.affinity:
         pod["affinity"] = scheduling.affinity
     if scheduling.priority_class_name:
@@ -126,6 +126,19 @@ def placement(context: Context) -> dict[str, Any]:
     if scheduling.runtime_class_name:
         pod["runtimeClassName"] = scheduling.runtime_class_name
     return pod
+
+
+def _tolerations(context: Context) -> list[dict[str, Any]]:
+    """What the spec says, and the taints that keep other pods off GPUs: clouds name them after the resource,
+    those of nodes with slices (MIG) after the whole GPU."""
+    spec = context.deployment.spec
+    theirs = list(spec.scheduling.tolerations)
+    if spec.resources.gpus == 0:
+        return theirs
+    resource = spec.resources.gpu_resource
+    whole = f"{resource.partition('/')[0]}/gpu"
+    taints = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in sorted({whole, resource})]
+    return theirs + [one for one in taints if one not in theirs]
 
 
 def _container(context: Context) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mamba_operator.render.revision import label_of, pod_revision
 
 NO_ROOM = ("Insufficient ", "Too many pods")
 """What the scheduler says of nodes whose resources are taken."""
-_PLACE = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName")
+_PLACE = ("nodeSelector", "affinity", "priorityClassName", "runtimeClassName")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def replaced_in_place(
     old, left = [pod for pod in others if not is_terminating(pod)], list[float]()
     for pod in engines:
         since = _without_room(pod) if pod_revision(pod) == label else None
-        if since is not None and any(_asks(pod) == _asks(other) for other in old):
+        if since is not None and any(_fits_in_place_of(pod, other) for other in old):
             left.append(rollout.in_place_after.seconds - (now - since).total_seconds())
     if not left:
         return InPlace()
@@ -76,6 +76,12 @@ def _without_room(pod: Manifest) -> datetime | None:
             room = any(said in words for said in NO_ROOM)
             return moment(str(condition.get("lastTransitionTime"))) if room else None
     return None
+
+
+def _fits_in_place_of(pod: Manifest, other: Manifest) -> bool:
+    """Whether the pod could run where the other does: it asks for the same, and tolerates no less."""
+    mine, theirs = ((one.get("spec") or {}).get("tolerations") or [] for one in (pod, other))
+    return _asks(pod) == _asks(other) and all(each in mine for each in theirs)
 
 
 def _asks(pod: Manifest) -> dict[str, Any]:

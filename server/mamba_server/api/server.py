@@ -266,6 +266,10 @@ class Server:
         drain, settings = self._serving.drain, self._settings
         loop = asyncio.get_running_loop()
         deadline = loop.time() + settings.drain_timeout
+        if not (self._announced or drain.under_way):
+            # Nobody was ever served: there is nothing to finish and nobody to send away.
+            log.info("stopped_while_loading", stage=self._serving.engine.state.stage)
+            return 0
         if settings.drain_quiet and self._serving.engine.state.phase == "ready":
             log.info("leaving", under_way=drain.under_way, quiet=settings.drain_quiet)
             self._leave()

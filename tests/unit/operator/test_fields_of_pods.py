@@ -80,7 +80,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Children], Any], Any]] = [
     ("scheduling.nodeSelector", {"scheduling": {"nodeSelector": {"gpu": "h100"}}},
      lambda made: pod(made)["nodeSelector"], {"gpu": "h100"}),
     ("scheduling.tolerations", {"scheduling": {"tolerations": [TOLERATION]}},
-     lambda made: pod(made)["tolerations"], [TOLERATION]),
+     lambda made: pod(made)["tolerations"][0], TOLERATION),
     ("scheduling.affinity", {"scheduling": {"affinity": {"podAffinity": {}}}},
      lambda made: pod(made)["affinity"], {"podAffinity": {}}),
     ("scheduling.priorityClassName", {"scheduling": {"priorityClassName": "high"}},

@@ -120,6 +120,17 @@ def test_nothing_that_serves_goes_for_a_pod_that_would_not_get_its_place(
     assert out.surge(plan) is None
 
 
+TOLERANT = {**ASKED, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
+
+
+def test_a_pod_that_tolerates_more_takes_the_place_of_one_that_tolerates_less_and_not_the_other_way() -> None:
+    out = RollOut()
+    assert out.planned(out.old, pod("new", out.new, spec=TOLERANT, **waits(60))).in_place
+
+    tolerant = pod("old", "an-old-one", spec=TOLERANT, phase="Running")
+    assert not out.planned(tolerant, pod("new", out.new, **waits(60))).in_place
+
+
 def test_without_an_old_engine_that_could_go_nothing_is_replaced() -> None:
     out = RollOut()
     leaving = {**out.old, "metadata": {**out.old["metadata"], "deletionTimestamp": NOW.isoformat()}}

@@ -101,6 +101,23 @@ def test_what_no_watch_ever_shows_is_not_believed_for_long(indices: Indices, clo
     assert indices.of(SERVICE, KEY) == []
 
 
+def test_what_no_watch_ever_shows_is_let_go_of_whoever_asks_for_it(indices: Indices, clock: Clock) -> None:
+    indices.made(service("old"))
+    clock.now = BELIEVED / 2
+    indices.made(service("young"))
+    indices.forget_unshown()
+    assert indices.unshown == 2
+
+    clock.now = BELIEVED + 1
+    indices.forget_unshown()
+    assert uids(indices.of(SERVICE, KEY)) == ["young"]
+    assert indices.unshown == 1
+
+    clock.now = 2 * BELIEVED
+    indices.forget_unshown()
+    assert indices.unshown == 0
+
+
 def test_a_kind_that_is_not_watched_is_not_kept(indices: Indices) -> None:
     indices.made(service(kind=INFERENCE_POOL))
 

@@ -288,7 +288,8 @@ def test_the_loader_goes_where_engines_can_run() -> None:
         engine={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}]},
     )
     pod = job_of(loading(of))["spec"]["template"]["spec"]
-    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "gpu"}, [{"operator": "Exists"}])
+    of_gpus = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "gpu"}, [{"operator": "Exists"}, of_gpus])
     first, ours = pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert first == {"weight": 1}
     assert ours["preference"]["matchExpressions"][0]["key"] == "nvidia.com/gpu.memory"

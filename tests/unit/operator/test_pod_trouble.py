@@ -239,3 +239,13 @@ def test_a_deployment_is_stuck_when_its_controller_says_so(
     conditions = [{"type": "Available", "status": "True"}, {"type": "Progressing", **condition}]
 
     assert workload_state(deployment(conditions=conditions)).stuck == stuck
+
+
+def test_what_to_do_follows_a_sentence_without_its_full_stop() -> None:
+    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+
+    found = trouble([pod(phase="Pending", conditions=[condition])], NOW)
+
+    assert found is not None
+    assert f"{said[:-1]}; {ADVICE[Reason.UNSCHEDULABLE]}" in found.message

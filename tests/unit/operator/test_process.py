@@ -1,9 +1,11 @@
 """The operator process around its parts: it waits for the CRD, looks at everything, and shows what is due."""
 
 import asyncio
+import re
 
 import pytest
 from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
 from fake_cluster import FakeCluster
 from mamba_operator.main import CRD_PERIOD, WATCHES_FIRST, Operator
@@ -12,7 +14,7 @@ from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key
 from mamba_operator.process.settings import OperatorSettings
-from operator_objects import owner
+from operator_objects import applied, fitting_owner, owner
 from virtual_time import in_virtual_time
 
 
@@ -120,6 +122,34 @@ async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end
     assert due(subject) == {Key("models", "a"), Key("models", "b")}
     resyncing.cancel()
     await asyncio.gather(resyncing, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_a_child_that_a_watch_lost_is_let_go_of_at_the_next_look_at_everything() -> None:
+    lost = next(one for one in applied(fitting_owner()) if one["kind"] == "Service")
+    subject, indices = operator(FakeCluster()), Indices(asyncio.get_running_loop().time)
+    indices.made({**lost, "metadata": {**lost["metadata"], "uid": "lost"}})
+    resyncing = asyncio.create_task(subject._resync(indices, lambda _: None))
+
+    await asyncio.sleep(WATCHES_FIRST + 1)
+    assert indices.unshown == 1
+    await asyncio.sleep(300)
+
+    assert indices.unshown == 0
+    resyncing.cancel()
+    await asyncio.gather(resyncing, return_exceptions=True)
+
+
+async def test_the_address_of_the_probes_is_logged_as_urls_have_it() -> None:
+    cluster = FakeCluster()
+    cluster.fault = lambda *_: Unreachable("away")
+    subject = Operator(OperatorSettings(liveness_host="::", liveness_port=0), cluster)
+    subject.stop()
+
+    with capture_logs() as lines:
+        await subject.run()
+
+    assert re.fullmatch(r"\[::\]:\d+", lines[0]["liveness"])
 
 
 @in_virtual_time

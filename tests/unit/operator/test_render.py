@@ -184,6 +184,38 @@ def test_gpus_are_asked_for_only_when_there_are_some(gpus: int, expected: str | 
     assert document(made)["device"] == ("cuda" if gpus else "cpu")
 
 
+THEIRS = {"key": "team", "operator": "Exists"}
+
+
+def tainted(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "said", "expected"),
+    [
+        ({"gpus": 1}, [], [tainted("nvidia.com/gpu")]),
+        ({"gpus": 1, "gpuResource": "amd.com/gpu"}, [], [tainted("amd.com/gpu")]),
+        (
+            {"gpus": 1, "gpuResource": "nvidia.com/mig-1g.10gb"},
+            [],
+            [tainted("nvidia.com/gpu"), tainted("nvidia.com/mig-1g.10gb")],
+        ),
+        ({"gpus": 1}, [THEIRS], [THEIRS, tainted("nvidia.com/gpu")]),
+        ({"gpus": 1}, [tainted("nvidia.com/gpu")], [tainted("nvidia.com/gpu")]),
+        ({"gpus": 0}, [THEIRS], [THEIRS]),
+        ({"gpus": 0}, [], None),
+    ],
+    ids=["a GPU", "of another maker", "a slice", "with others", "said already", "none, with others", "none"],
+)
+def test_engines_tolerate_the_taints_of_the_gpus_that_they_ask_for(
+    resources: dict[str, Any], said: list[dict[str, str]], expected: list[dict[str, str]] | None
+) -> None:
+    made = engine_pod(resources=resources, scheduling={"tolerations": said})["spec"]
+
+    assert made.get("tolerations") == expected
+
+
 def test_a_gateway_requests_the_memory_it_is_told_to() -> None:
     def requested(**spec: Any) -> dict[str, str]:
         made = children(owner(**spec))["Deployment", "nano"]["spec"]["template"]["spec"]["containers"][0]

@@ -27,6 +27,7 @@ from operator_objects import (
     planned,
     running,
     snapshot,
+    told_by_engine,
 )
 
 SUMS = (ConditionType.UP_TO_DATE, ConditionType.READY)
@@ -203,6 +204,9 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         "Available": ("False", "GatewayNotReady"), "Ready": ("False", "RollingOut")}),
     ("the model is unknown", status_of(owner(), running(applied(owner()))), {
         "Planned": ("Unknown", "ModelUnknown"), "Ready": ("True", "Serving")}),
+    ("the model is unknown, and an engine tells its plan", status_of(
+        owner(), running(applied(owner())), reported=told_by_engine(applied(owner()))), {
+        "Planned": ("True", "PlanReported"), "Ready": ("True", "Serving")}),
     ("the nodes have other GPUs than those it was planned for", status_of(
         OPEN, running(applied(OPEN, nodes=BIG)), nodes=SMALL), {
         "Planned": ("True", "PlanDiffers"), "Degraded": ("False", "AsExpected"),

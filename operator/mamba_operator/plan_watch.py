@@ -1,0 +1,126 @@
+"""`PlanWatch`: where the operator cannot plan, asks an engine for the plan that it made for itself.
+
+Beside the reconcile passes, as the autoscaler: an engine that does not answer delays none of them. It writes
+nothing; a pass puts what was told into the status and changes no pod for it (`reported_plan`).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+from pydantic import ValidationError
+
+from mamba_api import names
+from mamba_api.v1alpha1 import PlanStatus
+from mamba_api.v1alpha1.conditions import ConditionType, Reason
+from mamba_operator.engine_admin import GetPlan
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import DEPLOYMENT, MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest, metadata, name_of
+from mamba_operator.objects.pod_trouble import serves
+from mamba_operator.objects.side_by_side import side_by_side
+from mamba_operator.render.revision import label_of, pod_revision
+from mamba_operator.snapshot import Reported
+
+log = structlog.get_logger(__name__)
+PERIOD = 10.0
+"""Seconds between two looks at deployments whose plan nobody told yet."""
+AGAIN = 60.0
+"""Seconds until an engine that told its plan is asked again: a change of strategy changes it."""
+CONNECTIONS = 32
+"""At once, to engines of all deployments."""
+OF_ENGINES = frozenset(
+    {Reason.MODEL_UNKNOWN, Reason.DEVICE_MEMORY_UNKNOWN, Reason.PLAN_REPORTED, Reason.PLAN_DIFFERS}
+)
+"""Reasons of Planned with which engines may have planned for themselves."""
+
+
+class PlanWatch:
+    """Of one operator that acts.
+
+    Args:
+        indices: what the watches hold.
+        token: the admin token of the deployment with a uid.
+        get: asks one engine.
+        wake: told whose engines told another plan.
+        now: seconds.
+    """
+
+    def __init__(
+        self,
+        indices: Indices,
+        token: Callable[[str], str],
+        get: GetPlan,
+        wake: Callable[[Key], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._indices, self._token, self._get, self._wake, self._now = indices, token, get, wake, now
+        self._known: dict[Key, tuple[Reported, object, float]] = {}
+        """What was told, of which generation of the object, and when it was asked for."""
+        self._places = asyncio.Semaphore(CONNECTIONS)
+
+    def reported(self, key: Key) -> Reported | None:
+        """What an engine of it last said."""
+        known = self._known.get(key)
+        return known[0] if known is not None else None
+
+    async def run(self) -> None:
+        """Look for ever; ends only by cancellation."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD)
+
+    async def look(self) -> None:
+        """Once at every deployment that the operator has no plan of its own for."""
+        asked = {
+            key: owners[0]
+            for key in self._indices.keys(MAMBA_DEPLOYMENT)
+            if (owners := self._indices.of(MAMBA_DEPLOYMENT, key)) and _plans_for_itself(owners[0])
+        }
+        for key in self._known.keys() - asked.keys():
+            del self._known[key]
+        looks = {key: self._look_at(key, owner) for key, owner in asked.items()}
+        await side_by_side(looks, "plan_watch_broken")
+
+    async def _look_at(self, key: Key, owner: Manifest) -> None:
+        engine = _serving(self._indices, key)
+        if engine is None:
+            return
+        pod, revision = engine
+        told, of, since = self._known.get(key, (None, None, 0.0))
+        generation, now = metadata(owner).get("generation"), self._now()
+        if told is not None and (told.revision, of) == (revision, generation) and now - since < AGAIN:
+            return
+        async with self._places:
+            text = await self._get(pod["status"]["podIP"], self._token(str(metadata(owner).get("uid"))))
+        if text is None:
+            return
+        try:
+            new = Reported(revision, PlanStatus.model_validate_json(text, by_alias=True, by_name=False))
+        except ValidationError as error:
+            log.warning("plan_not_understood", pod=name_of(pod), error=str(error))
+            return
+        self._known[key] = new, generation, now
+        if new != told:
+            self._wake(key)
+
+
+def _plans_for_itself(owner: Manifest) -> bool:
+    # Of each object at each look: without reading its whole status.
+    status = owner.get("status")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    return any(
+        isinstance(one, dict) and one.get("type") == ConditionType.PLANNED and one.get("reason") in OF_ENGINES
+        for one in (conditions if isinstance(conditions, list) else ())
+    )
+
+
+def _serving(indices: Indices, key: Key) -> tuple[Manifest, str] | None:
+    """An engine of the revision that is wanted, which answers, and that revision."""
+    wanted = names.Children(key.name).engine
+    revision = next((label_of(one) for one in indices.of(DEPLOYMENT, key) if name_of(one) == wanted), None)
+    for pod in indices.of(POD, key):
+        if revision and serves(pod) and pod_revision(pod) == revision and pod["status"].get("podIP"):
+            return pod, revision
+    return None
