@@ -129,7 +129,7 @@ def _available(view: View) -> Finding:
         return Finding("False", Reason.GATEWAY_NOT_READY, "no gateway answers yet that could wake an engine")
     if engine.ready:
         return Finding(
-            "False", Reason.BELOW_MINIMUM, f"{engine.ready} engines answer, at least {view.minimum} are to"
+            "False", Reason.BELOW_MINIMUM, f"{engine.ready} of at least {view.minimum} engines answer"
         )
     return Finding("False", Reason.NO_READY_REPLICA, f"0 of {view.plan.replicas} engines answer")
 
@@ -154,10 +154,14 @@ def _progressing(view: View) -> Finding:
     wanted = view.plan.replicas or 0
     rolling = any(apply.manifest["kind"] == "Deployment" for apply in view.plan.applies)
     if rolling or not engine.exists or not engine.current:
-        return Finding("True", Reason.ROLLING_OUT, f"{wanted} engines are asked for")
+        return Finding("True", Reason.ROLLING_OUT, f"engines asked for: {wanted}")
     if view.plan.tunes:
         waiting = "; ".join(one.message for one in view.plan.refusals) or "being told"
-        return Finding("True", Reason.SWITCHING_STRATEGY, f"{len(view.plan.tunes)} engines: {waiting}")
+        return Finding(
+            "True",
+            Reason.SWITCHING_STRATEGY,
+            f"{len(view.plan.tunes)} of {wanted} engines to be told: {waiting}",
+        )
     if any(is_draining(pod) for pod in view.snapshot.pods):
         said = f"an engine finishes its requests before it ends{_in_place(view)}"
         return Finding("True", Reason.DRAINING, said)
@@ -178,7 +182,7 @@ def _progressing(view: View) -> Finding:
             + _in_place(view),
         )
     if engine.replicas > wanted:
-        return Finding("True", Reason.SCALING_DOWN, f"{engine.replicas} engines run, {wanted} are wanted")
+        return Finding("True", Reason.SCALING_DOWN, f"engines that run: {engine.replicas}, wanted: {wanted}")
     if engine.ready < wanted:
         loading = sum(map(is_loading, view.snapshot.pods))
         if loading:

@@ -72,7 +72,7 @@ async def test_a_model_that_only_engines_know_has_a_row_that_says_as_much(
 async def test_the_states_on_the_way_to_serving(life: Life) -> None:
     await life.make(replicas=2, scaling={"minReplicas": 2, "maxReplicas": 2}, rollout={"minReadyTime": "0s"})
     assert not await life.calm()
-    assert await life.condition("Progressing") == ("True", "RollingOut", "2 engines are asked for")
+    assert await life.condition("Progressing") == ("True", "RollingOut", "engines asked for: 2")
 
     first, second = await life.until(lambda: two(life))
     await life.says(first, phase="Running")
@@ -119,7 +119,7 @@ async def test_an_engine_more_than_is_wanted_is_named_for_as_long_as_it_is_there
     with pods_stay(plane, namespace, metadata(engines[0])["name"]):
         await life.change(replicas=1)
 
-        assert await life.becomes("Progressing", "ScalingDown") == "2 engines run, 1 are wanted"
+        assert await life.becomes("Progressing", "ScalingDown") == "engines that run: 2, wanted: 1"
         assert (await life.condition("Progressing"))[0] == "True"
         assert (await life.condition("UpToDate"))[:2] == ("False", "ScalingDown")
         assert (await life.condition("Ready"))[:2] == ("True", "Serving")

@@ -128,7 +128,8 @@ MUTANTS = (
     ),
     Mutant(
         "an engine goes for a pod that would not get its place", OPERATOR + "rollout/in_place.py",
-        " and any(_asks(pod) == _asks(other) for other in old)", " and old", (UNIT + "test_in_place.py",),
+        " and any(_fits_in_place_of(pod, other) for other in old)", " and old",
+        (UNIT + "test_in_place.py",),
     ),
     Mutant(
         "the engines that hold most go", OPERATOR + "deletion_cost.py", "[:fewer])", "[-fewer:])", (COST,),

@@ -50,7 +50,7 @@ class RedisSource:
         missing = sorted(each.name for each in self._targets if each.ready and each.name not in known)
         if not self._index.redis_up or not missing:
             return None
-        return f"Redis answers, and {len(missing)} engines publish nothing there, such as {missing[0]}"
+        return f"Redis answers; engines that publish nothing there: {len(missing)}, such as {missing[0]}"
 
     def _told(self, reason: str | None) -> None:
         self._reason, self._index.redis_up = reason, reason is None

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mamba_server.cache.ghosts import GhostTree, Place, Sighting
-from mamba_server.cache.node import Tokens
 from mamba_server.cache.placement import Placement, place
 from mamba_server.cache.tree import Match, RadixTree
 
@@ -16,8 +15,6 @@ class CheckpointChoice:
     placement: Placement
     worthwhile: frozenset[int] = frozenset()
     """Optional depths that are worth more than the least of what is cached."""
-    sighting: Sighting | None = None
-    """The prompt in the ghost tree; None where eviction does not foresee returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,7 @@ class CheckpointChooser:
 
     tree: RadixTree
     ghosts: GhostTree | None
-    """What foresees returns; None = every place is taken."""
+    """What foresees returns, if anything does."""
     track_interval: int
     cap: int
     """Most checkpoints of a prompt."""
@@ -36,12 +33,20 @@ class CheckpointChooser:
     """There are free slots beyond those that the next sequence needs."""
 
     def choose(
-        self, token_ids: Tokens, salt: str, match: Match, turn_boundary: int, branches: Sequence[int]
+        self,
+        prompt: int,
+        sighting: Sighting | None,
+        match: Match,
+        turn_boundary: int,
+        branches: Sequence[int],
     ) -> CheckpointChoice:
-        """For a prompt that resumes at `match`; `branches`: depths at which waiting prompts part from it."""
-        sighting = self._sight(self.ghosts, token_ids, salt) if self.ghosts is not None else None
+        """For a prompt of `prompt` tokens that resumes at `match`.
+
+        branches: depths at which prompts that wait part from it; sighting: where the ghost tree has just seen
+        it, None = every place is taken.
+        """
         placed = place(
-            len(token_ids),
+            prompt,
             match.resumable,
             self._parting(match, branches, sighting),
             turn_boundary,
@@ -53,13 +58,6 @@ class CheckpointChooser:
         if self.ghosts is None or sighting is None:
             return CheckpointChoice(placement)
         return self._worth_it(self.ghosts, sighting, placement, match, branches)
-
-    def _sight(self, ghosts: GhostTree, token_ids: Tokens, salt: str) -> Sighting:
-        sighting, aged = ghosts.seen(token_ids, salt)
-        for ghost in aged:
-            if ghost.node is not None:
-                self.tree.eviction.offer(ghost.node)
-        return sighting
 
     def _parting(self, match: Match, branches: Sequence[int], sighting: Sighting | None) -> Sequence[int]:
         """Depths at which other prompts part from this one, most important first."""
@@ -116,7 +114,7 @@ class CheckpointChooser:
         forgotten = [depth for depth in required if marked[depth] is None]
         kept = tuple(sorted({*forgotten, *(depth for depth in required if depth in chosen)}))
         worthwhile = frozenset(depth for depth in optional if depth in chosen)
-        return CheckpointChoice(Placement(kept, optional), worthwhile, sighting)
+        return CheckpointChoice(Placement(kept, optional), worthwhile)
 
     def _deep_enough(self, depths: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(depth for depth in depths if depth >= self.min_depth)

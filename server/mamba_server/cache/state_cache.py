@@ -15,7 +15,7 @@ from mamba_server.cache.checkpoint_choice import CheckpointChoice, CheckpointCho
 from mamba_server.cache.counters import CacheCounters
 from mamba_server.cache.donation import Donation
 from mamba_server.cache.eviction import Policy
-from mamba_server.cache.ghosts import GhostTree
+from mamba_server.cache.ghosts import GhostTree, Sighting
 from mamba_server.cache.node import NO_TOKENS, Node, Tokens
 from mamba_server.cache.persistent_batch import PersistentBatch
 from mamba_server.cache.placement import Placement
@@ -147,19 +147,20 @@ class StateCache:
                 self.tree.unlock(match.node)
             return None
         choice = CheckpointChoice(Placement((), ()))
+        sighting = self._sight(token_ids, salt) if self.ghosts is not None else None
         if self.prefix_caching:
             chooser = CheckpointChooser(
                 self.tree, self.ghosts, self.track_interval, self.cap, self.min_checkpoint_depth,
                 spare=self._slots_to_spare,
             )  # fmt: skip
-            choice = chooser.choose(token_ids, salt, match, turn_boundary, branches)
+            choice = chooser.choose(len(token_ids), sighting, match, turn_boundary, branches)
         live, *spare = grant.slots
         row = self.batch.take(live, match.resumable)
         self.batch.state_seed[row] = token_ids[0]
         self.batch.append_pages(row, match.pages)
         self.batch.append_pages(row, grant.pages)
         allocation = SequenceAllocation(self.batch, row, salt, spare, choice.placement)
-        allocation.sighting, allocation.worthwhile = choice.sighting, choice.worthwhile
+        allocation.sighting, allocation.worthwhile = sighting, choice.worthwhile
         if match.node is not None:
             allocation.node = allocation.match_node = match.node
             self.tree.touch(match.node)
@@ -168,6 +169,14 @@ class StateCache:
             allocation.first_page = token_ids[: self.page_size].tobytes()
             self._prefilling[salt, allocation.first_page] += 1
         return allocation
+
+    def _sight(self, token_ids: Tokens, salt: str) -> Sighting:
+        assert self.ghosts is not None
+        sighting, aged = self.ghosts.seen(token_ids, salt)
+        for ghost in aged:
+            if ghost.node is not None:
+                self.tree.eviction.offer(ghost.node)
+        return sighting
 
     def prefill_done(self, allocation: SequenceAllocation) -> None:
         """The whole prompt has been computed: a later miss on it is no longer `in_flight`."""
