@@ -165,6 +165,13 @@ def test_output_that_nobody_reads_any_more_when_a_command_ends_is_no_traceback()
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.parametrize("command", ["serve", "gateway", "operator"])
+def test_each_group_of_options_has_a_short_title(command: str) -> None:
+    titles = re.findall(r"^(\S.*):$", mambaserve(command, "--help", COLUMNS="40").stdout.decode(), re.MULTILINE)
+    assert "Options" in titles
+    assert [title for title in titles if "." in title or len(title) > 35] == []
+
+
 @pytest.mark.parametrize("columns", [60, 80, 130])
 @pytest.mark.parametrize("command", [["serve"], ["gateway"], ["bench", "serve"]])
 def test_help_cuts_no_name_however_narrow_the_terminal(
