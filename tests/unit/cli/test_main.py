@@ -167,7 +167,8 @@ def test_output_that_nobody_reads_any_more_when_a_command_ends_is_no_traceback()
 
 @pytest.mark.parametrize("command", ["serve", "gateway", "operator"])
 def test_each_group_of_options_has_a_short_title(command: str) -> None:
-    titles = re.findall(r"^(\S.*):$", mambaserve(command, "--help", COLUMNS="40").stdout.decode(), re.MULTILINE)
+    said = mambaserve(command, "--help", COLUMNS="40").stdout.decode()
+    titles = re.findall(r"^(\S.*):$", said, re.MULTILINE)
     assert "Options" in titles
     assert [title for title in titles if "." in title or len(title) > 35] == []
 
