@@ -3,6 +3,7 @@
 Called once at the start of operator and gateway. A kubeconfig is read, never written.
 """
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import kube_config
 
 from mamba_kube.api_server import ApiServer
 from mamba_kube.errors import NoClusterAccess
@@ -42,6 +44,11 @@ def _is_file(path: str) -> bool:
     return Path(path).expanduser().is_file()
 
 
+def _default_files() -> list[str]:
+    """What KUBECONFIG names, else the file in the home directory."""
+    return [path for path in kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep) if path]
+
+
 async def load_access(kubeconfig: str | None) -> ClusterAccess:
     """In a pod its service account, else (or with `kubeconfig`) the current context of a kubeconfig.
 
@@ -56,6 +63,9 @@ async def load_access(kubeconfig: str | None) -> ClusterAccess:
         if kubeconfig is None and (namespace := pod_namespace()):
             loader.load_incluster_config(client_configuration=configuration)
             return ClusterAccess(configuration, namespace)
+        if kubeconfig is None and not any(map(_is_file, _default_files())):
+            # The loader would call it an invalid file.
+            raise OSError(f"{os.pathsep.join(_default_files()) or 'KUBECONFIG is empty'}: no such file")
         await loader.load_kube_config(
             config_file=kubeconfig, client_configuration=configuration, persist_config=False
         )

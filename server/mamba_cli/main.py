@@ -105,7 +105,20 @@ def run() -> None:
         sys.exit(130)
 
 
+def _open_what_is_closed() -> None:
+    """Standard streams that the caller closed lead nowhere: else they are None here, and the next file or
+    socket that is opened gets a number that children write their output to."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def _run() -> None:
+    _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Where the locale has no block characters a plan is shown with question marks in their place.
         sys.stdout.reconfigure(errors="replace")
@@ -123,10 +136,12 @@ def _run() -> None:
         _complain(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in (*_FULL, errno.EPIPE):
             raise
         # What is still in the buffer would be tried once more, and fail once more, at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno == errno.EPIPE:  # whoever read it has had enough
+            sys.exit(1)
         _complain(f"{error.filename or 'standard output'}: {error.strerror}")
         sys.exit(1)
 

@@ -155,6 +155,11 @@ def _group(model: Any, name: str) -> Any:
     return next(each for each in reversed(model.__mro__) if name in vars(each).get("__annotations__", {}))
 
 
+def _title(group: Any) -> str:
+    """The first sentence of what a class says of itself, however its lines are broken."""
+    return " ".join((group.__doc__ or "Options").split()).partition(". ")[0].rstrip(".")
+
+
 def _parameter(model: Any, name: str, panel: str | None) -> tuple[str, Any, Any]:
     field = model.model_fields[name]
     kind, default = _kind(field.annotation), field.default
@@ -173,7 +178,7 @@ def _parameter(model: Any, name: str, panel: str | None) -> tuple[str, Any, Any]
         help=" ".join(str(field.description).split()),
         envvar=f"{PREFIX}{name.upper()}",
         show_default=default is not None,
-        rich_help_panel=panel or (_group(model, name).__doc__ or "Options").partition("\n")[0].rstrip("."),
+        rich_help_panel=panel or _title(_group(model, name)),
         metavar="BYTES" if "ByteSize" in str(field.annotation) else None,
     )
     if several:

@@ -22,6 +22,7 @@ from mamba_cli.bench.client import LoadClient
 from mamba_cli.bench.drive import closed_loop, open_loop
 from mamba_cli.bench.prompts import Prompt
 from mamba_cli.bench.samples import Sample, Slo, report
+from mamba_cli.endpoint import unreachable
 from mamba_cli.errors import InvalidInput, RunFailed
 
 
@@ -100,6 +101,8 @@ async def _model(session: aiohttp.ClientSession, plan: Plan) -> str:
             known = [str(entry["id"]) for entry in (await response.json())["data"]]
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise InvalidInput(f"URL: {plan.url!r} is no http:// or https:// URL") from error
+    except aiohttp.ClientConnectorError as error:
+        raise unreachable(plan.url, error) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise RunFailed(f"{url} does not answer: {error or type(error).__name__}") from error
     except (KeyError, TypeError, ValueError) as error:

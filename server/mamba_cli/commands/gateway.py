@@ -20,6 +20,7 @@ def run(given: dict[str, Any]) -> int:
 
     from mamba_edge import process_memory
     from mamba_edge.listener import CannotListen
+    from mamba_edge.ready_line import tell_ready
     from mamba_gateway.process.server import serve
     from mamba_gateway.settings import GatewaySettings
     from mamba_telemetry.logs import set_up_logs
@@ -33,12 +34,11 @@ def run(given: dict[str, Any]) -> int:
     tracing = set_up_traces(settings, process="mambaserve-gateway")
 
     def picker_ready(port: int) -> None:
-        said = f"mambaserve endpoint picker ready at {settings.host} port {port}"
-        print(said, file=sys.stderr, flush=True)  # noqa: T201
+        tell_ready(f"mambaserve endpoint picker ready at {settings.host} port {port}", sys.stderr)
 
     def ready(url: str) -> None:
         process_memory.freeze()
-        print(f"mambaserve gateway ready at {url}", file=sys.stderr, flush=True)  # noqa: T201
+        tell_ready(f"mambaserve gateway ready at {url}", sys.stderr)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -72,11 +72,16 @@ class Processes:
         """The last lines the child wrote since it was last started, without those that only inform."""
         try:
             with self.log(name).open("rb") as file:
-                file.seek(max(self._begins.get(name, 0), self.log(name).stat().st_size - 16_384))
+                begins = self._begins.get(name, 0)
+                first = max(begins, self.log(name).stat().st_size - 16_384)
+                file.seek(first)
                 text = file.read(16_384).decode("utf-8", "replace")
         except OSError:
             return []
-        return [line for line in text.splitlines() if line.strip(" \t\0") and not _informs(line)][-lines:]
+        said = text.splitlines()
+        if first > begins and len(said) > 1:
+            del said[0]  # the end of a line, of which nobody can tell whether it only informs
+        return [line for line in said if line.strip(" \t\0") and not _informs(line)][-lines:]
 
     def full(self, name: str) -> bool:
         """Whether there is no room for another line in the child's log: it cannot say what it dies of."""

@@ -77,6 +77,8 @@ class Session:
         """Children that were ready, to tell of it when one that died is so again."""
         self._without_chat: set[str] = set()
         """Units whose models have no chat template."""
+        self._full = False
+        """Whether the logs had no room when a child last died: told when that begins."""
 
     async def run(self) -> int:
         """Until drained. The exit code: 0 after a wanted end, else that of what went wrong."""
@@ -135,7 +137,8 @@ class Session:
                 if bad:
                     for line in self._processes.tail(name):
                         self._view.say(f"  | {line}", style="dim")
-                    if self._processes.full(name):
+                    was_full, self._full = self._full, self._processes.full(name)
+                    if self._full and not was_full:
                         self._view.say(f"  no space left for logs in {self._options.logs}", style="red")
                     self._view.say(f"  all of it: {self._processes.log(name)}", style="dim")
 

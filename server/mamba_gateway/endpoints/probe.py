@@ -5,6 +5,7 @@ One task for each target; a slow or dead engine delays no other. Reads, never de
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
@@ -33,6 +34,16 @@ MODELS_EVERY = 30
 """Good probes between two looks at `/v1/models`, which hardly ever changes."""
 FAILURES = 3
 """Probes that may time out in a row before a ready engine counts as not ready: a busy one may be slow."""
+
+
+def _words(error: Exception) -> str:
+    """Why an engine could not be asked, in words for who reads a status."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        # The client's own words repeat the address, name an unused ssl:default and hide the cause.
+        cause = error.os_error
+        words = os.strerror(cause.errno) if cause.errno and cause.errno > 0 else cause.strerror or str(cause)
+        return f"cannot be connected to: {words}"
+    return str(error) or type(error).__name__
 
 
 def read_gauges(text: str) -> dict[str, float]:
@@ -144,7 +155,7 @@ class Prober:
         except TimeoutError:
             raise
         except (aiohttp.ClientError, OSError) as error:
-            return Report(ready=False, reason=str(error) or type(error).__name__)
+            return Report(ready=False, reason=_words(error))
         return Report(
             ready=True,
             models=models,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mamba_api.openai_responses import ModelCard, ModelList, Readiness
 from mamba_edge.application import JsonResponse
-from mamba_edge.errors import ModelNotFound, NotReady
+from mamba_edge.errors import NotReady
 from mamba_server.api.serving import Serving
 from mamba_telemetry.registry import expose
 from mamba_text.text_archive import TextArchive
@@ -54,7 +54,7 @@ class Info:
     async def model(self, name: str) -> ModelCard:
         """One model by name. Raises ModelNotFound."""
         if name != self._serving.model_name:
-            raise ModelNotFound(f"the model '{name[:200]}' does not exist here", param="model")
+            raise self._serving.not_served(name)
         return self._card()
 
     async def tokenizer(self, request: Request) -> Response:

@@ -21,6 +21,7 @@ from mamba_edge.api_keys import KeyFile, KeyFileError
 from mamba_edge.arrivals import LEAVE_SHARE
 from mamba_edge.http_server import HttpServer
 from mamba_edge.listener import CannotListen, is_loopback, listen, url_of
+from mamba_edge.ready_line import tell_ready
 from mamba_planner.engine_settings import EngineSettings
 from mamba_prefix.errors import BadRedisUrl
 from mamba_prefix.publisher import Publisher
@@ -59,9 +60,8 @@ LAST_BYTES_SECONDS = 3
 
 
 def print_line(line: str) -> None:
-    """The ready line goes to standard output, alone and at once: other programs wait for it."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """The ready line goes to standard output: other programs wait for it."""
+    tell_ready(line, sys.stdout)
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:

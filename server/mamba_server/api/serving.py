@@ -51,9 +51,13 @@ class Serving:
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound."""
         if name and name != self.model_name:
-            raise ModelNotFound(
-                f"the model '{name[:200]}' does not exist here; '{self.model_name}' is served", param="model"
-            )
+            raise self.not_served(name)
+
+    def not_served(self, name: str) -> ModelNotFound:
+        """That `name` is not, and what is."""
+        return ModelNotFound(
+            f"the model '{name[:200]}' does not exist here; '{self.model_name}' is served", param="model"
+        )
 
     @contextmanager
     def admitted(self, prompts: int, n: int) -> Iterator[None]:

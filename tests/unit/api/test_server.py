@@ -1,12 +1,14 @@
 """Parts of starting: what is refused, what is loaded, and threads that do not outlive their use."""
 
 import asyncio
+import io
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mamba_edge.listener import listen
 from mamba_planner.engine_settings import EngineSettings
@@ -40,6 +42,13 @@ async def test_an_engine_that_becomes_ready_while_the_server_ends_is_not_announc
     assert said == []
     serving._on_ready(Ready(10, 10, (), {"strategy": "NoBuffer", "pageSize": 16, "pages": 9}))
     assert [line.startswith("mambaserve: ready: m at") for line in said] == [True]
+
+
+async def test_an_engine_is_ready_also_where_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.FileIO("/dev/full", "w")
+    with io.TextIOWrapper(raw, write_through=True) as full, capture_logs():
+        monkeypatch.setattr("sys.stdout", full)
+        Server(EngineSettings(model="m"))._on_ready(Ready(10, 10, (), {"pageSize": 16, "pages": 9}))
 
 
 async def test_a_port_that_is_taken_keeps_the_server_from_starting() -> None:

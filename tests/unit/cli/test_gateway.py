@@ -1,6 +1,7 @@
 """`mambaserve gateway`: options and environment become its settings, and each failure has its exit code."""
 
 import errno
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from mamba_cli import main
+from mamba_cli.commands import gateway as gateway_command
 from mamba_edge.api_keys import KeyFileError
 from mamba_edge.listener import CannotListen
 from mamba_gateway.settings import GatewaySettings
@@ -64,6 +66,16 @@ def test_options_become_settings(gateway: Run, started: list[GatewaySettings]) -
     assert (settings.port, settings.max_queue, settings.drain_timeout) == (0, 0, 2.5)
     assert settings.max_body_bytes == 1 << 20
     assert said == "mambaserve gateway ready at http://127.0.0.1:0\n"
+
+
+def test_it_serves_also_where_nobody_can_be_told_that_it_is_ready(
+    started: list[GatewaySettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.FileIO("/dev/full", "w")
+    with io.TextIOWrapper(raw, write_through=True) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        assert gateway_command.run({"backend": ("http://a:1",)}) == 0
+    assert len(started) == 1
 
 
 def test_the_environment_stands_in_for_options_and_for_what_has_none(

@@ -144,6 +144,35 @@ def test_a_full_device_is_one_line_and_an_exit_code(arguments: list[str]) -> Non
     assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_the_caller_closed_leads_nowhere(closed: str) -> None:
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{sys.executable} -m mamba_cli crd {closed}"], capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (not re.search(r"(^| )>&-", closed))
+
+
+def test_output_that_nobody_reads_any_more_when_a_command_ends_is_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = (
+        "import sys; from mamba_cli import main; "
+        "main._collect = lambda: None; main.app = lambda: sys.stdout.write('never read'); main.run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "operator"])
+def test_each_group_of_options_has_a_short_title(command: str) -> None:
+    said = mambaserve(command, "--help", COLUMNS="40").stdout.decode()
+    titles = re.findall(r"^(\S.*):$", said, re.MULTILINE)
+    assert "Options" in titles
+    assert [title for title in titles if "." in title or len(title) > 35] == []
+
+
 @pytest.mark.parametrize("columns", [60, 80, 130])
 @pytest.mark.parametrize("command", [["serve"], ["gateway"], ["bench", "serve"]])
 def test_help_cuts_no_name_however_narrow_the_terminal(

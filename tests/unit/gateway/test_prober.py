@@ -206,6 +206,12 @@ async def test_an_engine_that_restarts_is_ready_again_by_itself(
     await until(lambda: only(pool).ready)
 
 
+async def test_an_engine_that_nothing_is_left_of_is_told_of_in_words(engine: Probed, prober: Any) -> None:
+    await engine.stop()
+    report = await prober().probe(engine.url, with_models=False)
+    assert report.reason == "cannot be connected to: Connection refused"
+
+
 async def test_targets_that_go_are_looked_at_no_more_and_those_that_stay_are(
     engine: Probed, pool: Pool, prober: Any
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kubernetes.aio.config import incluster_config
+from kubernetes.aio.config import incluster_config, kube_config
 
 from mamba_kube import access
 from mamba_kube.access import load_access
@@ -43,6 +43,19 @@ async def test_a_kubeconfig_that_is_not_there_is_said_to_be_none(tmp_path: Path)
     file = tmp_path / "absent"
     with pytest.raises(NoClusterAccess, match=f"--kubeconfig: {file}: no such file"):
         await load_access(str(file))
+
+
+async def test_where_there_is_no_kubeconfig_at_all_the_place_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT_NAMESPACE", tmp_path / "absent")
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{tmp_path}/config:{tmp_path}/other")
+    said = f"no usable Kubernetes configuration: {tmp_path}/config:{tmp_path}/other: no such file; give "
+    with pytest.raises(NoClusterAccess, match=said):
+        await load_access(None)
+    assert caplog.records == []
+    (tmp_path / "other").write_text(KUBECONFIG % "")
+    assert (await load_access(None)).configuration.host == "https://127.0.0.1:9"
 
 
 @pytest.fixture

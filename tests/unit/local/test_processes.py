@@ -185,6 +185,12 @@ def test_the_tail_of_a_log_is_its_last_lines_with_words(
     assert Processes(tmp_path, lambda *_: None).tail("one") == shown
 
 
+def test_the_tail_of_a_long_log_begins_with_a_whole_line(tmp_path: Path) -> None:
+    served = b'{"level": "info", "event": "request"}\n'
+    (tmp_path / "one.log").write_bytes(served * 1000 + b"error: x\n")
+    assert Processes(tmp_path, lambda *_: None).tail("one") == ["error: x"]
+
+
 def test_a_log_of_one_endless_line_is_not_read_whole(tmp_path: Path) -> None:
     (tmp_path / "one.log").write_bytes(b"x" * 5_000_000)
     [line] = Processes(tmp_path, lambda *_: None).tail("one")
