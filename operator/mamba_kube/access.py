@@ -65,7 +65,8 @@ async def load_access(kubeconfig: str | None) -> ClusterAccess:
             return ClusterAccess(configuration, namespace)
         if kubeconfig is None and not any(map(_is_file, _default_files())):
             # The loader would call it an invalid file.
-            raise OSError(f"{os.pathsep.join(_default_files()) or 'KUBECONFIG is empty'}: no such file")
+            looked = os.pathsep.join(_default_files())
+            raise OSError(f"{looked}: no such file" if looked else "KUBECONFIG names no file")
         await loader.load_kube_config(
             config_file=kubeconfig, client_configuration=configuration, persist_config=False
         )

@@ -150,7 +150,9 @@ def _running(outcome: PlanOutcome, plan: MemoryPlan) -> str:
 def _memory(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Iterable[RenderableType]:
     of_device = ""
     if outcome.constraints.arena_bytes is None:
-        device = "GPU" if outcome.device.kind == "cuda" else "free main memory"
+        device = "GPU" if outcome.device.kind == "cuda" else "main memory"
+        if device != "GPU" and not outcome.device.told:
+            device = f"free {device}"
         of_device = f" of {binary_size(outcome.device.memory)} {device}"
     yield Text.assemble(("memory ", "bold"), f"{binary_size(plan.budget_bytes)}{of_device}")
     yield _Bar(plan.ledger)

@@ -100,7 +100,7 @@ def _with_config(path: Path, uri: str) -> Path:
                 hint = f"; for the model of that name on the Hub write hf://{uri}"
         raise SourceNotFound(f"{uri}: no directory {path}{hint}")
     if not (path / "config.json").is_file():
-        raise SourceNotFound(f"{uri}: there is no config.json in {path}")
+        raise SourceNotFound(f"{uri}: there is no config.json in {'it' if str(path) == uri else path}")
     return path
 
 

@@ -180,6 +180,9 @@ def test_without_a_gpu_the_free_main_memory_is_planned(nano: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "free main memory" in done.stdout
 
+    declared = mambaserve("plan", str(small), "--gpus", "0", "--device-memory", "80Gi")
+    assert "of 80.0Gi main memory" in declared.stdout, "which nobody looked at"
+
 
 def test_an_inline_configuration_needs_no_files(tmp_path: Path) -> None:
     file = tmp_path / "inline.yaml"
