@@ -10,6 +10,7 @@ from mamba_cli.fleet.request import Request
 from mamba_gateway.prompt_prefix import PromptPrefix
 from mamba_gateway.routing.decision import available
 from mamba_gateway.routing.scoring import home_of
+from mamba_prefix.page_chain import mixed_one
 
 RouterName = Literal["ours", "least-load", "attention-prefix", "consistent-hash"]
 ROUTERS: tuple[RouterName, ...] = get_args(RouterName)
@@ -48,7 +49,7 @@ class ConsistentHash(Gateway):
     def _key(self, request: Request) -> int:
         if self._identity and (home := PromptPrefix.of(request.prompt()[:256]).home) is not None:
             return home
-        return hash((request.number, "prompt of its own"))
+        return mixed_one(request.number)
 
 
 GATEWAYS: dict[RouterName, type[Gateway]] = {

@@ -1,7 +1,11 @@
 """The fleet simulation: every request ends once, the same seed gives the same run, time is the profile's."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +50,13 @@ class Script:
     def target(self, sample: object) -> int:
         del sample
         return self._targets.pop(0) if len(self._targets) > 1 else self._targets[0]
+
+
+def served(router: RouterName) -> list[tuple[str, float | None]]:
+    """Where the requests went that a fleet of three gets behind this router, and when they ended."""
+    run = Simulation(PLAIN, PROFILE, GATEWAYS[router], Script([3]), Slo(), replace(AROUND, initial=3), 1)
+    run.run()
+    return [(request.engine, request.ended) for request in run.requests]
 
 
 def assert_all_ended_once(run: Simulation) -> None:
@@ -123,6 +134,20 @@ def test_the_same_seed_gives_the_same_run_and_another_one_other_starts() -> None
 
     assert ends(1) == ends(1)
     assert ends(1) != ends(2)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_another_process_plays_the_same(router: RouterName) -> None:
+    code = f"from test_fleet_simulation import served; print(served({router!r}))"
+
+    def played(hash_seed: str) -> bytes:
+        paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": paths},
+        ).stdout  # fmt: skip
+
+    assert played("1") == played("2")
 
 
 def test_requests_are_held_until_the_only_engine_is_there_again() -> None:
