@@ -262,6 +262,18 @@ def test_a_clock_that_is_set_moves_nothing() -> None:
     assert set(fleet.run(load_of_both)[150:]) == set(calm.run(load_of_both)[150:])
 
 
+def test_a_clock_that_is_set_forward_ends_no_delay() -> None:
+    fleet = Fleet(msgspec.structs.replace(RANGE, history=60.0), engines=8)
+    fleet.run([30.0] * 60)
+    before, now = fleet.asked, fleet.at
+
+    fleet.clock = lambda at: at + 1e9 * (at > now)
+    engines = fleet.run([2.0] * 120)
+
+    assert engines[:20] == [before] * 20
+    assert engines[-1] < before / 2
+
+
 def test_a_decision_is_made_again_to_the_byte_from_what_was_written_of_it() -> None:
     fleet = Fleet(RANGE)
     fleet.run([30.0, 2.0, 80.0] * 20)

@@ -172,6 +172,14 @@ def test_a_long_prompt_and_a_full_table_are_looked_up_as_any() -> None:
     assert [table.depths(asked[at : at + 1]) for at in range(0, 4000, 50)] == [{3: 1}] * 40 + [{}] * 40
 
 
+def test_a_long_prompt_is_found_in_a_table_that_grew_around_it() -> None:
+    table = PrefixTable(smallest=1 << 10)
+    hashes = random_hashes(20_000)
+    for at in range(0, len(hashes), 400):
+        table.add(3, hashes[at : at + 400])
+        assert table.depths(hashes[:400]) == {3: 400}
+
+
 @pytest.mark.parametrize("hole", [0, 3, 7])
 def test_a_prefix_with_holes_counts_to_the_last_checkpoint(hole: int) -> None:
     table = PrefixTable()
