@@ -114,8 +114,22 @@ class Candidate:
     def checkpoints(self) -> int:
         return self.cached_paths * CHECKPOINTS_PER_PATH
 
+    @property
+    def slots(self) -> int:
+        """Slots with `planned` sequences; without attention every slab but the padding is one."""
+        return self._taken if self.shape.page else self.slabs - 1
 
-@lru_cache(maxsize=1024)  # an operator asks the same for each object again and again
+    @property
+    def pages(self) -> int:
+        """All other slabs, as pages."""
+        return (self.slabs - 1 - self._taken) * self.shape.pages_per_slab
+
+    @property
+    def _taken(self) -> int:
+        return self.planned * self.slots_each + self.checkpoints
+
+
+@lru_cache(maxsize=2048)  # an operator asks the same twelve for each object again and again
 def evaluate(
     model: ModelConfig,
     constraints: Constraints,

@@ -27,14 +27,20 @@ def choose(
         pool = exact
     wanted = workload.concurrency or 1
     pool = [each for each in pool if each.running >= wanted] or pool
-    if exact := [each for each in pool if each.state_dtype == "float32" and each.running >= wanted]:
-        pool = exact
+    if enough := enough_in_full_precision(pool, workload):
+        pool = enough
     best = max(each.score for each in pool)
     robust = _most_robust_first(constraints)
     tied = [
         each for each in pool if each.score == best or (each.score >= best * (1 - TIE) and _has_room(each))
     ]
     return min(tied, key=lambda each: (robust.index(each.strategy), each.state_dtype != "float32"))
+
+
+def enough_in_full_precision(candidates: list[Candidate], workload: Workload) -> list[Candidate]:
+    """Those with 32-bit states that meet the declared concurrency: where there are any, one is chosen."""
+    wanted = workload.concurrency or 1
+    return [each for each in candidates if each.state_dtype == "float32" and each.running >= wanted]
 
 
 def _has_room(each: Candidate) -> bool:

@@ -5,7 +5,7 @@ is free, and the arena is kept to a part of it unless someone asked for more: no
 expects to be pushed out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mamba_planner.arithmetic import weights_bytes
@@ -34,6 +34,11 @@ class Device:
     """Whether someone named the memory; False = measured, so a CPU arena is kept small."""
     free: int | None = None
     """Bytes of a GPU that nobody else has; None = all of them."""
+
+    def resized(self, memory: int) -> "Device":
+        """The same with `memory` bytes, of which others hold as many as here."""
+        free = None if self.free is None else max(memory - (self.memory - self.free), 0)
+        return replace(self, memory=memory, free=free)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any
 from mamba_api.strategy import Strategy
 from mamba_planner.byte_size import binary_size
 from mamba_planner.constraints import StateDtype, Workload
+from mamba_planner.other_size import OtherSize
 
 OUTSIDE = "left outside the arena"
 """The line of the ledger with what of the budget nothing takes."""
@@ -75,6 +76,10 @@ class MemoryPlan:
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...] = ()
     """What the planner assumed or lowered."""
+    one_size_down: OtherSize | None = None
+    """On a GPU of the next smaller size; None = there is none, or memory decides nothing."""
+    one_size_up: OtherSize | None = None
+    """On one of the next larger size."""
 
     @property
     def unused_bytes(self) -> int:
@@ -83,6 +88,7 @@ class MemoryPlan:
 
     def to_status(self) -> dict[str, Any]:
         """`status.plan` of a MambaDeployment."""
+        sizes = {"oneSizeDown": self.one_size_down, "oneSizeUp": self.one_size_up}
         return {
             "strategy": self.strategy,
             "reason": self.reason,
@@ -98,6 +104,7 @@ class MemoryPlan:
                 {"strategy": each.strategy, "stateDtype": each.state_dtype, "reason": each.reason}
                 for each in self.rejected
             ],
+            **{name: size.to_status() for name, size in sizes.items() if size is not None},
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -4,6 +4,8 @@ The engine sizes its arena with it, the operator writes it into the status, the 
 arithmetic, so what is shown is what runs.
 """
 
+from dataclasses import replace
+
 from mamba_planner.byte_size import binary_size
 from mamba_planner.candidates import (
     CHECKPOINTS_PER_PATH,
@@ -11,13 +13,15 @@ from mamba_planner.candidates import (
     Candidate,
     evaluate,
 )
-from mamba_planner.choice import choose, reject, why
+from mamba_planner.choice import choose, enough_in_full_precision, reject, why
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.errors import DoesNotFit
+from mamba_planner.gpu_sizes import one_size_down, one_size_up
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
 from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, Rejected
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.other_size import OtherSize
 from mamba_planner.strategy import MOST_ROBUST_FIRST
 
 
@@ -58,7 +62,7 @@ def plan(
     ]
     if all(each.misfit for each in allowed):
         raise _does_not_fit(min(allowed, key=lambda each: each.need), budget)
-    hint = model.state_dtype_hint if constraints.state_dtype is None else None
+    hint = _hint(model, constraints)
     chosen = choose(allowed, constraints, traffic, hint)
     reason = why(chosen, allowed, constraints, traffic)
     rejected = reject(candidates, chosen, constraints, traffic, hint)
@@ -74,9 +78,51 @@ def plan_engine(
 ) -> MemoryPlan:
     """The plan of an engine with these settings: what is shown before, and what the engine does.
 
-    Raises as `plan`.
+    With what one GPU size up and down would change. Raises as `plan`.
     """
-    return plan(model, Constraints.of(settings), device, weights_bytes, Workload.of(settings), workspace)
+    constraints, traffic = Constraints.of(settings), Workload.of(settings)
+    planned = plan(model, constraints, device, weights_bytes, traffic, workspace)
+    if device.kind == "cpu" or constraints.arena_bytes is not None:
+        return planned  # without a GPU there is none to exchange; an arena in bytes stays on every GPU
+
+    def on(memory: int | None) -> OtherSize | None:
+        if memory is None:
+            return None
+        other = device.resized(memory)
+        try:
+            return _on_other_size(model, constraints, other, weights_bytes, traffic, workspace)
+        except DoesNotFit as error:
+            return OtherSize(memory, None, str(error))
+
+    down, up = one_size_down(device.memory), one_size_up(device.memory)
+    return replace(planned, one_size_down=on(down), one_size_up=on(up))
+
+
+def _on_other_size(
+    model: ModelConfig,
+    constraints: Constraints,
+    device: Device,
+    weights_bytes: int | None,
+    traffic: Workload,
+    workspace: int | None,
+) -> OtherSize:
+    """What `plan` would choose there, without its reasons: 16-bit states are tried only where they count."""
+    budget = MemoryBudget.of(model, constraints, device, weights_bytes, workspace)
+    allowed: list[Candidate] = []
+    for state_dtype in STATE_DTYPES:
+        if constraints.state_dtype in (None, state_dtype) and not enough_in_full_precision(allowed, traffic):
+            allowed += [
+                evaluate(model, constraints, budget, traffic, strategy, state_dtype)
+                for strategy in MOST_ROBUST_FIRST
+                if constraints.strategy in (None, strategy)
+            ]
+    if all(each.misfit for each in allowed):
+        raise _does_not_fit(min(allowed, key=lambda each: each.need), budget)
+    return OtherSize(device.memory, choose(allowed, constraints, traffic, _hint(model, constraints)))
+
+
+def _hint(model: ModelConfig, constraints: Constraints) -> str | None:
+    return model.state_dtype_hint if constraints.state_dtype is None else None
 
 
 def _does_not_fit(closest: Candidate, budget: MemoryBudget) -> DoesNotFit:
@@ -103,7 +149,6 @@ def _plan(
     rejected: tuple[Rejected, ...],
 ) -> MemoryPlan:
     shape = each.shape
-    slots = each.planned * each.slots_each + each.checkpoints
     ledger = _ledger(each, budget)
     return MemoryPlan(
         strategy=each.strategy,
@@ -117,8 +162,8 @@ def _plan(
         pages_per_slab=shape.pages_per_slab,
         state_bytes=shape.state,
         kv_bytes_per_token=shape.kv,
-        slots=slots if shape.page else each.slabs - 1,
-        pages=(each.slabs - 1 - slots) * shape.pages_per_slab,
+        slots=each.slots,
+        pages=each.pages,
         slots_per_sequence=each.slots_each,
         overlap=constraints.overlaps(budget.device.kind),
         max_running_requests=each.running,

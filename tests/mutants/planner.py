@@ -8,6 +8,7 @@ UNIT = "tests/unit/planner/"
 PLAN, CANDIDATES, CHOICE = UNIT + "test_planner.py", UNIT + "test_candidates.py", UNIT + "test_choice.py"
 ARITHMETIC, THROUGHPUT = UNIT + "test_arithmetic.py", UNIT + "test_throughput.py"
 MEMORY, CONSTRAINTS = UNIT + "test_memory.py", UNIT + "test_constraints.py"
+OTHER_SIZES = UNIT + "test_other_sizes.py"
 PLACEMENT = "tests/unit/cache/test_placement.py"
 
 MUTANTS = (
@@ -16,14 +17,27 @@ MUTANTS = (
         '    "padding slab",\n    "slots of running', '    "slots of running', (PLAN,),
     ),
     Mutant(
-        "a pure recurrent model's padding is one of its slots", PLANNER + "planner.py",
-        "slots=slots if shape.page else each.slabs - 1,", "slots=slots if shape.page else each.slabs,",
-        (PLAN,),
+        "a pure recurrent model's padding is one of its slots", PLANNER + "candidates.py",
+        "return self._taken if self.shape.page else self.slabs - 1",
+        "return self._taken if self.shape.page else self.slabs", (PLAN,),
     ),
     Mutant(
-        "the padding's pages are lent out", PLANNER + "planner.py",
-        "pages=(each.slabs - 1 - slots) * shape.pages_per_slab,",
-        "pages=(each.slabs - slots) * shape.pages_per_slab,", (PLAN,),
+        "the padding's pages are lent out", PLANNER + "candidates.py",
+        "return (self.slabs - 1 - self._taken) * self.shape.pages_per_slab",
+        "return (self.slabs - self._taken) * self.shape.pages_per_slab", (PLAN,),
+    ),
+    Mutant(
+        "another size is planned for as if its GPU were empty", PLANNER + "memory.py",
+        "max(memory - (self.memory - self.free), 0)", "memory", (OTHER_SIZES,),
+    ),
+    Mutant(
+        "another size takes 16-bit states where 32-bit ones fit", PLANNER + "choice.py",
+        'each.state_dtype == "float32" and each.running >= wanted]', "each.running >= wanted]",
+        (OTHER_SIZES, CHOICE, PLAN),
+    ),
+    Mutant(
+        "the same size told in another way is the next one", PLANNER + "gpu_sizes.py",
+        "ONE_SIZE = 1.08", "ONE_SIZE = 1.0", (UNIT + "test_gpu_sizes.py",),
     ),
     Mutant(
         "a single sequence is said to be bound by slots", PLANNER + "planner.py",

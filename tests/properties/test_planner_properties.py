@@ -5,8 +5,10 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mamba_planner import BudgetError, Constraints, Device, MemoryPlan, Workload, plan
+from mamba_planner import BudgetError, Constraints, Device, MemoryPlan, Workload, plan, plan_engine
 from mamba_planner.candidates import Shape
+from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.gpu_sizes import SIZES
 from mamba_planner.model_config import AttentionConfig, MambaConfig, ModelConfig
 from mamba_planner.strategy import STRATEGIES, reservation
 from mamba_planner.throughput import expected_saved
@@ -121,6 +123,79 @@ def test_more_memory_never_runs_fewer_sequences_with_the_same_choice(
         assert isinstance(large, MemoryPlan)
         assert large.max_running_requests >= small.max_running_requests
         assert large.arena_bytes >= small.arena_bytes
+
+
+engines = st.builds(
+    EngineSettings,
+    model=st.just("file:///any"),
+    strategy=st.sampled_from(["Auto", "NoBuffer", "ExtraBuffer", "ExtraBufferLazy"]),
+    state_dtype=st.sampled_from(["auto", "float32", "float16"]),
+    max_model_len=st.none() | st.integers(2, 10_000),
+    max_running_requests=st.none() | st.integers(1, 300),
+    prefix_caching=st.booleans(),
+    utilization=st.sampled_from([0.5, 0.9, 1.0]),
+    workload_prompt_tokens=st.none() | st.integers(1, 20_000),
+    workload_concurrency=st.none() | st.integers(1, 400),
+)
+gpus = st.builds(
+    Device, st.just("cuda"), st.sampled_from(SIZES) | st.integers(8 << 30, 300 << 30), st.booleans()
+)
+
+
+def attempt_engine(
+    model: ModelConfig, asked: EngineSettings, gpu: Device, weights: int | None = None
+) -> MemoryPlan | BudgetError:
+    try:
+        return plan_engine(model, asked, gpu, weights)
+    except BudgetError as error:
+        return error
+
+
+@laws
+@given(models(), engines, gpus, st.integers(0, 30 << 30), st.none() | st.integers(1 << 30, 40 << 30))
+def test_what_a_plan_tells_of_another_size_is_the_plan_that_is_made_there(
+    model: ModelConfig, asked: EngineSettings, gpu: Device, held: int, weights: int | None
+) -> None:
+    gpu = replace(gpu, free=None if gpu.told else max(gpu.memory - held, 0))
+    made = attempt_engine(model, asked, gpu, weights)
+    assume(isinstance(made, MemoryPlan))
+    assert isinstance(made, MemoryPlan)
+    sizes = (made.one_size_down, made.one_size_up)
+    assert any(sizes)
+    for size in filter(None, sizes):
+        there, told = attempt_engine(model, asked, gpu.resized(size.memory), weights), size.chosen
+        if not isinstance(there, MemoryPlan):
+            assert (told, size.misfit) == (None, str(there))
+            continue
+        assert told is not None
+        assert (told.strategy, told.state_dtype) == (there.strategy, there.state_dtype)
+        assert (told.slots, told.pages, told.running) == (
+            there.slots, there.pages, there.max_running_requests
+        )  # fmt: skip
+        assert (told.checkpoints, told.saved) == (there.checkpoints, there.expected_saved)
+        assert told.max_model_len == there.max_model_len
+
+
+@laws
+@given(models(), engines, gpus, st.integers(1, 400))
+def test_a_larger_size_never_has_fewer_slots_or_sequences_with_the_same_choice(
+    model: ModelConfig, asked: EngineSettings, gpu: Device, concurrency: int
+) -> None:
+    fixed = asked.model_copy(
+        update={
+            "strategy": "ExtraBufferLazy",
+            "state_dtype": "float32",
+            "max_model_len": 1024,
+            "workload_concurrency": concurrency,
+        }
+    )
+    made = attempt_engine(model, fixed, gpu)
+    assume(isinstance(made, MemoryPlan))
+    assert isinstance(made, MemoryPlan)
+    if (up := made.one_size_up) is not None:
+        assert up.chosen is not None
+        assert up.chosen.slots >= made.slots
+        assert up.chosen.running >= made.max_running_requests
 
 
 @laws

@@ -51,6 +51,33 @@ class RejectedChoice(StatusModel):
     """Why it was rejected, with numbers."""
 
 
+class OtherSize(StatusModel):
+    """What the planner would choose for the same engine on a GPU of another size."""
+
+    memory: Text
+    """Memory of such a GPU, as spec.memory.deviceMemory takes it."""
+    fits: bool
+    """Whether the engine would run there."""
+    strategy: Strategy | None = None
+    """The strategy it would choose; this and what follows only where it fits."""
+    state_dtype: StateDtype | None = None
+    """The type of the stored SSM state."""
+    slots: Count | None = None
+    """Slots for states."""
+    pages: Count | None = None
+    """Pages for attention KV."""
+    max_running_requests: Count | None = None
+    """Sequences of the planned lengths that would fit at once."""
+    max_model_len: Count | None = None
+    """Longest sequence, in tokens."""
+    checkpoints: Count | None = None
+    """Reusable checkpoints beside the sequences that are planned for."""
+    resumed: Text | None = None
+    """Share of prompt tokens that would be resumed, estimated, such as 43%."""
+    reason: LongText | None = None
+    """Why it does not fit, with numbers."""
+
+
 class PlanStatus(StatusModel):
     """What the planner chose for one engine."""
 
@@ -77,6 +104,11 @@ class PlanStatus(StatusModel):
     """Where every byte goes; the lines sum to the budget."""
     rejected: Annotated[list[RejectedChoice], Field(max_length=32)] = []
     """The other choices, and why not."""
+    one_size_down: OtherSize | None = None
+    """The same engine on a GPU of the next smaller size that is sold; absent without a GPU, with
+    spec.memory.arena, or where there is no smaller one."""
+    one_size_up: OtherSize | None = None
+    """The same on one of the next larger size."""
 
 
 class ScalingChange(StatusModel):

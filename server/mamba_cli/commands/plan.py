@@ -45,7 +45,10 @@ def command(
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", envvar="MAMBASERVE_VERBOSE", help="All numbers, and why not the other choices."
+            "--verbose",
+            "-v",
+            envvar="MAMBASERVE_VERBOSE",
+            help="All numbers, why not the other choices, and other sizes of GPU.",
         ),
     ] = False,
     trace: Annotated[

@@ -15,6 +15,7 @@ from rich.text import Text
 from mamba_cli.local.planning import PlanOutcome
 from mamba_planner import LedgerLine, MemoryPlan
 from mamba_planner.byte_size import binary_size
+from mamba_planner.other_size import OtherSize
 
 # item of the ledger -> (pattern, colour, words)
 _LOOK = {
@@ -130,6 +131,8 @@ def _fitting(outcome: PlanOutcome, plan: MemoryPlan, verbose: bool) -> Renderabl
         parts += [Text(f"note: {note}", style="yellow") for note in notes]
     if plan.rejected and verbose:
         parts += [Text(), Text("not chosen", style="bold"), _rejected(plan)]
+    if verbose and (plan.one_size_down or plan.one_size_up):
+        parts += [Text(), Text("one GPU size down and up", style="bold"), *_other_sizes(outcome, plan)]
     return Group(*parts)
 
 
@@ -183,6 +186,43 @@ def _rejected(plan: MemoryPlan) -> RenderableType:
             for each in plan.rejected
         )
     )
+
+
+def _other_sizes(outcome: PlanOutcome, plan: MemoryPlan) -> Iterable[RenderableType]:
+    """The plan between what the next smaller and the next larger GPU would make of it, a column each."""
+    columns = [(outcome.device.memory, _this(plan))]
+    if (down := plan.one_size_down) is not None:
+        columns.insert(0, (down.memory, _there(down)))
+    if (up := plan.one_size_up) is not None:
+        columns.append((up.memory, _there(up)))
+    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    for memory, _ in columns:
+        table.add_column(binary_size(memory), overflow="fold")
+    names = ("strategy", "states", "at once", "slots", "pages", "longest", "checkpoints", "resumed")
+    for name, row in zip(names, zip(*(numbers for _, numbers in columns), strict=True), strict=True):
+        table.add_row(name, *row)
+    yield Padding(table, (0, 0, 0, 1))
+    for size in (down, up):
+        if size is not None and size.chosen is None:
+            said = f"{binary_size(size.memory)} does not fit: {size.misfit}"
+            yield Padding(Text(said, style="dim"), (0, 0, 0, 1))
+
+
+def _this(plan: MemoryPlan) -> Iterable[str]:
+    counts = (plan.max_running_requests, plan.slots, plan.pages, plan.max_model_len, plan.checkpoints)
+    return _numbers(plan.strategy, plan.state_dtype, counts, plan.expected_saved)
+
+
+def _there(size: OtherSize) -> Iterable[str]:
+    if (chosen := size.chosen) is None:
+        return ("does not fit", *[""] * 7)
+    counts = (chosen.running, chosen.slots, chosen.pages, chosen.max_model_len, chosen.checkpoints)
+    return _numbers(chosen.strategy, chosen.state_dtype, counts, chosen.saved)
+
+
+def _numbers(strategy: str, states: str, counts: Iterable[int], saved: float) -> Iterable[str]:
+    return (strategy, states, *(f"{count:,}" for count in counts), f"{saved:.0%}")
 
 
 def _not_fitting(outcome: PlanOutcome) -> RenderableType:

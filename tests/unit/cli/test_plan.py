@@ -106,6 +106,7 @@ def test_json_stands_alone_on_standard_output_and_follows_the_interface(nano: Pa
     assert status <= set(shown["plan"])
     PlanStatus.model_validate({key: shown["plan"][key] for key in status})
     assert sum(line["bytes"] for line in shown["plan"]["ledger"]) == int(80 * 2**30 * 0.9)
+    assert [shown["plan"][size]["memory"] for size in ("oneSizeDown", "oneSizeUp")] == ["46068Mi", "97887Mi"]
 
 
 def test_yaml_says_the_same_as_json(nano: Path) -> None:

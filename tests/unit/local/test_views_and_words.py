@@ -108,6 +108,23 @@ def test_a_narrow_terminal_still_shows_every_word_and_a_whole_bar(tmp_path: Path
         assert f"{each.strategy}, {each.state_dtype}: " in words
 
 
+def test_one_gpu_size_down_and_up_stand_beside_the_plan_when_asked_for(tmp_path: Path) -> None:
+    directory = model_directory(tmp_path / "nano", "nemotron-nano-9b-v2")
+    outcome = plan_directory(directory, PlanFlags(device_memory=24 << 30))
+    assert outcome.plan is not None
+    assert outcome.plan.one_size_up is not None
+    assert outcome.plan.one_size_up.chosen is not None
+    assert "one GPU size" not in shown(plan_view(outcome))
+    text = shown(plan_view(outcome, verbose=True))
+    rows = {line[0]: line[1:] for line in (row.strip("│ ").split() for row in text.splitlines()) if line}
+    assert rows["15.0Gi"][:3] == ["does", "not", "fit:"]
+    assert "15.0Gi 24.0Gi 31.8Gi" in " ".join(text.split())
+    assert rows["slots"] == [f"{outcome.plan.slots:,}", f"{outcome.plan.one_size_up.chosen.slots:,}"]
+    assert "one GPU size" not in shown(
+        plan_view(plan_directory(directory, PlanFlags(device_memory=80 << 30, gpus=0)), verbose=True)
+    )
+
+
 def test_reasons_and_the_choices_not_taken_are_shown_when_asked_for(tmp_path: Path) -> None:
     outcome = plan_directory(model_directory(tmp_path / "small"), PlanFlags(device_memory=8 << 30))
     short, long = shown(plan_view(outcome)), shown(plan_view(outcome, verbose=True))

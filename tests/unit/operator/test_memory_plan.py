@@ -161,6 +161,37 @@ def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
     assert isinstance(judged(large, memory={}), Fits)
 
 
+def test_the_status_tells_one_gpu_size_down_and_up_of_the_memory_that_is_planned_for() -> None:
+    by_spec, by_label = judged(1 << 30), judged(46_068 << 20, memory={})
+
+    assert isinstance(by_spec, Fits)
+    assert isinstance(by_label, Fits)
+    for verdict, down, up in ((by_spec, "46068Mi", "97887Mi"), (by_label, "40Gi", "81559Mi")):
+        sizes = (verdict.plan.one_size_down, verdict.plan.one_size_up)
+        for size, memory in zip(sizes, (down, up), strict=True):
+            there = judged(memory={"deviceMemory": memory})
+            assert isinstance(there, Fits)
+            assert size is not None
+            assert (size.memory, size.fits, size.reason) == (memory, True, None)
+            assert (size.strategy, size.state_dtype) == (there.plan.strategy, there.plan.state_dtype)
+            assert (size.slots, size.pages) == (there.plan.slots, there.plan.pages)
+            assert size.max_running_requests == there.plan.max_running_requests
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"memory": {"deviceMemory": "80Gi", "arena": "20Gi"}},
+        {"resources": {"gpus": 0}, "memory": {"deviceMemory": "80Gi"}},
+    ],
+)
+def test_an_arena_in_bytes_and_a_machine_without_a_gpu_have_no_other_sizes(spec: dict[str, Any]) -> None:
+    verdict = judged(**spec)
+
+    assert isinstance(verdict, Fits)
+    assert {"oneSizeDown", "oneSizeUp"}.isdisjoint(verdict.plan.manifest())
+
+
 def test_the_configuration_in_the_spec_wins_over_the_one_that_ships() -> None:
     of = MambaDeployment.model_validate(readable(fitting_owner()), by_alias=True, by_name=False)
 

@@ -8,7 +8,16 @@ import pytest
 
 from mamba_api.strategy import Strategy
 from mamba_api.v1alpha1 import PlanStatus
-from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, Workload, plan
+from mamba_planner import (
+    Constraints,
+    Device,
+    DoesNotFit,
+    MemoryPlan,
+    UnusableInput,
+    Workload,
+    plan,
+    plan_engine,
+)
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import model_config_from_hf
 from mamba_planner.model_config import ModelConfig
@@ -291,7 +300,7 @@ def test_a_refusal_advises_what_is_not_so_already() -> None:
 
 
 def test_status_is_what_the_contract_accepts_and_nothing_more() -> None:
-    status = plan(NANO, Constraints(), CARD, workload=CHAT).to_status()
+    status = plan_engine(NANO, EngineSettings(model="file:///nano"), CARD).to_status()
     parsed = PlanStatus.model_validate(status)
     assert parsed.manifest() == status
     assert set(status) == {field.alias for field in PlanStatus.model_fields.values()}
