@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "exact states win although too few sequences fit", PLANNER + "choice.py",
-        'each.state_dtype == "float32" and each.running >= wanted]:', 'each.state_dtype == "float32"]:',
+        'each.state_dtype == "float32" and each.running >= wanted]', 'each.state_dtype == "float32"]',
         (CHOICE,),
     ),
     Mutant(
