@@ -79,7 +79,7 @@ async def test_the_states_on_the_way_to_serving(life: Life) -> None:
     assert "1 of 2 engines load the model" in await life.becomes("Progressing", "LoadingModel")
 
     await life.says(first, phase="Running", conditions=[READY])
-    assert "at least 2 are to" in await life.becomes("Available", "BelowMinimum")
+    assert "1 of at least 2" in await life.becomes("Available", "BelowMinimum")
 
     await life.says(second, phase="Running", conditions=[READY])
     assert "no gateway answers yet" in await life.becomes("Available", "GatewayNotReady")
