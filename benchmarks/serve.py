@@ -55,14 +55,14 @@ async def engine_samples(url: str, prompts: Sequence[Prompt], level: int) -> lis
 
 
 async def engine_outputs(url: str, prompt: Prompt) -> list[int]:
-    """The greedy tokens of one prompt."""
+    """The greedy tokens of one prompt, none of which ends the answer: `Baseline.outputs` chooses so, too."""
     async with aiohttp.ClientSession() as session:
         body = {
             "model": await _model_name(session, url),
             "prompt": list(prompt.token_ids),
             "max_tokens": prompt.output_tokens,
             "temperature": 0,
-            "ignore_eos": True,
+            "min_tokens": prompt.output_tokens,
             "return_token_ids": True,
         }
         async with session.post(f"{url}/v1/completions", json=body) as response:
