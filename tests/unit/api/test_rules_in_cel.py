@@ -161,7 +161,7 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         limits=some({}, keys=st.sampled_from([[], [{"name": "a"}]])),
     ),
     Engine: some({}, tensorParallel=SMALL),
-    Resources: some({}, gpus=COUNT),
+    Resources: some({}, gpus=COUNT, profile=st.just("a")),
     Model: some(
         {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
         cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),
@@ -177,7 +177,8 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Spec: some(
         {"model": st.just({"uri": "builtin://tiny-recall"})},
         replicas=COUNT,
-        engine=some({}, pageSize=SMALL),
+        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8"])),
+        resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
         stateCache=some({}, trackInterval=st.integers(1, 64)),
         scaling=some({}, minReplicas=st.integers(0, 1), maxReplicas=SMALL),
         disaggregation=some({}, prefillReplicas=SMALL),
