@@ -11,6 +11,7 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
 from mamba_api.v1alpha1.profiles import profile_in_words
+from mamba_operator.model_load import downloads_in_words
 from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, trouble
 from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan import Change, ReconcilePlan
@@ -193,6 +194,8 @@ def _progressing(view: View) -> Finding:
     if engine.replicas > wanted:
         return Finding("True", Reason.SCALING_DOWN, f"engines that run: {engine.replicas}, wanted: {wanted}")
     if engine.ready < wanted:
+        if said := downloads_in_words(view.snapshot.pods, view.snapshot.fetched):
+            return Finding("True", Reason.DOWNLOADING_MODEL, said)
         loading = sum(map(is_loading, view.snapshot.pods))
         if loading:
             return Finding("True", Reason.LOADING_MODEL, f"{loading} of {wanted} engines load the model")

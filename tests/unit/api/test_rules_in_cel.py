@@ -21,6 +21,7 @@ from mamba_api.v1alpha1 import (
     Gateway,
     Limits,
     Model,
+    ModelCache,
     Redis,
     Resources,
     Rollout,
@@ -150,6 +151,7 @@ def some(
     return st.fixed_dictionaries(required, optional=optional)
 
 
+COMMIT = "0123456789" * 4
 OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Scaling: some(
         {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
@@ -163,8 +165,12 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Engine: some({}, tensorParallel=SMALL),
     Resources: some({}, gpus=COUNT, profile=st.just("a")),
     Model: some(
-        {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
-        cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),
+        {"uri": st.sampled_from(["hf://a/b", f"hf://a/b@{COMMIT}", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
+        cache=st.sampled_from([{"size": "1Gi"}, {"claimName": "c"}]), tokenSecretRef=st.just({"name": "hub"}),
+    ),
+    ModelCache: some(
+        {}, size=st.just("1Gi"), claimName=st.just("c"), storageClassName=st.just("s"),
+        accessMode=st.sampled_from(["ReadWriteMany", "ReadWriteOnce"]),
     ),
     Rollout: some(
         {}, maxSurge=COUNT, maxUnavailable=COUNT, progressDeadline=st.one_of(DEADLINES, TIMES),

@@ -98,7 +98,7 @@ def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch:
         free: int
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10))
-    with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache\.size"):
+    with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache"):
         run("hf://owner/name")
     assert hub.served == []
 
