@@ -77,7 +77,6 @@ def _download(uri: str, progress: "Progress") -> "ModelReport":
     from mamba_planner.families.errors import UnreadableConfig
     from mamba_planner.families.registry import read_config
     from mamba_planner.model_report import ModelReport
-    from mamba_server.model.errors import DownloadFailed, WeightsError
     from mamba_server.model.hub_copy import sound_copy
     from mamba_server.model.weight_files import weights_size
 
@@ -91,11 +90,7 @@ def _download(uri: str, progress: "Progress") -> "ModelReport":
         config = read_config(directory)
     except UnreadableConfig as error:
         raise InvalidInput(str(error)) from error
-    try:
-        size = weights_size(directory)
-    except WeightsError as error:
-        # The Hub is away, and what is here is what an attempt before has left.
-        raise DownloadFailed(f"{uri}: what is here is not all of it: {error}") from error
+    size = weights_size(directory)
     if size is None:
         raise InvalidInput(f"{uri}: it has no *.safetensors files: choose a model that is published so")
     return ModelReport(directory.name, config, size)
