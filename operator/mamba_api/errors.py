@@ -4,7 +4,10 @@ ContractError
 ├── InvalidQuantity    not a Kubernetes quantity (80Gi, 500m, 4)
 ├── InvalidDuration    not a duration (300s, 5m, 500ms)
 ├── InvalidModelUri    not one of the four kinds of model URI
-└── InvalidDocument    a YAML document that is no valid MambaDeployment: file, document, name and field
+├── UnknownProfile     spec.resources.profile names none that there is
+├── InvalidProfile     a profile and what the object says itself contradict each other
+└── InvalidDocument    a YAML document that is no valid MambaDeployment, or no profiles: file, document, name
+                       and field
 
 All are `ValueError`s, so pydantic reports the first three at the field where they were found. The CLI turns
 `InvalidDocument` into exit code 2, the operator into the condition reason `InvalidSpec`.
@@ -29,8 +32,16 @@ class InvalidModelUri(ContractError):
     """Not a model URI."""
 
 
+class UnknownProfile(ContractError):
+    """`spec.resources.profile` names none that there is."""
+
+
+class InvalidProfile(ContractError):
+    """A profile and what the object says itself contradict each other."""
+
+
 class InvalidDocument(ContractError):
-    """A YAML document that is no valid MambaDeployment. The message has one line per problem."""
+    """A YAML document that is no valid MambaDeployment, or no profiles; one line per problem."""
 
     def __init__(self, source: str, problems: list[str]) -> None:
         self.source = source

@@ -5,11 +5,13 @@ last and sums up.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
+from mamba_api.v1alpha1.profiles import profile_in_words
+from mamba_operator.model_load import downloads_in_words
 from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, trouble
 from mamba_operator.objects.workload_state import WorkloadState
 from mamba_operator.plan import Change, ReconcilePlan
@@ -96,6 +98,14 @@ def findings_of(view: View, generation: int) -> dict[ConditionType, Finding]:
 
 
 def _planned(view: View) -> Finding:
+    found = _of_verdict(view)
+    deployment = view.plan.deployment
+    if isinstance(view.verdict, Invalid) or deployment is None or not (said := profile_in_words(deployment)):
+        return found
+    return replace(found, message=f"{found.message}; {said}")
+
+
+def _of_verdict(view: View) -> Finding:
     match view.verdict:
         case Fits(_, message, reported):
             if (differs := view.plan.plan_differs) is not None:
@@ -184,6 +194,8 @@ def _progressing(view: View) -> Finding:
     if engine.replicas > wanted:
         return Finding("True", Reason.SCALING_DOWN, f"engines that run: {engine.replicas}, wanted: {wanted}")
     if engine.ready < wanted:
+        if said := downloads_in_words(view.snapshot.pods, view.snapshot.fetched):
+            return Finding("True", Reason.DOWNLOADING_MODEL, said)
         loading = sum(map(is_loading, view.snapshot.pods))
         if loading:
             return Finding("True", Reason.LOADING_MODEL, f"{loading} of {wanted} engines load the model")

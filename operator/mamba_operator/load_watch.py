@@ -14,7 +14,7 @@ from mamba_operator.autoscale.reports import ReportInvalid, series
 from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.objects.pod_trouble import is_loader
+from mamba_operator.objects.pod_trouble import is_downloading, is_loader
 from mamba_operator.objects.side_by_side import side_by_side
 from mamba_operator.snapshot import Fetched
 
@@ -77,4 +77,4 @@ class LoadWatch:
 
 
 def _fetches(pod: Manifest) -> bool:
-    return is_loader(pod) and (pod.get("status") or {}).get("phase") == "Running"
+    return is_downloading(pod) or (is_loader(pod) and (pod.get("status") or {}).get("phase") == "Running")

@@ -17,6 +17,7 @@ import structlog
 
 from mamba_api import names
 from mamba_api.authority import authority
+from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.access import connected, load_access, pod_namespace
 from mamba_kube.errors import NoClusterAccess
 from mamba_operator.admin_key import AdminKey, admin_key
@@ -43,6 +44,7 @@ from mamba_operator.reconcile import Reconciler
 from mamba_operator.render.default_images import DefaultImages
 from mamba_operator.render.scrapers import operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
+from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0
@@ -57,10 +59,14 @@ class Operator:
     """One operator process."""
 
     def __init__(
-        self, settings: OperatorSettings, client: KubeClient, shipped: ShippedConfig = nothing_shipped
+        self,
+        settings: OperatorSettings,
+        client: KubeClient,
+        shipped: ShippedConfig = nothing_shipped,
+        profiles: Profiles = SHIPPED,
     ) -> None:
         self._settings = settings
-        self._shipped = shipped
+        self._shipped, self._profiles = shipped, profiles
         self._client = client
         self._host = settings.liveness_host or ("::" if pod_namespace() else "127.0.0.1")
         self._metrics = OperatorMetrics()
@@ -146,6 +152,7 @@ class Operator:
             images=DefaultImages(settings.engine_image, settings.gateway_image, settings.image_pull_secrets),
             scrapers=settings.scrapers,
             operator=operator_pods(_pods_namespace()),
+            profiles=self._profiles,
             key=key,
             decided=autoscaler.decided,
             attempts=rollouts.attempts,
@@ -310,8 +317,15 @@ def _pods_namespace() -> str | None:
     return os.environ.get("POD_NAMESPACE") or pod_namespace()
 
 
-async def run(settings: OperatorSettings, shipped: ShippedConfig = nothing_shipped) -> None:
-    """Run one operator until SIGTERM or SIGINT. `shipped` reads configurations of models that ship with us.
+async def run(
+    settings: OperatorSettings, shipped: ShippedConfig = nothing_shipped, profiles: Profiles = SHIPPED
+) -> None:
+    """Run one operator until SIGTERM or SIGINT.
+
+    Args:
+        settings: of the process.
+        shipped: reads configurations of models that ship with us.
+        profiles: what `spec.resources.profile` may name.
 
     Raises:
         SettingsInvalid: no usable credentials.
@@ -328,6 +342,6 @@ async def run(settings: OperatorSettings, shipped: ShippedConfig = nothing_shipp
     except NoClusterAccess as error:
         raise SettingsInvalid(str(error)) from error
     async with connected(access, timeout=settings.request_timeout) as server:
-        operator = Operator(settings, KubeClient(server), shipped)
+        operator = Operator(settings, KubeClient(server), shipped, profiles)
         operator.take_signals()
         await operator.run()

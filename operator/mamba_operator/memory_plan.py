@@ -35,10 +35,15 @@ def plan_memory(
     spec = deployment.spec
     known = spec.model.config if spec.model.config is not None else config
     if known is None:
+        cache = spec.model.cache
         return Unknown(
             Reason.MODEL_UNKNOWN,
             f"the configuration of {spec.model.uri} is not known before "
-            + ("it is downloaded" if spec.model.cache is not None else "an engine has started")
+            + (
+                "it is downloaded"
+                if cache is not None and cache.size is not None
+                else "an engine has started"
+            )
             + "; put its config.json into spec.model.config to see the plan at once",
         )
     try:

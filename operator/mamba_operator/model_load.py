@@ -4,7 +4,7 @@ Called by `plan`. Engines of a revision are made once its model is there; until 
 downloaded is known by a hash of the URI, of the claim and of `restarted-at`: any other is downloaded anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from mamba_operator.objects.manifest import (
     sealed,
 )
 from mamba_operator.objects.moment import moment
-from mamba_operator.objects.pod_trouble import is_loader, last_words
+from mamba_operator.objects.pod_trouble import is_downloading, is_loader, last_words
 from mamba_operator.render.context import Context
 from mamba_operator.render.loader import ATTEMPTS, LOAD_KEY, REPORT_KEY, loader_job, model_report
 from mamba_operator.snapshot import Fetched, Snapshot
@@ -56,9 +56,9 @@ class ModelLoad:
 
 
 def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad | None:
-    """None where the model is not kept on a volume."""
+    """None where the model is not kept on a volume that is made for it."""
     model = context.deployment.spec.model
-    if model.cache is None:
+    if model.cache is None or model.cache.size is None:
         return None
     children = context.children
     record_ref = Ref(CONFIG_MAP.kind, children.model_report)
@@ -106,6 +106,13 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     if attempts:
         says += f"; the last one: {_failure(pods, job)}"
     return ModelLoad(says, failed=attempts > 1, keep=keep)
+
+
+def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, Fetched]) -> str:
+    """How far engine pods are that download the model to a claim of the user's; empty where none does."""
+    downloading = sorted(name_of(pod) for pod in pods if is_downloading(pod))
+    said = "; ".join(f"pod {name}{_how_far(fetched.get(name))}" for name in downloading)
+    return f"downloads the model before it starts, or waits for another that does: {said}" if said else ""
 
 
 def load_id(deployment: MambaDeployment, claim: Manifest) -> str:

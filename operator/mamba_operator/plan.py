@@ -12,8 +12,10 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from mamba_api import names
+from mamba_api.errors import ContractError
 from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
 from mamba_api.v1alpha1.documents import explain
+from mamba_api.v1alpha1.profiles import Profiles, with_profile
 from mamba_operator.autoscale.scale import scaling_status, wake_text
 from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
@@ -40,6 +42,7 @@ from mamba_operator.rollout.in_place import replaced_in_place
 from mamba_operator.rollout.rollback import Choice, FailedRevision, choose_revision, is_ready
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Verdict
+from mamba_planner.shipped_profiles import SHIPPED
 
 WAITING_PERIOD = 30.0
 """Seconds to the next look while pods wait for what they mount, or for a kind: nothing tells when a Secret
@@ -83,7 +86,7 @@ class ReconcilePlan:
     """What has to change, and what was decided on the way."""
 
     deployment: MambaDeployment | None = None
-    """The parsed object; None when it is gone, going, or broken."""
+    """The parsed object, its profile filled in; None when it is gone, going, or broken."""
     verdict: Verdict | None = None
     """What the planner says; None when the object is gone or going."""
     replicas: int | None = None
@@ -131,6 +134,7 @@ def make_plan(
     images: DefaultImages = OF_THIS_VERSION,
     scrapers: tuple[Scraper, ...] = PROMETHEUS,
     operator: Scraper = OPERATOR,
+    profiles: Profiles = SHIPPED,
 ) -> ReconcilePlan:
     """What to do about one MambaDeployment.
 
@@ -142,6 +146,7 @@ def make_plan(
         images: for pods whose images the object does not name.
         scrapers: who may read the engines' metrics.
         operator: the operator's own pods.
+        profiles: what `spec.resources.profile` may name.
     """
     if snapshot.owner is None or is_terminating(snapshot.owner):
         # Owner references let the cluster collect the children; making one now would only race with that.
@@ -150,6 +155,10 @@ def make_plan(
         deployment = MambaDeployment.model_validate(readable(snapshot.owner), by_alias=True, by_name=False)
     except ValidationError as error:
         return ReconcilePlan(verdict=Invalid("; ".join(explain(error))))
+    try:
+        deployment = with_profile(deployment, profiles)
+    except ContractError as error:
+        return ReconcilePlan(deployment, Invalid(str(error)))
     engine = snapshot.child("Deployment", names.Children(deployment.name).engine)
     load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
     loaded = load.report if load is not None else None

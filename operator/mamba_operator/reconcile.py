@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.v1alpha1 import Status
+from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.admin_key import AdminKey
 from mamba_operator.announce import announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
@@ -49,6 +50,7 @@ from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.snapshot import Fetched, Reported, Snapshot
 from mamba_operator.status import summarize, unobserved
+from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
@@ -85,6 +87,7 @@ class Reconciler:
         images: DefaultImages = OF_THIS_VERSION,
         scrapers: tuple[Scraper, ...] = PROMETHEUS,
         operator: Scraper = OPERATOR,
+        profiles: Profiles = SHIPPED,
         key: AdminKey | None = None,
         put: Put = put_strategy,
         decided: Callable[[Key], Decided | None] = lambda _: None,
@@ -104,6 +107,7 @@ class Reconciler:
         self._token = token
         self._shipped = shipped
         self._images, self._scrapers, self._operator = images, scrapers, operator
+        self._profiles = profiles
         self._indices = indices or Indices()
         self._key, self._put, self._read = key, put, read
         self._decided, self._attempts, self._fetched = decided, attempts, fetched
@@ -219,6 +223,7 @@ class Reconciler:
             images=self._images,
             scrapers=self._scrapers,
             operator=self._operator,
+            profiles=self._profiles,
         )
         self._as_wanted[snapshot.key] = plan.as_wanted
         return plan

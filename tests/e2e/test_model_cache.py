@@ -48,6 +48,29 @@ def volume(node: Node) -> Iterator[str]:
     shutil.rmtree(folder)
 
 
+@pytest.fixture
+def claim(node: Node, namespace: str) -> Iterator[str]:
+    """Name of a claim that is bound to a directory which each node of a group has; here there is one."""
+    folder = Path(tempfile.mkdtemp(prefix="mambaserve-local-"))
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}]
+    modes = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+    volume = {
+        "capacity": {"storage": "1Gi"},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "local": {"path": str(folder)},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        **modes,
+    }
+    wanted = {"volumeName": folder.name, "resources": {"requests": {"storage": "1Gi"}}, **modes}
+    made = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": folder.name}, "spec": volume}
+    asks = {"kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": wanted}
+    node.apply(made, "default")
+    node.apply({"apiVersion": "v1", **asks}, namespace)
+    yield "models"
+    node.kubectl("delete", "pv", folder.name, "--wait=false")
+    shutil.rmtree(folder)
+
+
 def hub(node: Node, namespace: str) -> str:
     """URL of a Hub that has one model."""
     labels = {"app": "hub"}
@@ -112,3 +135,42 @@ def test_a_model_is_downloaded_once_and_served_without_the_hub(
         assert "failed" not in job["status"]
         log = node.kubectl("logs", "-n", SYSTEM, "deployment/mambaserve", "--tail=-1")
         assert "reconcile_broken" not in log
+
+
+def said_by_loader(node: Node, namespace: str, pod: dict[str, Any]) -> str:
+    return node.kubectl("logs", pod["metadata"]["name"], "-n", namespace, "-c", "loader", "--tail=-1")
+
+
+def test_a_node_fills_its_own_copy_and_serves_it_without_the_hub(
+    node: Node, namespace: str, claim: str
+) -> None:
+    with chart(node):
+        url = hub(node, namespace)
+        deployed = Deployed(node, namespace)
+        deployed.start_client()
+        # What is made from here on keeps the strictest standard, or is refused.
+        node.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+        uri = f"hf://owner/name@{COMMIT}"
+        model = {"uri": uri, "servedName": "tiny-recall", "cache": {"claimName": claim}}
+        deployed.apply(model=model, engine={"env": [{"name": "HF_ENDPOINT", "value": url}]}, replicas=2)
+        deployed.wait_ready()
+        deployed.wait_settled()
+        said = [said_by_loader(node, namespace, pod) for pod in deployed.engine_pods()]
+        # Of two pods one has downloaded and compared; the other has waited for it, or come later.
+        assert len(said) == 2
+        assert sum("compares the checksums" in text for text in said) == 1
+        question = questions()[0]
+        assert deployed.ask(question)["whole"] == question.answer
+        assert node.list("jobs", namespace) == []
+
+        # Whatever becomes of the Hub: an engine that is started anew has its copy.
+        node.kubectl("delete", "pod", "hub", "-n", namespace)
+        before = {one["metadata"]["uid"] for one in deployed.engine_pods()}
+        node.kubectl("delete", "pod", deployed.engine_pods()[0]["metadata"]["name"], "-n", namespace)
+        node.wait_for(
+            lambda: {one["metadata"]["uid"] for one in deployed.engine_pods()} - before, "another engine"
+        )
+        deployed.wait_settled()
+        assert deployed.ask(question)["whole"] == question.answer
+        [new] = [one for one in deployed.engine_pods() if one["metadata"]["uid"] not in before]
+        assert "compares the checksums" not in said_by_loader(node, namespace, new)

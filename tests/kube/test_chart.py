@@ -9,6 +9,8 @@ import yaml
 
 from eventually import wait_until
 from mamba_api import names
+from mamba_api.v1alpha1.profile_documents import read_profiles
+from mamba_api.v1alpha1.profiles import Profiles
 from testcluster.control_plane import ControlPlane
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import Command
@@ -45,6 +47,9 @@ VARIANTS = {
         "--set-json", 'operator.env=[{"name":"A","value":"b"}]', "--set", "operator.podLabels.team=x",
         "--set-json", 'imagePullSecrets=[{"name":"pull"}]', "--set", "serviceAccount.annotations.a=b",
         "--set", "image.digest=sha256:" + "0" * 64, "--set", "commonLabels.owner=us",
+    ),
+    "with profiles": (
+        "--set-json", 'resourceProfiles={"ours":{"gpus":1,"cpu":6,"nodeSelector":{"a":"b"}}}',
     ),
     "with external metrics": (
         "--set", "externalMetrics.enabled=true,externalMetrics.port=7443,watchNamespaces={NS}",
@@ -108,6 +113,32 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def test_profiles_of_the_values_are_a_file_of_the_operator_and_a_change_starts_it_anew(helm: Command) -> None:
+    def made(cpu: int) -> tuple[dict[str, Any], Profiles]:
+        ours = {
+            "gpus": 1,
+            "cpu": cpu,
+            "deviceMemory": "40Gi",
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{}],
+        }
+        documents = rendered(helm, "sys", "--set-json", f"resourceProfiles={json.dumps({'ours': ours})}")
+        pod = one(documents, "Deployment")["spec"]["template"]
+        (container,) = pod["spec"]["containers"]
+        (option,) = [each for each in container["args"] if each.startswith("--resource-profiles=")]
+        path = Path(option.partition("=")[2])
+        (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == str(path.parent)]
+        (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
+        data = one(documents, "ConfigMap", volume["configMap"]["name"])["data"]
+        return pod["metadata"], read_profiles(data[path.name], path.name)
+
+    before, profiles = made(6)
+    assert profiles["ours"].node_selector == {"a": "b"}
+    assert (str(profiles["ours"].cpu), profiles["ours"].gpus) == ("6", 1)
+    assert before != made(7)[0]
+    assert before == made(6)[0]
 
 
 def test_two_operators_are_installed_on_two_nodes_where_there_are_as_many(helm: Command) -> None:

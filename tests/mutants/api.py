@@ -17,7 +17,22 @@ POOL, LOGS = "tests/unit/text/test_encoder_pool.py", "tests/unit/telemetry/test_
 FIELDS = "tests/unit/api/test_openai.py"
 CONNECTIONS = "tests/unit/edge/test_connections.py"
 
+PROFILES = "operator/mamba_api/v1alpha1/profiles.py"
+OF_PROFILES = "tests/unit/api/test_profiles.py"
+
 MUTANTS = (
+    Mutant(
+        "a profile wins over what the object says", PROFILES,
+        '{"gpus": resources.gpus} | given | _said(resources)', '_said(resources) | given', (OF_PROFILES,),
+    ),
+    Mutant(
+        "the memory of a profile's GPU is taken for another one", PROFILES,
+        "if _same_device(profile, resources, scheduling):", "if profile.device_memory:", (OF_PROFILES,),
+    ),
+    Mutant(
+        "an object that is written says gpus though it did not", "operator/mamba_api/v1alpha1/pods.py",
+        'unsaid = {"gpus", "gpu_resource"} - self.model_fields_set', "unsaid = set[str]()", (OF_PROFILES,),
+    ),
     Mutant(
         "of two stop strings the one that begins first wins", TEXT + "stop_strings.py",
         "(begin + len(stop), begin, stop))", "(begin, begin, stop))", (STOPS,),

@@ -9,7 +9,23 @@ LOAD = UNIT + "test_model_load.py"
 DECIDE, COST = UNIT + "test_decide.py", UNIT + "test_deletion_cost.py"
 PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
 
+OWN_CLAIM = "tests/unit/operator/test_own_claim.py"
+
 MUTANTS = (
+    Mutant(
+        "engines may write to the copy of their node", "operator/mamba_operator/render/engine_pod.py",
+        'read_only = {"readOnly": True} if context.own_claim else {}', "read_only = dict[str, bool]()",
+        (OWN_CLAIM,),
+    ),
+    Mutant(
+        "nobody fills a claim of the user's", "operator/mamba_operator/render/engine_pod.py",
+        '{"initContainers": [loader_container(context)]} if context.own_claim else {}', "{}", (OWN_CLAIM,),
+    ),
+    Mutant(
+        "an unknown profile is taken for none", "operator/mamba_operator/plan.py",
+        "return ReconcilePlan(deployment, Invalid(str(error)))\n    engine", "pass\n    engine",
+        ("tests/unit/operator/test_profiles_of_pods.py",),
+    ),
     Mutant(
         "a gateway may write to its MambaDeployment", OPERATOR + "render/access.py",
         '                "resources": [CONFIG_MAP.plural],', '                "resources": [names.PLURAL],',

@@ -8,7 +8,22 @@ FORESEEN = "tests/unit/engine/test_memory_foreseen.py"
 PACE = "tests/unit/engine/test_step_pace.py"
 FAIR = "tests/unit/engine/test_fair_prefill.py"
 
+COPY, COPIES = "server/mamba_server/model/hub_copy.py", "tests/unit/model/test_hub_copy.py"
+
 MUTANTS = (
+    Mutant(
+        "what arrived damaged is taken for a model", COPY,
+        "not blob.is_file() or _checksum(blob) != blob.name", "not blob.is_file()", (COPIES,),
+    ),
+    Mutant(
+        "two processes fill one cache at once", COPY,
+        "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", (COPIES,),
+    ),
+    Mutant(
+        "every start compares a whole model", COPY,
+        "checked |= {blob.name: _identity(blob) for path, blob in new.items() if path not in damaged}",
+        "checked |= {}", (COPIES,),
+    ),
     Mutant(
         "a preempted sequence keeps its allocation", ENGINE + "scheduler.py",
         "        sequence.allocation = None\n", "        pass\n",

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mamba_api import names
+from mamba_api.v1alpha1.profiles import Profiles
 from mamba_kube.api_server import MERGE_PATCH, ApiServer
 from mamba_operator.admin_key import AdminKey
 from mamba_operator.engine_admin import Put, put_strategy
@@ -20,6 +21,7 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, K
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.reconcile import Reconciler
+from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import nano_config
 from struck_server import Blow, Killed, StruckServer
 
@@ -66,6 +68,8 @@ class Life:
     ) -> None:
         """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
         self.key, self._put = key, put
+        self.profiles: Profiles = SHIPPED
+        """Of the next operator."""
         self._server, self.kube = server, KubeClient(server)
         self.struck = StruckServer(server, at, blow, self.remove if removed else self._nothing)
         self.restart()
@@ -80,6 +84,7 @@ class Life:
             key=ADMIN_KEY,
             put=self._put,
             indices=indices or Indices(),
+            profiles=self.profiles,
         )
 
     async def _nothing(self) -> None:

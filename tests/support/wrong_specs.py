@@ -5,6 +5,7 @@ Read by the unit tests, which see that no rule is without its ten, and by those 
 
 from typing import Any
 
+COMMIT = "0123456789" * 4
 ZEROS = ("0s", "0ms", "0m", "0h", "0.0s", "0h0m", "0h0m0s", "00s", "0.00ms", "0m0s")
 
 WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
@@ -54,6 +55,32 @@ WRONG_SPECS: dict[str, list[dict[str, Any]]] = {
         for time in ("300", "5 m", "m", "1d", "-5s", "5S", "1h 30m", "1.s", "five", "5us")
     ],
     "engine.tensorParallel above 1 is refused": [{"engine": {"tensorParallel": n}} for n in range(2, 12)],
+    "model.cache needs either size": [
+        {"model": {"uri": f"hf://a/b@{COMMIT}", "cache": cache}}
+        for cache in ({}, *({"size": f"{n}Gi", "claimName": "c"} for n in range(1, 10)))
+    ],
+    "model.cache.storageClassName and accessMode are for a volume that is made": [
+        {"model": {"uri": f"hf://a/b@{COMMIT}", "cache": {"claimName": "c", **more}}}
+        for more in (
+            {"accessMode": "ReadWriteOnce"},
+            *({"storageClassName": f"s{n}"} for n in range(9)),
+        )
+    ],
+    "model.cache.claimName is filled by each node for itself": [
+        {"model": {"uri": f"hf://a/b{revision}", "cache": {"claimName": "c"}}}
+        for revision in (
+            "",
+            "@main",
+            "@v1",
+            f"@{COMMIT[1:]}",
+            f"@{COMMIT}0",
+            f"@{COMMIT[1:]}g",
+            f"@{COMMIT[1:]}A",
+            "@refs/pr/1",
+            f"@x/{COMMIT}",
+            f"-{COMMIT}",
+        )
+    ],
     "resources.gpus above 1 is refused": [{"resources": {"gpus": n}} for n in range(2, 12)],
     "either value or valueFrom": [
         {"engine": {"env": [{"name": f"A{n}", "value": "1", "valueFrom": {"fieldRef": {}}}]}}

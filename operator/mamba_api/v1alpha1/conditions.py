@@ -129,9 +129,10 @@ REASONS: dict[Reason, str] = {
     Reason.SCALING_DOWN: "Engines are being drained and removed.",
     Reason.DRAINING: "An engine finishes its requests before it ends.",
     Reason.DOWNLOADING_MODEL: (
-        "A Job downloads the model to the volume of spec.model.cache; the message names its pod and "
-        "how many bytes of all it has, or its log tells. Engines of that model are made when it is there; "
-        "those that serve another one go on."
+        "The model is downloaded to the volume of spec.model.cache, by a Job, or with claimName by engine "
+        "pods before they start; the message names the pod and how many bytes of all it has, or its log "
+        "tells. Engines of that model are made, or start, when it is there; those that serve another one go "
+        "on."
     ),
     Reason.LOADING_MODEL: "Pods run and load the weights.",
     Reason.SWITCHING_STRATEGY: (
@@ -163,7 +164,7 @@ REASONS: dict[Reason, str] = {
     Reason.DOWNLOAD_FAILED: (
         "The model cannot be downloaded to the volume of spec.model.cache; the message has the loader's last "
         "words and the time of the next attempt. Correct spec.model.uri or spec.model.tokenSecretRef, give "
-        "the volume more room, or open the way to the Hub; deleting the Job tries again at once."
+        "the volume more room, or open the way to the Hub; deleting the Job, or the pod, tries again at once."
     ),
     Reason.MODEL_NOT_LOADED: (
         "An engine does not start with what it was given; the message has its last words. Check that the "

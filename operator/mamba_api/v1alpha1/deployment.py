@@ -89,11 +89,17 @@ class Spec(ApiModel):
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),
         Rule(
-            cel="self.engine.quantization == 'none' || self.resources.gpus == 0",
+            cel="self.engine.quantization == 'none' || "
+            "(has(self.resources.gpus) && self.resources.gpus == 0) || "
+            "(has(self.resources.profile) && !has(self.resources.gpus))",
             message=(
                 "engine.quantization int8 is for engines without GPUs: remove it, or set resources.gpus to 0"
             ),
-            holds=lambda self: self.engine.quantization == "none" or not self.resources.gpus,
+            holds=lambda self: (
+                self.engine.quantization == "none"
+                or not self.resources.gpus
+                or self.resources.leaves_gpus_open
+            ),
         ),
         Rule(
             cel="!has(self.scaling.minReplicas) || self.replicas >= self.scaling.minReplicas || "

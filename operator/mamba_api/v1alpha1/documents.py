@@ -36,7 +36,7 @@ def load_documents(text: str, source: str) -> list[MambaDeployment]:
     """
     found: list[MambaDeployment] = []
     problems: list[str] = []
-    for index, data in enumerate(_parse(text, source), start=1):
+    for index, data in enumerate(parse(text, source), start=1):
         where = _where(source, index, data)
         match data:
             case None:
@@ -62,9 +62,12 @@ def load_documents(text: str, source: str) -> list[MambaDeployment]:
     return found
 
 
-def explain(error: ValidationError) -> list[str]:
-    """One line per problem: the field's path in YAML spelling, what is wrong, the nearest valid field."""
-    return [_explain_one(details) for details in error.errors(include_url=False, include_context=True)]
+def explain(error: ValidationError, model: type[BaseModel] = MambaDeployment) -> list[str]:
+    """One line per problem: the field's path in YAML spelling, what is wrong, the nearest valid field.
+
+    `model` is what the document was read as.
+    """
+    return [_explain_one(details, model) for details in error.errors(include_url=False, include_context=True)]
 
 
 def field_path(location: Sequence[str | int]) -> str:
@@ -78,7 +81,8 @@ def field_path(location: Sequence[str | int]) -> str:
     return path
 
 
-def _parse(text: str, source: str) -> list[Any]:
+def parse(text: str, source: str) -> list[Any]:
+    """Every document of a YAML text, by strict rules. Raises InvalidDocument."""
     try:
         documents = []
         for document in yaml.load_all(text, Loader=_StrictLoader):
@@ -177,12 +181,12 @@ def _duplicates(found: Iterable[MambaDeployment], source: str) -> list[str]:
     return problems
 
 
-def _explain_one(details: ErrorDetails) -> str:
+def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> str:
     location = details["loc"]
     path = field_path(location)
     match details["type"]:
         case "extra_forbidden":
-            return f"{path}: unknown field{_did_you_mean(location)}"
+            return f"{path}: unknown field{_did_you_mean(location, model)}"
         case "missing":
             return f"{path}: missing"
         case "literal_error":
@@ -228,8 +232,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _did_you_mean(location: Sequence[str | int]) -> str:
-    model = _model_at(location[:-1])
+def _did_you_mean(location: Sequence[str | int], root: type[BaseModel]) -> str:
+    model = _model_at(location[:-1], root)
     if model is None:
         return ""
     names = [field.alias or name for name, field in model.model_fields.items()]
@@ -243,9 +247,9 @@ def _did_you_mean(location: Sequence[str | int]) -> str:
     return f"; known here: {', '.join(sorted(names))}"
 
 
-def _model_at(location: Sequence[str | int]) -> type[BaseModel] | None:
+def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
     """The model whose fields stand at `location`, or None inside free-form parts."""
-    model: type[BaseModel] = MambaDeployment
+    model = root
     for part in location:
         if isinstance(part, int):
             continue

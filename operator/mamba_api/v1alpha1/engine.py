@@ -4,6 +4,7 @@ These five decide what runs in an engine and how its memory is split; the planne
 how many engines run is `pods`.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -16,6 +17,7 @@ from mamba_api.quantization import Quantization
 from mamba_api.strategy import StrategyChoice
 from mamba_api.v1alpha1.base import ApiModel, ChangeRule, FreeForm, ObjectName, Rule, SecretKeyRef
 
+COMMIT = "@[0-9a-f]{40}$"
 URI_RULE: JsonDict = {"rule": f"self.matches(r'{URI_PATTERN}')", "message": f"use {FORMS}"}
 
 
@@ -32,21 +34,47 @@ Uri = Annotated[
 
 
 class ModelCache(ApiModel):
-    """A volume that keeps downloaded weights. A Job fills it before engines start; they then serve the commit
-    that it downloaded and ask the Hub nothing."""
+    """A volume that keeps downloaded weights, from which engines serve and ask the Hub nothing. With size it
+    is made, and a Job fills it before engines start; they serve the commit that it downloaded. With claimName
+    it is yours."""
 
-    size: Quantity
+    size: Quantity | None = None
     """Size of the volume, at least that of the weights, and of those of the next model beside them when the
     URI changes; it may grow where the storage class allows it."""
+    claim_name: ObjectName | None = None
+    """Claim of yours in the same namespace, such as one of a local volume, a directory that each node of a
+    group has: each engine pod first downloads what is not there, one pod of a directory at a time."""
     storage_class_name: ObjectName | None = None
     """Storage class of the volume; absent = the cluster's default."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
     """ReadWriteMany lets every node share the volume, and needs a storage class that can do so, which the
     default classes of most clouds cannot; ReadWriteOnce is enough on one node."""
 
+    rules = (
+        Rule(
+            cel="has(self.size) != has(self.claimName)",
+            message=(
+                "model.cache needs either size, for a volume that is made and that a Job fills, or "
+                "claimName, for a claim of yours that engine pods fill: set one of them"
+            ),
+            holds=lambda self: (self.size is None) != (self.claim_name is None),
+        ),
+        Rule(
+            cel="!has(self.claimName) || (!has(self.storageClassName) && self.accessMode == 'ReadWriteMany')",
+            message=(
+                "model.cache.storageClassName and accessMode are for a volume that is made, and the claim of "
+                "claimName has its own: remove them"
+            ),
+            holds=lambda self: (
+                self.claim_name is None
+                or (self.storage_class_name is None and self.access_mode == "ReadWriteMany")
+            ),
+        ),
+    )
     change_rules = (
         ChangeRule(
             cel=(
+                "has(self.size) != has(oldSelf.size) || "
                 "self.accessMode == oldSelf.accessMode && has(self.storageClassName) == "
                 "has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == "
                 "oldSelf.storageClassName)"
@@ -58,7 +86,10 @@ class ModelCache(ApiModel):
             ),
         ),
         ChangeRule(
-            cel="quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0",
+            cel=(
+                "!has(self.size) || !has(oldSelf.size) || "
+                "quantity(string(self.size)).compareTo(quantity(string(oldSelf.size))) >= 0"
+            ),
             message=(
                 "model.cache.size cannot shrink, because a volume cannot: remove model.cache, delete the "
                 "PersistentVolumeClaim NAME-model, then set the cache anew"
@@ -83,14 +114,24 @@ class Model(ApiModel):
     token_secret_ref: SecretKeyRef | None = None
     """Secret with the access token for gated models; hf:// only."""
     cache: ModelCache | None = None
-    """Keep weights downloaded from hf:// on a volume, which also tells their configuration to the plan before
-    any engine starts; absent = each pod downloads into its own scratch space."""
+    """Keep weights downloaded from hf:// on a volume; with size their configuration is known to the plan
+    before any engine starts. Absent = each pod downloads into its own scratch space."""
 
     rules = (
         Rule(
             cel="!has(self.cache) || self.uri.matches('^hf://')",
             message="model.cache keeps downloads, and only hf:// is downloaded: remove cache or use hf://",
             holds=lambda self: self.cache is None or self.location.scheme == "hf",
+        ),
+        Rule(
+            cel=f"!has(self.cache) || !has(self.cache.claimName) || self.uri.matches('{COMMIT}')",
+            message=(
+                "model.cache.claimName is filled by each node for itself, at different times: name the "
+                "commit, hf://OWNER/NAME@COMMIT with its 40 digits, so that all serve the same weights"
+            ),
+            holds=lambda self: (
+                self.cache is None or self.cache.claim_name is None or re.search(COMMIT, self.uri) is not None
+            ),
         ),
         Rule(
             cel="!has(self.tokenSecretRef) || self.uri.matches('^hf://')",

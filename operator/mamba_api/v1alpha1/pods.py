@@ -4,32 +4,50 @@ What the cluster is asked for on behalf of one engine, and how many engines ther
 an engine computes.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic.alias_generators import to_snake
+from pydantic.config import JsonDict
 
 from mamba_api.quantity import Duration, Quantity
 from mamba_api.v1alpha1.base import ApiModel, FreeForm, ObjectName, Rule
 
 
+def _no_default(schema: JsonDict) -> None:
+    """The API server writes none into the object: there it could not be told from what the object says."""
+    schema.pop("default", None)
+
+
+_UNSAID = Field(json_schema_extra=_no_default)
+GpuResource = Annotated[
+    str, Field(min_length=1, max_length=316, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
+]  # fmt: skip
+ProfileName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+
+
 class Resources(ApiModel):
     """Requests and limits of the engine container."""
 
-    gpus: Annotated[int, Field(ge=0, le=64)] = 1
-    """GPUs of each engine pod: 1, or 0 to serve on the CPU; this version refuses more."""
-    gpu_resource: Annotated[
-        str, Field(min_length=1, max_length=316, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")
-    ] = "nvidia.com/gpu"  # fmt: skip
-    """Extended resource that stands for one GPU."""
+    profile: ProfileName | None = None
+    """Named set of resources, scheduling.nodeSelector, tolerations and runtimeClassName, and
+    memory.deviceMemory, such as nvidia-l4 or one of the operator's settings. What this object says itself
+    wins, field by field and label by label; Planned shows what came of it. Where the set behind the name
+    changes, engine pods are replaced as by a change here."""
+    gpus: Annotated[int, Field(ge=0, le=64), _UNSAID] = 1
+    """GPUs of each engine pod: 1, or 0 to serve on the CPU; this version refuses more. Absent = what the
+    profile says, else 1."""
+    gpu_resource: Annotated[GpuResource, _UNSAID] = "nvidia.com/gpu"
+    """Extended resource that stands for one GPU; absent = what the profile says, else nvidia.com/gpu."""
     cpu: Quantity | None = None
-    """CPU cores the engine container asks for; absent = no request."""
+    """CPU cores the engine container asks for; absent = what the profile says, else no request."""
     memory: Quantity | None = None
-    """Main memory the engine container asks for and is limited to; absent = no request and no limit."""
+    """Main memory the engine container asks for and is limited to; absent = what the profile says, else no
+    request and no limit."""
 
     rules = (
         Rule(
-            cel="self.gpus <= 1",
+            cel="!has(self.gpus) || self.gpus <= 1",
             message=(
                 "resources.gpus above 1 is refused by this version: an engine uses one GPU and the others "
                 "would idle; set it to 1 and run more engines with spec.replicas"
@@ -37,6 +55,17 @@ class Resources(ApiModel):
             holds=lambda self: self.gpus <= 1,
         ),
     )
+
+    @property
+    def leaves_gpus_open(self) -> bool:
+        """Whether the profile says how many GPUs there are."""
+        return self.profile is not None and "gpus" not in self.model_fields_set
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A default that the object did not say is not written: read again, it would win over a profile."""
+        unsaid = {"gpus", "gpu_resource"} - self.model_fields_set
+        return {key: value for key, value in written(self).items() if to_snake(key) not in unsaid}
 
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=316)]

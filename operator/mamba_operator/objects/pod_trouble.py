@@ -21,7 +21,8 @@ WRONG_INPUT = 2
 """Exit code of `mambaserve` when what it was given cannot be used: arguments, settings, the model's files."""
 MAX_WORDS = 500
 SEVERITY = (
-    Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.MODEL_NOT_LOADED,
+    Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
+    Reason.MODEL_NOT_LOADED,
     Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND,
     Reason.UNSCHEDULABLE,
 )  # fmt: skip
@@ -34,6 +35,7 @@ _OF_CLAIMS = re.compile(
 ADVICE: dict[Reason, str] = {
     Reason.IMAGE_PULL_FAILED: "correct the image, or give the pods a Secret to pull it with",
     Reason.CONTAINER_NOT_CREATED: "make the Secret, ConfigMap or key that is named, or correct its name",
+    Reason.DOWNLOAD_FAILED: "check spec.model.uri, its Secret, the way to the Hub and the room on the volume",
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
@@ -75,6 +77,15 @@ def is_loading(pod: Manifest) -> bool:
         and status.get("phase") == "Running"
         and not says_ready(status)
     )
+
+
+def is_downloading(pod: Manifest) -> bool:
+    """Whether an engine's pod downloads its model to a claim of the user's, or waits for one that does."""
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    return is_engine(pod) and not is_terminating(pod) and any(
+        one.get("name") == names.LOADER_CONTAINER and (one.get("state") or {}).get("running") is not None
+        for one in statuses
+    )  # fmt: skip
 
 
 def is_being_created(pod: Manifest) -> bool:
@@ -186,6 +197,8 @@ def advised(reason: Reason, message: str) -> str:
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:
     if not is_engine(pod):
         return Reason.GATEWAY_CRASHING
+    if container.get("name") == names.LOADER_CONTAINER:
+        return Reason.DOWNLOAD_FAILED
     ours = container.get("name") == names.ENGINE_CONTAINER
     return (
         Reason.MODEL_NOT_LOADED if ours and ended.get("exitCode") == WRONG_INPUT else Reason.ENGINE_CRASHING

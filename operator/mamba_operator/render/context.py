@@ -53,6 +53,12 @@ class Context:
         return names.Children(self.deployment.name)
 
     @property
+    def own_claim(self) -> str | None:
+        """Claim of the user's that engine pods fill with the model; None where there is none."""
+        cache = self.deployment.spec.model.cache
+        return cache.claim_name if cache is not None else None
+
+    @property
     def admin_secret(self) -> str:
         """Name of the Secret with the engines' admin token."""
         return self.children.admin_secret(self.deployment.metadata.uid or "", self.key_id)

@@ -114,9 +114,9 @@ def disruption_budget(context: Context) -> Manifest | None:
 
 
 def model_cache(context: Context) -> Manifest | None:
-    """None when no cache is asked for, or the weights are not downloaded."""
+    """None when no volume is asked for, or the weights are not downloaded."""
     model = context.deployment.spec.model
-    if model.cache is None or model.location.scheme != "hf":
+    if model.cache is None or model.cache.size is None or model.location.scheme != "hf":
         return None
     spec: dict[str, Any] = {
         "accessModes": [model.cache.access_mode],

@@ -30,6 +30,8 @@ MODELS_MOUNT = "/models"
 """Where claims are mounted: pvc://claim/path is /models/claim/path."""
 CACHE_MOUNT = "/cache"
 SCRATCH_MOUNT = "/tmp"  # noqa: S108 - an emptyDir of the pod
+LOADER_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+"""Enough for files to go through; a pod that asks for nothing is the first to be evicted."""
 GRACE_MARGIN = 30
 ANNOTATION_SETTINGS = f"{names.GROUP}/settings-hash"
 """On a pod: hash of the settings it was started with; a change rolls the pods."""
@@ -103,9 +105,39 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         **ENDS_WHEN_TOLD,
         "terminationGracePeriodSeconds": grace,
         "securityContext": pod_security(),
+        **_fills_cache(context),
         "containers": [_container(context)],
         "volumes": _volumes(context),
         **placement(context),
+    }
+
+
+def _fills_cache(context: Context) -> dict[str, Any]:
+    """Init container of a pod whose node may not have the model: nobody else fills a claim of the user's."""
+    return {"initContainers": [loader_container(context)]} if context.own_claim else {}
+
+
+def loader_container(context: Context, *more: str) -> dict[str, Any]:
+    """Downloads the model to the volume `cache`; `more` are further arguments."""
+    spec = context.deployment.spec
+    # Not an argument: images of before, which `spec.engine.image` may name, would refuse one.
+    port = {"name": "MAMBASERVE_DOWNLOAD_METRICS_PORT", "value": str(names.HTTP_PORT)}
+    ours = {"env": [*download_environment(context), port]}
+    # Proxies and another Hub are told to engines so, too.
+    theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
+    return {
+        "name": names.LOADER_CONTAINER,
+        "image": spec.engine.image or context.images.engine,
+        "command": ["mambaserve"],
+        "args": ["download", spec.model.uri, *more],
+        "env": merge(ours, theirs, "loader")["env"],
+        "resources": {"requests": LOADER_REQUESTS},
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "scratch", "mountPath": SCRATCH_MOUNT},
+            {"name": "cache", "mountPath": CACHE_MOUNT},
+        ],
     }
 
 
@@ -236,7 +268,8 @@ def _volumes(context: Context) -> list[dict[str, Any]]:
         )
     if location.scheme == "hf":
         if spec.model.cache is not None:
-            volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": children.model_cache}})
+            claim = context.own_claim or children.model_cache
+            volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": claim}})
         else:
             volumes.append({"name": "cache", "emptyDir": {}})
     return volumes
@@ -255,5 +288,7 @@ def _mounts(context: Context) -> list[dict[str, Any]]:
     if location.scheme == "pvc":
         mounts.append({"name": "model", "mountPath": f"{MODELS_MOUNT}/{location.name}", "readOnly": True})
     if location.scheme == "hf":
-        mounts.append({"name": "cache", "mountPath": CACHE_MOUNT})
+        # What the loader has checked, no engine changes for the others of its node.
+        read_only = {"readOnly": True} if context.own_claim else {}
+        mounts.append({"name": "cache", "mountPath": CACHE_MOUNT, **read_only})
     return mounts

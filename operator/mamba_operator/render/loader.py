@@ -12,13 +12,10 @@ from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.pod_trouble import WRONG_INPUT
 from mamba_operator.render.context import Context, child
 from mamba_operator.render.engine_pod import (
-    CACHE_MOUNT,
-    SCRATCH_MOUNT,
-    download_environment,
+    loader_container,
     placement,
 )
-from mamba_operator.render.pod import ENDS_WHEN_TOLD, container_security, pod_security
-from mamba_operator.render.strategic_merge import merge
+from mamba_operator.render.pod import ENDS_WHEN_TOLD, pod_security
 from mamba_planner.model_report import ModelReport
 
 LOAD_KEY = "load"
@@ -28,8 +25,6 @@ TERMINATION_LOG = "/dev/termination-log"
 ATTEMPTS = 7
 """With the Job controller's back-off (10 s, then twice as long each time) about ten minutes of a Hub that is
 away. Each goes on where the one before stopped."""
-REQUESTS = {"cpu": "100m", "memory": "512Mi"}
-"""Enough for files to go through; a pod that asks for nothing is the first to be evicted."""
 
 
 def loader_job(context: Context, load: str) -> Manifest:
@@ -73,11 +68,6 @@ def model_report(context: Context, load: str, report: ModelReport) -> Manifest:
 
 
 def _pod_spec(context: Context) -> dict[str, Any]:
-    spec = context.deployment.spec
-    # Not an argument: images of before, which `spec.engine.image` may name, would refuse one.
-    port = {"name": "MAMBASERVE_DOWNLOAD_METRICS_PORT", "value": str(names.HTTP_PORT)}
-    ours = {"env": [*download_environment(context), port]}
-    theirs = {"env": [variable.manifest() for variable in spec.engine.env]}
     return {
         "serviceAccountName": context.children.service_account,
         "automountServiceAccountToken": False,
@@ -88,20 +78,8 @@ def _pod_spec(context: Context) -> dict[str, Any]:
         "securityContext": pod_security(),
         "containers": [
             {
-                "name": names.LOADER_CONTAINER,
-                "image": spec.engine.image or context.images.engine,
-                "command": ["mambaserve"],
-                "args": ["download", spec.model.uri, "--report", TERMINATION_LOG],
-                # Proxies and another Hub are told to engines so, too.
-                "env": merge(ours, theirs, "loader")["env"],
-                "resources": {"requests": REQUESTS},
-                "securityContext": container_security(),
+                **loader_container(context, "--report", TERMINATION_LOG),
                 "terminationMessagePath": TERMINATION_LOG,
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "volumeMounts": [
-                    {"name": "scratch", "mountPath": SCRATCH_MOUNT},
-                    {"name": "cache", "mountPath": CACHE_MOUNT},
-                ],
             }
         ],
         "volumes": [

@@ -77,12 +77,15 @@ def _download(uri: str, progress: "Progress") -> "ModelReport":
     from mamba_planner.families.errors import UnreadableConfig
     from mamba_planner.families.registry import read_config
     from mamba_planner.model_report import ModelReport
-    from mamba_server.model.source import resolve
+    from mamba_server.model.hub_copy import sound_copy
     from mamba_server.model.weight_files import weights_size
 
     if not uri.startswith(HUB):
         raise InvalidInput(f"{uri}: only models of the Hub are downloaded: write {HUB}OWNER/NAME[@REVISION]")
-    directory = resolve(uri, progress)
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    directory = sound_copy(uri, cache, progress, lambda said: typer.echo(said, err=True))
     try:
         config = read_config(directory)
     except UnreadableConfig as error:

@@ -1,5 +1,6 @@
 """`mambaserve operator`: reconciles MambaDeployments of a cluster."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -91,6 +92,14 @@ def command(
             envvar="MAMBASERVE_SCRAPERS",
         ),
     ] = None,
+    resource_profiles: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML with resourceProfiles, as the chart's values have it: more of what "
+            "spec.resources.profile may name, or others in place of shipped ones. Read once.",
+            envvar="MAMBASERVE_RESOURCE_PROFILES",
+        ),
+    ] = None,
     log_level: Annotated[
         str,
         typer.Option(help="debug, info, warning or error.", envvar="MAMBASERVE_LOG_LEVEL"),
@@ -101,6 +110,7 @@ def command(
 
     from pydantic import ValidationError
 
+    from mamba_cli.resource_profiles import known_profiles
     from mamba_cli.shipped_models import shipped_config
     from mamba_operator.main import run
     from mamba_operator.objects.errors import LeadershipLost, SettingsInvalid
@@ -129,10 +139,11 @@ def command(
     except ValidationError as error:
         problems = "; ".join(f"--{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise InvalidInput(problems.replace("_", "-")) from None
+    profiles = known_profiles(resource_profiles)
     set_up_logs(level=settings.log_level, process="operator")
     collect_seldom()
     try:
-        asyncio.run(run(settings, shipped_config))
+        asyncio.run(run(settings, shipped_config, profiles))
     except SettingsInvalid as error:
         raise InvalidInput(str(error)) from None
     except (LeadershipLost, OSError) as error:

@@ -10,6 +10,7 @@ from mamba_cli.plain_help import CommandWithPanels
 
 if TYPE_CHECKING:
     from mamba_cli.fleet.sizing_view import Sizing
+    from mamba_cli.local.planning import PlanFlags
 
 CLASS = CommandWithPanels
 FLEET = "Fleet for a trace"
@@ -37,6 +38,13 @@ def command(
         int | None,
         typer.Option(
             min=0, envvar="MAMBASERVE_GPUS", help="1 plans for a GPU, 0 for the CPU; more are refused."
+        ),
+    ] = None,
+    resource_profiles: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_RESOURCE_PROFILES",
+            help="YAML with resourceProfiles, such as the chart's values: a cluster's own profiles.",
         ),
     ] = None,
     output: Annotated[
@@ -133,6 +141,7 @@ def command(
     from mamba_cli.local.plan_source import plan_source
     from mamba_cli.local.plan_view import plan_view
     from mamba_cli.local.planning import PlanFlags, size_option
+    from mamba_cli.resource_profiles import known_profiles
 
     if utilization is not None and not 0 < utilization <= 1:
         raise InvalidInput(f"--utilization: {utilization} must be above 0 and at most 1")
@@ -141,6 +150,9 @@ def command(
             f"--gpus: {gpus} is refused by this version: an engine uses one GPU and the others would idle; "
             "plan with 1 and run more engines"
         )
+    flags = PlanFlags(
+        size_option("--device-memory", device_memory), utilization, gpus, known_profiles(resource_profiles)
+    )
     if trace is not None:
         if device_memory is not None or gpus is not None:
             raise InvalidInput("--trace tries kinds of GPU: say --gpu instead of --device-memory and --gpus")
@@ -148,7 +160,7 @@ def command(
             "trace": trace, "expected": format_, "ttft": slo_ttft, "tpot": slo_tpot, "gpus": gpu or [],
             "most": max_gpus, "requests": requests, "seed": seed, "plot": plot,
         }  # fmt: skip
-        found = _fleet(source, utilization, asked)
+        found = _fleet(source, flags, asked)
         if output is Output.table:
             Console().print(found.view())
         else:
@@ -158,7 +170,6 @@ def command(
         return
     if slo_ttft or slo_tpot or gpu or plot or format_:
         raise InvalidInput("--slo-ttft, --slo-tpot, --gpu, --plot and --format go with --trace")
-    flags = PlanFlags(size_option("--device-memory", device_memory), utilization, gpus)
     outcomes = plan_source(source, flags)
     if output is Output.table:
         console = Console()
@@ -180,7 +191,7 @@ def command(
         )
 
 
-def _fleet(source: str, utilization: float | None, asked: "dict[str, Any]") -> "Sizing":
+def _fleet(source: str, flags: "PlanFlags", asked: "dict[str, Any]") -> "Sizing":
     from mamba_cli.errors import InvalidInput
 
     try:
@@ -189,4 +200,4 @@ def _fleet(source: str, utilization: float | None, asked: "dict[str, Any]") -> "
         raise InvalidInput(
             f"plan --trace needs the extra 'gateway' ({error}): pip install 'mambaserve[gateway]'"
         ) from error
-    return plan_trace(source, utilization, TraceFlags(**asked))
+    return plan_trace(source, flags, TraceFlags(**asked))

@@ -32,6 +32,13 @@ def command(
     no_color: Annotated[
         bool, typer.Option("--no-color", envvar="MAMBASERVE_NO_COLOR", help="Plain text.")
     ] = False,
+    resource_profiles: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MAMBASERVE_RESOURCE_PROFILES",
+            help="YAML with resourceProfiles, such as the chart's values: a cluster's own profiles.",
+        ),
+    ] = None,
     logs: Annotated[
         Path | None,
         typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; default: a new one."),
@@ -41,7 +48,11 @@ def command(
     from rich.console import Console
 
     from mamba_cli.local.bring_up import bring_up
+    from mamba_cli.resource_profiles import known_profiles
 
     console = Console(no_color=no_color or None, force_terminal=False if no_color else None)
-    code = bring_up(files, host=host, port=port, once=once, demo=demo, logs=logs, console=console)
+    code = bring_up(
+        files, host=host, port=port, once=once, demo=demo, logs=logs, console=console,
+        profiles=known_profiles(resource_profiles),
+    )  # fmt: skip
     raise typer.Exit(code)

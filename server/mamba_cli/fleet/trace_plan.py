@@ -40,12 +40,12 @@ class TraceFlags:
     plot: Path | None
 
 
-def plan_trace(source: str, utilization: float | None, flags: TraceFlags) -> Sizing:
-    """Raises `InvalidInput`, and `RunFailed` if the plot cannot be written."""
+def plan_trace(source: str, plan: PlanFlags, flags: TraceFlags) -> Sizing:
+    """`plan` is for the one engine. Raises `InvalidInput`, and `RunFailed` if the plot cannot be written."""
     slo = Slo(_seconds("--slo-ttft", flags.ttft), _seconds("--slo-tpot", flags.tpot))
     gpus = chosen(flags.gpus)
     whole = _trace(flags.trace, flags.expected)
-    outcome = _one(source, utilization)
+    outcome = _one(source, plan)
     asked = busiest(whole, flags.requests) if flags.requests else whole
     question = Question(
         outcome.model, outcome.constraints, outcome.weights,
@@ -94,8 +94,8 @@ def _trace(path: Path, expected: Format | None) -> Asked:
     return found
 
 
-def _one(source: str, utilization: float | None) -> PlanOutcome:
-    outcomes = plan_source(source, PlanFlags(utilization=utilization))
+def _one(source: str, plan: PlanFlags) -> PlanOutcome:
+    outcomes = plan_source(source, plan)
     if len(outcomes) != 1:
         raise InvalidInput(f"{source}: --trace plans one model at a time, here are {len(outcomes)}")
     return outcomes[0]

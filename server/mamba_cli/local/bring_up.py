@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from mamba_api.v1alpha1.profiles import Profiles
 from mamba_cli.errors import DoesNotFit, InvalidInput, RunFailed
 from mamba_cli.local.cluster_only import not_in_local_mode
 from mamba_cli.local.documents import LoadedDeployment, read_deployments
@@ -17,8 +18,10 @@ from mamba_cli.local.planning import PlanFlags, PlanOutcome, cpu_device, gpu_mem
 from mamba_cli.local.ports import free_ports, front_ports
 from mamba_cli.local.supervisor import Rules
 from mamba_cli.local.unit import LAUNCHER, Unit, unit_of
+from mamba_cli.resource_profiles import of_this_machine
 from mamba_planner import Device
 from mamba_planner.byte_size import binary_size
+from mamba_planner.shipped_profiles import SHIPPED
 
 if TYPE_CHECKING:
     from mamba_cli.local.edits import Edits
@@ -33,10 +36,12 @@ def bring_up(
     demo: bool,
     logs: Path | None,
     console: Console,
+    profiles: Profiles = SHIPPED,
     launcher: tuple[str, ...] = LAUNCHER,
 ) -> int:
     """Run until drained; the exit code. Raises `InvalidInput` (2), `DoesNotFit` (3), `RunFailed` (1)."""
-    loaded = read_deployments(files)
+    read = functools.partial(read_deployments, files, of_this_machine(profiles))
+    loaded = read()
     _check_names(loaded)
     # Before anything long is shown: a taken port would end it all the same.
     fronts = front_ports(host, port, sum(each.deployment.spec.mode == "Active" for each in loaded))
@@ -71,7 +76,7 @@ def bring_up(
 
     directory = _logs(logs)
     units = _units(active, host, fronts, directory, launcher)
-    edits = Edits(units, loaded, lambda: read_deployments(files), lambda each: _plan(each, gpu, machine))
+    edits = Edits(units, loaded, read, lambda each: _plan(each, gpu, machine))
     return asyncio.run(_run(units, edits, once=once, demo=demo, logs=directory, console=console))
 
 

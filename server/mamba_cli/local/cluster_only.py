@@ -26,10 +26,11 @@ OF_PODS = (
     "rollout.maxUnavailable", "rollout.inPlaceAfter", "rollout.minReadyTime", "rollout.pause",
     "rollout.progressDeadline", "podTemplate",
 )  # fmt: skip
+PROFILE = "resources.profile"
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"
 REDIS_SECRET = "prefixIndex.redis.secretRef"  # noqa: S105 - a path in the spec
 VALUE_FROM = "engine.env[].valueFrom"
-CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM))
+CLUSTER_ONLY = frozenset((*ONE_ENGINE, *OF_PODS, PROFILE, AUTH, KEY_LIMITS, REDIS_SECRET, VALUE_FROM))
 """Paths below spec, in YAML spelling."""
 
 _DEFAULTS = Spec.model_validate({"model": {"uri": "builtin://any"}})
@@ -40,6 +41,8 @@ def not_in_local_mode(spec: Spec) -> list[str]:
     notes = []
     if asked := _asked(spec, ONE_ENGINE):
         notes.append(f"{asked}: one engine runs here")
+    if spec.resources.profile is not None:
+        notes.append(f"spec.{PROFILE}: of it only gpus acts here; memory is that of this machine")
     if spec.gateway.auth is not None:
         named = f", spec.{KEY_LIMITS.removesuffix('[]')}" if spec.gateway.limits.keys else ""
         notes.append(f"spec.{AUTH}{named}: Secrets are not read here, so anyone on this machine may call")

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mamba_api.errors import ContractError
+from mamba_api.errors import ContractError, UnknownProfile
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_api.v1alpha1.documents import load_documents
+from mamba_api.v1alpha1.profiles import Profiles, with_profile
 from mamba_cli.errors import InvalidInput
 
 STDIN = Path("-")
+_OF_A_CLUSTER = (
+    "a cluster's own are named by its operator's settings: give the same file with --resource-profiles"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +25,11 @@ class LoadedDeployment:
     deployment: MambaDeployment
 
 
-def read_deployments(paths: list[Path]) -> list[LoadedDeployment]:
+def read_deployments(paths: list[Path], profiles: Profiles | None = None) -> list[LoadedDeployment]:
     """Every MambaDeployment of the files, in order; `-` is standard input, read once and kept.
 
-    Raises `InvalidInput` with all problems of all files.
+    `profiles` are filled in; None leaves what an object says of its profile as it is. Raises `InvalidInput`
+    with all problems of all files.
     """
     found: list[LoadedDeployment] = []
     problems: list[str] = []
@@ -40,9 +45,25 @@ def read_deployments(paths: list[Path]) -> list[LoadedDeployment]:
         except ContractError as error:
             problems.append(str(error))
     problems += _twice(found)
+    if profiles is not None:
+        found, broken = _filled(found, profiles)
+        problems += broken
     if problems:
         raise InvalidInput("\n".join(problems))
     return found
+
+
+def _filled(found: list[LoadedDeployment], profiles: Profiles) -> tuple[list[LoadedDeployment], list[str]]:
+    """The objects with their profiles, and what is wrong with those of others."""
+    filled, problems = [], []
+    for each in found:
+        try:
+            filled.append(LoadedDeployment(each.path, with_profile(each.deployment, profiles)))
+        except UnknownProfile as error:
+            problems.append(f"{each.path}: {each.deployment.name}: {error}; {_OF_A_CLUSTER}")
+        except ContractError as error:
+            problems.append(f"{each.path}: {each.deployment.name}: {error}")
+    return filled, problems
 
 
 @cache

@@ -38,7 +38,7 @@ def plan_source(source: str, flags: PlanFlags) -> list[PlanOutcome]:
         raise InvalidInput(
             f"{source}: no such file; for the model of that name on the Hub write hf://{source}"
         )
-    return [plan_deployment(each, flags) for each in read_deployments([path])]
+    return [plan_deployment(each, flags) for each in read_deployments([path], flags.profiles)]
 
 
 def _model_config(path: Path) -> Mapping[str, Any] | None:

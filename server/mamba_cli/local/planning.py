@@ -5,12 +5,13 @@ Also here: the device this machine offers to plan for, and sizes as the command 
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mamba_api.errors import InvalidModelUri, InvalidQuantity
 from mamba_api.quantity import Quantity
+from mamba_api.v1alpha1.profiles import Profiles, profile_in_words
 from mamba_cli.errors import InvalidInput, RunFailed
 from mamba_cli.local.documents import LoadedDeployment
 from mamba_cli.local.model_facts import (
@@ -25,6 +26,7 @@ from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_by
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
+from mamba_planner.shipped_profiles import SHIPPED
 from mamba_planner.spec_settings import engine_settings
 from mamba_server.host_memory import available_bytes
 from mamba_server.model.errors import ModelError
@@ -44,6 +46,8 @@ class PlanFlags:
     utilization: float | None = None
     gpus: int | None = None
     """1 = a GPU, 0 = the CPU: an engine runs on one device."""
+    profiles: Profiles = field(default_factory=lambda: SHIPPED)
+    """What the file may name in spec.resources.profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ def plan_deployment(loaded: LoadedDeployment, flags: PlanFlags, device: Device |
         if spec.memory.arena is not None:
             # Whoever says how large it is may mean another machine than the one that plans.
             device = replace(device, told=True)
+        if said := profile_in_words(loaded.deployment):
+            notes = (*notes, said)
     settings = engine_settings(loaded.deployment)
     return _outcome(loaded.deployment.name, str(loaded.path), facts, settings, flags, device, notes)
 

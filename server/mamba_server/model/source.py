@@ -189,7 +189,7 @@ def _room_for(total: int, uri: str) -> None:
     if total > free:
         raise NoRoom(
             f"{uri}: {binary_size(total)} are to be fetched and {cache} has {binary_size(free)} left: free "
-            "some of it, or point HF_HOME to a larger volume (in a cluster spec.model.cache.size)"
+            "some of it, or point HF_HOME to a larger volume (in a cluster that of spec.model.cache)"
         )
 
 

@@ -21,6 +21,7 @@ from mamba_api.v1alpha1 import (
     Gateway,
     Limits,
     Model,
+    ModelCache,
     Redis,
     Resources,
     Rollout,
@@ -150,6 +151,7 @@ def some(
     return st.fixed_dictionaries(required, optional=optional)
 
 
+COMMIT = "0123456789" * 4
 OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Scaling: some(
         {}, mode=st.sampled_from(["Internal", "External"]), minReplicas=COUNT, maxReplicas=SMALL,
@@ -161,10 +163,14 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
         limits=some({}, keys=st.sampled_from([[], [{"name": "a"}]])),
     ),
     Engine: some({}, tensorParallel=SMALL),
-    Resources: some({}, gpus=COUNT),
+    Resources: some({}, gpus=COUNT, profile=st.just("a")),
     Model: some(
-        {"uri": st.sampled_from(["hf://a/b", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
-        cache=st.just({"size": "1Gi"}), tokenSecretRef=st.just({"name": "hub"}),
+        {"uri": st.sampled_from(["hf://a/b", f"hf://a/b@{COMMIT}", "pvc://claim/hf://a/b", "builtin://x", "file:///hf://a/b"])},
+        cache=st.sampled_from([{"size": "1Gi"}, {"claimName": "c"}]), tokenSecretRef=st.just({"name": "hub"}),
+    ),
+    ModelCache: some(
+        {}, size=st.just("1Gi"), claimName=st.just("c"), storageClassName=st.just("s"),
+        accessMode=st.sampled_from(["ReadWriteMany", "ReadWriteOnce"]),
     ),
     Rollout: some(
         {}, maxSurge=COUNT, maxUnavailable=COUNT, progressDeadline=st.one_of(DEADLINES, TIMES),
@@ -177,7 +183,8 @@ OBJECTS: dict[type[ApiModel], st.SearchStrategy[dict[str, Any]]] = {
     Spec: some(
         {"model": st.just({"uri": "builtin://tiny-recall"})},
         replicas=COUNT,
-        engine=some({}, pageSize=SMALL),
+        engine=some({}, pageSize=SMALL, quantization=st.sampled_from(["none", "int8"])),
+        resources=some({}, gpus=st.integers(0, 1), profile=st.just("a")),
         stateCache=some({}, trackInterval=st.integers(1, 64)),
         scaling=some({}, minReplicas=st.integers(0, 1), maxReplicas=SMALL),
         disaggregation=some({}, prefillReplicas=SMALL),

@@ -18,6 +18,7 @@ from mamba_operator.load_watch import fetched
 from mamba_planner.model_report import MAX_BYTES, ModelReport
 from mamba_planner.weights_size import WeightsSize
 from mamba_server.model.source import resolve
+from mamba_server.model.weight_files import INDEX
 from redis_server import free_port
 from small_hub import COMMIT, Hub, small_hub
 
@@ -63,6 +64,21 @@ def test_what_was_downloaded_is_found_by_its_commit_without_the_hub(
     assert len(hub.served) == fetched
 
 
+def test_what_an_attempt_has_left_is_no_model_while_the_hub_is_away(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = {"weight_map": {"w": "model-1.safetensors", "v": "model-2.safetensors"}}
+    parts = {f"model-{number}.safetensors": weights() for number in (1, 2)}
+    hub.files = {"config.json": hub.files["config.json"], INDEX: json.dumps(index).encode(), **parts}
+    run(f"hf://owner/name@{COMMIT}")
+    [shard] = (tmp_path / "cache").rglob("snapshots/*/model-2.safetensors")
+    shard.unlink()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    with pytest.raises(RunFailed, match="the Hub cannot be reached"):
+        run(f"hf://owner/name@{COMMIT}")
+
+
 @pytest.mark.parametrize(
     ("uri", "error", "words"),
     [
@@ -98,7 +114,7 @@ def test_a_model_that_the_disk_does_not_hold_is_not_begun(hub: Hub, monkeypatch:
         free: int
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10))
-    with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache\.size"):
+    with pytest.raises(InvalidInput, match=r"has 10 left.*spec\.model\.cache"):
         run("hf://owner/name")
     assert hub.served == []
 

@@ -31,6 +31,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("model.tokenSecretRef", {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "s"}}}, "cluster"),
     ("model.cache", {"model": {"uri": "hf://a/b", "cache": {"size": "1Gi"}}}, "cluster alone"),
     ("engine.image", {"engine": {"image": "mine"}}, "cluster alone"),
+    ("resources.profile", {"resources": {"profile": "nvidia-l4"}}, "gpus acts here"),
     ("resources.gpuResource", {"resources": {"gpuResource": "amd.com/gpu"}}, "cluster alone"),
     ("resources.cpu", {"resources": {"cpu": "2"}}, "cluster alone"),
     ("resources.memory", {"resources": {"memory": "2Gi"}}, "cluster alone"),

@@ -23,7 +23,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[OperatorSettings]:
     """The settings the operator was started with."""
     seen: list[OperatorSettings] = []
 
-    async def run(settings: OperatorSettings, _shipped: object) -> None:
+    async def run(settings: OperatorSettings, _shipped: object, _profiles: object) -> None:
         seen.append(settings)
 
     monkeypatch.setattr("mamba_operator.main.run", run)
@@ -108,7 +108,7 @@ def test_a_wrong_value_names_its_option(started: list[OperatorSettings]) -> None
 def test_failures_have_their_exit_codes(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, started: list[OperatorSettings]
 ) -> None:
-    async def run(_: OperatorSettings, _shipped: object) -> None:
+    async def run(_: OperatorSettings, _shipped: object, _profiles: object) -> None:
         raise error
 
     monkeypatch.setattr("mamba_operator.main.run", run)

@@ -51,6 +51,7 @@ def claim(made: Children) -> Manifest:
 
 
 CACHE = {"uri": HUB, "cache": {"size": "7Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce"}}
+OWN = {"uri": f"hf://org/model@{'0' * 40}", "cache": {"claimName": "mine"}}
 TOKEN = {"uri": HUB, "tokenSecretRef": {"name": "hub", "key": "read"}}
 FROM = {"secretKeyRef": {"name": "s", "key": "k"}}
 TOLERATION = {"key": "gpu", "operator": "Exists"}
@@ -62,6 +63,9 @@ CASES: list[tuple[str, dict[str, Any], Callable[[Children], Any], Any]] = [
      lambda made: variable(made, "HF_TOKEN")["secretKeyRef"]["key"], "read"),
     ("model.cache.size", {"model": CACHE},
      lambda made: claim(made)["resources"]["requests"]["storage"], "7Gi"),
+    ("model.cache.claimName", {"model": OWN},
+     lambda made: [each for each in pod(made)["volumes"] if each["name"] == "cache"],
+     [{"name": "cache", "persistentVolumeClaim": {"claimName": "mine"}}]),
     ("model.cache.storageClassName", {"model": CACHE}, lambda made: claim(made)["storageClassName"], "fast"),
     ("model.cache.accessMode", {"model": CACHE}, lambda made: claim(made)["accessModes"], ["ReadWriteOnce"]),
     ("prefixIndex.redis.url", {"prefixIndex": {"redis": {"url": "redis://r"}}},

@@ -79,3 +79,13 @@ async def test_a_loader_that_tells_nothing_is_one_whose_log_is_to_be_read(said: 
 def test_half_a_report_is_none() -> None:
     with pytest.raises(ReportInvalid, match=names.METRIC_TO_DOWNLOAD):
         fetched(f"{names.METRIC_DOWNLOADED} 1\n")
+
+
+async def test_an_engine_that_downloads_before_it_starts_is_asked() -> None:
+    filling = pod("fills", "engine", phase="Pending")
+    filling["status"]["initContainerStatuses"] = [{"name": names.LOADER_CONTAINER, "state": {"running": {}}}]
+    world = World(filling, pod("starts", "engine", phase="Pending"))
+    world.said["fills"] = text(1, 10)
+    await world.watch.look()
+    assert world.asked == ["fills"]
+    assert world.watch.progress(KEY) == {"fills": (1, 10)}
