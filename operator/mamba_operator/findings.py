@@ -108,6 +108,8 @@ def _planned(view: View) -> Finding:
 def _of_verdict(view: View) -> Finding:
     match view.verdict:
         case Fits(_, message, reported):
+            if (announced := view.plan.announced) is not None:
+                return Finding("True", Reason.STRATEGY_ANNOUNCED, f"{message}; {announced}")
             if (differs := view.plan.plan_differs) is not None:
                 return Finding("True", Reason.PLAN_DIFFERS, f"{message}; {differs}")
             return Finding("True", Reason.PLAN_REPORTED if reported else Reason.PLAN_COMPUTED, message)

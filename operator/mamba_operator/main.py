@@ -44,6 +44,7 @@ from mamba_operator.reconcile import Reconciler
 from mamba_operator.render.default_images import DefaultImages
 from mamba_operator.render.scrapers import operator_pods
 from mamba_operator.rollout.watch import RolloutWatch
+from mamba_operator.workload.watch import WorkloadWatch
 from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
@@ -139,6 +140,7 @@ class Operator:
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         loads = LoadWatch(indices, pods.read, self._queue.add)
+        traffic = WorkloadWatch(indices, pods.read, self._queue.add)
         plans = PlanWatch(indices, key.token, get_plan, self._queue.add) if key is not None else None
         reconciler = Reconciler(
             self._client,
@@ -158,6 +160,7 @@ class Operator:
             attempts=rollouts.attempts,
             fetched=loads.progress,
             reported=plans.reported if plans is not None else lambda _: None,
+            measured=traffic.measured,
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
         )
@@ -177,9 +180,10 @@ class Operator:
         scaling = asyncio.create_task(autoscaler.run())
         comparing = asyncio.create_task(rollouts.run())
         asking = asyncio.create_task(loads.run())
+        measuring = asyncio.create_task(traffic.run())
         telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
-        tasks = [scaling, comparing, asking, working, telling, resyncing, watching]
+        tasks = [scaling, comparing, asking, measuring, working, telling, resyncing, watching]
         if plans is not None:
             tasks.insert(0, asyncio.create_task(plans.run()))
         if settings.external_metrics_port is not None:

@@ -5,6 +5,7 @@ the device is found and the answer turned into a verdict.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mamba_planner
@@ -14,8 +15,21 @@ from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families import ModelConfigError, model_config_from_hf
 from mamba_planner.families.served import why_not_served
+from mamba_planner.model_config import ModelConfig
 from mamba_planner.spec_settings import engine_settings
 from mamba_planner.weights_size import WeightsSize
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerInput:
+    """What the planner plans an engine of a deployment from."""
+
+    model: ModelConfig
+    settings: EngineSettings
+    device: mamba_planner.Device
+    weights_bytes: int | None
+    not_served: str | None = None
+    """Why engines of this version cannot serve the model, where only its plan is asked for."""
 
 
 def plan_memory(
@@ -32,6 +46,17 @@ def plan_memory(
         config: the model's config.json when it is known from elsewhere; the spec's own wins over it.
         weights: the size of its files when that is known; None = by parameter count.
     """
+    given = planner_input(deployment, gpu_memory, config, weights)
+    return planned(given) if isinstance(given, PlannerInput) else given
+
+
+def planner_input(
+    deployment: MambaDeployment,
+    gpu_memory: int | None,
+    config: Mapping[str, Any] | None = None,
+    weights: WeightsSize | None = None,
+) -> PlannerInput | Unknown | Invalid | NotServed:
+    """What to plan from, or why there is not enough. The arguments of `plan_memory`."""
     spec = deployment.spec
     known = spec.model.config if spec.model.config is not None else config
     if known is None:
@@ -64,18 +89,30 @@ def plan_memory(
         )
     try:
         settings = engine_settings(deployment)
-        planned = mamba_planner.plan_engine(model, settings, device, _loaded_bytes(weights, settings))
+        return PlannerInput(model, settings, device, _loaded_bytes(weights, settings), not_served)
+    except mamba_planner.UnusableInput as error:
+        return Invalid(str(error))
+
+
+def planned(
+    given: PlannerInput, workload: mamba_planner.Workload | None = None
+) -> Fits | DoesNotFit | Invalid:
+    """What comes of it. `workload`: in place of what the spec declares."""
+    try:
+        made = mamba_planner.plan_engine(
+            given.model, given.settings, given.device, given.weights_bytes, workload=workload
+        )
     except mamba_planner.UnusableInput as error:
         return Invalid(str(error))
     except mamba_planner.DoesNotFit as error:
         return DoesNotFit(str(error))
     message = (
-        f"{planned.strategy} with {planned.state_dtype} states: {planned.max_running_requests} "
-        f"sequences of {planned.workload.lengths} tokens fit at once, {planned.slots} slots, "
-        f"{planned.pages} pages; what binds: {planned.binding_constraint}"
+        f"{made.strategy} with {made.state_dtype} states: {made.max_running_requests} "
+        f"sequences of {made.workload.lengths} tokens fit at once, {made.slots} slots, "
+        f"{made.pages} pages; what binds: {made.binding_constraint}"
     )
-    notes = "".join(f"; {note}" for note in (*planned.notes, *((not_served,) if not_served else ())))
-    return Fits(PlanStatus.model_validate(planned.to_status(), by_alias=True, by_name=False), message + notes)
+    notes = "".join(f"; {note}" for note in (*made.notes, *((given.not_served,) if given.not_served else ())))
+    return Fits(PlanStatus.model_validate(made.to_status(), by_alias=True, by_name=False), message + notes)
 
 
 def _loaded_bytes(weights: WeightsSize | None, settings: EngineSettings) -> int | None:

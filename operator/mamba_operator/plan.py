@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.errors import ContractError
-from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus
+from mamba_api.v1alpha1 import MambaDeployment, ScalingStatus, WorkloadStatus
 from mamba_api.v1alpha1.documents import explain
 from mamba_api.v1alpha1.profiles import Profiles, with_profile
 from mamba_operator.autoscale.scale import scaling_status, wake_text
+from mamba_operator.chosen_for import in_force
 from mamba_operator.claim import kept
 from mamba_operator.drift import drift, made_of
 from mamba_operator.index_trouble import IndexTrouble, index_trouble
@@ -123,6 +124,10 @@ class ReconcilePlan:
     """Engines ask gateways for a key once no gateway is left that shows none."""
     cache_kept: str | None = None
     """Why the claim of the model cache stays as it is though the spec says otherwise."""
+    workload: WorkloadStatus | None = None
+    """The traffic that engines measured, and a strategy that does better for it."""
+    announced: str | None = None
+    """That strategy in words, once it was announced."""
 
 
 def make_plan(
@@ -163,22 +168,26 @@ def make_plan(
     load = model_load(Context(deployment, 0, None, images=images), snapshot, now)
     loaded = load.report if load is not None else None
     try:
-        verdict, planned_for, differs = verdict_for(deployment, engine, snapshot, key_id, loaded)
+        judged = verdict_for(deployment, engine, snapshot, key_id, loaded)
     except InvalidPatch as error:
         return ReconcilePlan(deployment, Invalid(f"spec.{error}"))
+    verdict = judged.verdict
     if isinstance(verdict, Invalid | DoesNotFit | NotServed) or deployment.spec.mode == "Plan":
         # The report is kept all the same: its pod may be gone when there is a plan that fits.
         found = load.apply if load is not None and loaded is not None else None
         noted = (Apply(found, Change.RECORDED),) if found is not None else ()
-        return ReconcilePlan(deployment, verdict, applies=noted, plan_differs=differs)
+        return ReconcilePlan(deployment, verdict, applies=noted, plan_differs=judged.differs)
     asked = snapshot.child("ConfigMap", names.Children(deployment.name).wake)
     old = deployment.status.scaling if deployment.status is not None else None
     scaling = scaling_status(deployment, old, engine, wake_text(asked), snapshot.decided, now)
     replicas = scaling.desired if scaling is not None else deployment.spec.replicas
+    force = in_force(deployment, judged, engine, snapshot.measured, now, tunable=bool(key_id))
+    verdict, differs = force.verdict, "; ".join(filter(None, (judged.differs, force.differs))) or None
     plan = verdict.plan if isinstance(verdict, Fits) else None
     context = Context(
         deployment, replicas, plan, key_id,
-        planned_for=planned_for, images=images, scrapers=scrapers, operator=operator, loaded=loaded,
+        planned_for=judged.annotation, chosen_for=force.annotation,
+        images=images, scrapers=scrapers, operator=operator, loaded=loaded,
     )  # fmt: skip
     gateway = snapshot.child("Deployment", context.children.gateway)
     key = engine_key(deployment.spec.gateway.auth is not None, engine, gateway, snapshot.pods)
@@ -250,7 +259,7 @@ def make_plan(
         *([WAITING_PERIOD] if waiting or without_key or not_served else []),
         *([] if trouble is None else [trouble.seconds_left]),
         *([AGAIN] if tunes else []),
-        *(one.again_in for one in (choice, in_place, load) if one and one.again_in is not None),
+        *(one.again_in for one in (choice, in_place, load, force) if one and one.again_in is not None),
     ]
     return ReconcilePlan(
         deployment,
@@ -272,6 +281,8 @@ def make_plan(
         load=loading,
         key_waits=key.waits,
         cache_kept=cache_kept,
+        workload=force.workload,
+        announced=force.announced,
     )
 
 

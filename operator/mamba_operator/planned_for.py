@@ -6,18 +6,18 @@ until the pods are replaced for another reason; then the plan is made for the no
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.gpu_memory import Labels, smallest_gpu
-from mamba_operator.memory_plan import depends_on_nodes, plan_memory
+from mamba_operator.memory_plan import PlannerInput, depends_on_nodes, plan_memory, planned, planner_input
 from mamba_operator.objects.manifest import Manifest, annotation, digest
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
 from mamba_operator.snapshot import Snapshot
-from mamba_operator.verdict import Verdict
+from mamba_operator.verdict import Invalid, NotServed, Unknown, Verdict
 from mamba_planner.byte_size import binary_size
 from mamba_planner.model_report import ModelReport
 
@@ -77,33 +77,50 @@ def recorded_for(engine: Manifest | None, revision: str) -> PlannedFor | None:
     return PlannedFor(revision, memory if known else None) if known or memory is None else None
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the planner says, and of what."""
+
+    verdict: Verdict
+    given: PlannerInput | None
+    """What it was planned from; None where there was not enough."""
+    annotation: str | None = None
+    """`planned-for`; None where the spec says how much memory there is."""
+    differs: str | None = None
+    """What would be planned for today's nodes, where that is another plan."""
+
+
 def verdict_for(
     deployment: MambaDeployment,
     engine: Manifest | None,
     snapshot: Snapshot,
     key_id: str,
     loaded: ModelReport | None,
-) -> tuple[Verdict, str | None, str | None]:
-    """The verdict, the annotation with what it was made for, and what would be planned for today's nodes.
+) -> Judged:
+    """For the nodes that what serves was planned for.
 
     `loaded` is as in `Context`. Raises InvalidPatch when `spec.podTemplate` cannot be merged.
     """
     config = loaded.config if loaded is not None else snapshot.model_config
     weights = loaded.weights if loaded is not None else None
     if not depends_on_nodes(deployment):
-        return plan_memory(deployment, None, config, weights), None, None
+        return _judged(planner_input(deployment, None, config, weights))
     last = snapshot.child("ConfigMap", names.Children(deployment.name).last_ready)
-    planned, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
-    verdict = plan_memory(deployment, planned.gpu_memory, config, weights)
+    for_, now = plan_for(deployment, (engine, last), snapshot.nodes, key_id, loaded)
+    judged = _judged(planner_input(deployment, for_.gpu_memory, config, weights))
     differs = None
     # A pool that an autoscaler has emptied tells nothing, and takes nothing from what serves.
-    if now is not None and now != planned.gpu_memory:
+    if now is not None and now != for_.gpu_memory:
         other = plan_memory(deployment, now, config, weights)
-        if other != verdict:
+        if other != judged.verdict:
             differs = (
                 f"nodes now have GPUs of {binary_size(now)}, and a new revision would be planned for them: "
                 f"{other.message}; what serves stays as it is until its pods are replaced: annotate the "
                 f"MambaDeployment with a new {names.ANNOTATION_RESTART} to have that now, or set "
                 "spec.memory.deviceMemory"
             )
-    return verdict, planned.annotation(), differs
+    return replace(judged, annotation=for_.annotation(), differs=differs)
+
+
+def _judged(given: PlannerInput | Unknown | Invalid | NotServed) -> Judged:
+    return Judged(planned(given), given) if isinstance(given, PlannerInput) else Judged(given, None)

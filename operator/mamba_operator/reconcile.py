@@ -50,6 +50,7 @@ from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.snapshot import Fetched, Reported, Snapshot
 from mamba_operator.status import summarize, unobserved
+from mamba_operator.workload.measured_workload import Measured
 from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
@@ -94,6 +95,7 @@ class Reconciler:
         attempts: Callable[[Key], Mapping[str, Attempts]] = lambda _: {},
         fetched: Callable[[Key], Mapping[str, Fetched]] = lambda _: {},
         reported: Callable[[Key], Reported | None] = lambda _: None,
+        measured: Callable[[Key], Measured | None] = lambda _: None,
         read: Read | None = None,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -111,7 +113,7 @@ class Reconciler:
         self._indices = indices or Indices()
         self._key, self._put, self._read = key, put, read
         self._decided, self._attempts, self._fetched = decided, attempts, fetched
-        self._reported = reported
+        self._reported, self._measured = reported, measured
         self._told: dict[Key, dict[str, str]] = {}
         self._nodes: tuple[Labels, ...] = ()
         self._nodes_until = 0.0
@@ -210,6 +212,7 @@ class Reconciler:
             attempts=self._attempts(key),
             fetched=self._fetched(key),
             reported=self._reported(key),
+            measured=self._measured(key),
         )
 
     def _plan(self, snapshot: Snapshot) -> ReconcilePlan:

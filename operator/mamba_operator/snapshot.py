@@ -8,6 +8,7 @@ from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Key, Manifest, Ref
 from mamba_operator.rollout.attempts import Attempts
+from mamba_operator.workload.measured_workload import Measured
 
 Fetched = tuple[int, int]
 """Bytes that a loader has fetched, of those that it fetches in all."""
@@ -65,6 +66,9 @@ class Snapshot:
 
     reported: Reported | None = None
     """The plan that an engine last told, where engines plan for themselves."""
+
+    measured: Measured | None = None
+    """The traffic that its engines measure; None while too little came, or none of them tells."""
 
     @property
     def uid(self) -> str:

@@ -56,6 +56,8 @@ def summarize(
             "plan": plan.verdict.plan if isinstance(plan.verdict, Fits) else None,
             "scaling": _scaling(plan, old.scaling, engine.replicas),
             "rollout": _rollout(plan, old.rollout),
+            # While nothing may be changed, what stood there.
+            "workload": plan.workload if plan.replicas is not None else old.workload,
         }
     )
 

@@ -56,9 +56,8 @@ def reject(
     hint: str | None,
 ) -> tuple[Rejected, ...]:
     """Every candidate but the chosen one, with why not."""
-    wanted = workload.concurrency or 1
     return tuple(
-        Rejected(each.strategy, each.state_dtype, _why_not(each, chosen, constraints, wanted, hint))
+        Rejected(each.strategy, each.state_dtype, _why_not(each, chosen, constraints, workload, hint))
         for each in candidates
         if each is not chosen
     )
@@ -76,11 +75,11 @@ def why(chosen: Candidate, candidates: list[Candidate], constraints: Constraints
     words = [f"up to {chosen.running} sequences of {chosen.workload.tokens} tokens at once, {each_slots}"]
     if (wanted := workload.concurrency) is not None:
         words.append(
-            f"meets the declared concurrency of {wanted}"
+            f"meets the {workload.origin} concurrency of {wanted}"
             if chosen.running >= wanted
-            else f"falls short of the declared concurrency of {wanted}, as does every other choice"
+            else f"falls short of the {workload.origin} concurrency of {wanted}, as does every other choice"
             if not any(each.running >= wanted for each in fitting)
-            else f"falls short of the declared concurrency of {wanted}"
+            else f"falls short of the {workload.origin} concurrency of {wanted}"
         )
     if constraints.prefix_caching and chosen.checkpoints:
         words.append(
@@ -118,8 +117,9 @@ def _without_room(chosen: Candidate) -> str:
 
 
 def _why_not(
-    each: Candidate, chosen: Candidate, constraints: Constraints, wanted: int, hint: str | None
+    each: Candidate, chosen: Candidate, constraints: Constraints, workload: Workload, hint: str | None
 ) -> str:
+    wanted = workload.concurrency or 1
     if each.misfit:
         return each.misfit
     if constraints.strategy not in (None, each.strategy):
@@ -131,7 +131,7 @@ def _why_not(
     gain = each.score / chosen.score - 1 if chosen.score else 0.0
     runs = f"would run {each.running} at once against {chosen.running}"
     if each.running < wanted <= chosen.running:
-        return f"{runs}: below the declared concurrency of {wanted}"
+        return f"{runs}: below the {workload.origin} concurrency of {wanted}"
     if each.state_dtype == "float16" and chosen.state_dtype == "float32":
         if hint == "float32":
             return f"{runs}, but the checkpoint asks for float32 states"

@@ -3,7 +3,7 @@
 A MambaDeployment gets here through `spec_settings`, so that cluster, workstation and engine plan alike.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mamba_api.quantization import Quantization
@@ -33,6 +33,8 @@ class Workload:
     concurrency: int | None = None
     declared: bool = False
     """False: the assumption that stands in while nothing was declared or measured."""
+    measured: bool = False
+    """Engines measured it."""
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "Workload":
@@ -53,6 +55,11 @@ class Workload:
         return self.prompt_tokens + self.output_tokens
 
     @property
+    def origin(self) -> str:
+        """What people call it: of measured traffic the concurrency may be one that was declared too."""
+        return "expected" if self.measured else "declared"
+
+    @property
     def lengths(self) -> str:
         """Prompt and output, for people."""
         return f"{self.prompt_tokens:,} + {self.output_tokens:,}"
@@ -61,7 +68,7 @@ class Workload:
         """The same traffic cut to sequences of at most `longest` tokens."""
         output = min(self.output_tokens, max(longest - 1, 1))
         prompt = max(min(self.prompt_tokens, longest - output), 1)
-        return Workload(prompt, output, self.shared_prefix_ratio, self.concurrency, self.declared)
+        return replace(self, prompt_tokens=prompt, output_tokens=output)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,14 @@ def plan_engine(
     device: Device,
     weights_bytes: int | None = None,
     workspace: int | None = None,
+    workload: Workload | None = None,
 ) -> MemoryPlan:
     """The plan of an engine with these settings: what is shown before, and what the engine does.
 
-    With what one GPU size up and down would change. Raises as `plan`.
+    With what one GPU size up and down would change. `workload`: in place of what the settings declare.
+    Raises as `plan`.
     """
-    constraints, traffic = Constraints.of(settings), Workload.of(settings)
+    constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
     planned = plan(model, constraints, device, weights_bytes, traffic, workspace)
     if device.kind == "cpu" or constraints.arena_bytes is not None:
         return planned  # without a GPU there is none to exchange; an arena in bytes stays on every GPU
@@ -232,11 +234,13 @@ def _notes(
         )
     elif each.workload.tokens < traffic.tokens:
         notes.append(
-            f"the declared workload of {traffic.lengths} tokens is longer than the {each.max_model_len:,} of "
-            f"a sequence: planned for {each.workload.lengths}"
+            f"the {traffic.origin} workload of {traffic.lengths} tokens is longer than the "
+            f"{each.max_model_len:,} of a sequence: planned for {each.workload.lengths}"
         )
     if (traffic.concurrency or 0) > each.running:
-        notes.append(f"the declared concurrency of {traffic.concurrency:,} is not met: {each.running:,} run")
+        notes.append(
+            f"the {traffic.origin} concurrency of {traffic.concurrency:,} is not met: {each.running:,} run"
+        )
     if (constraints.max_model_len or 0) > model.max_position:
         notes.append(
             f"the model was made for {model.max_position:,} tokens, and {constraints.max_model_len:,} are "

@@ -6,6 +6,8 @@ OPERATOR, API = "operator/mamba_operator/", "operator/mamba_api/"
 UNIT = "tests/unit/operator/"
 STATUS, PLAN, RENDER = UNIT + "test_status.py", UNIT + "test_plan.py", UNIT + "test_render.py"
 LOAD = UNIT + "test_model_load.py"
+CHANGE, MEASURED = UNIT + "test_workload_change.py", UNIT + "test_measured_workload.py"
+TRAFFIC = UNIT + "test_measured_traffic.py"
 DECIDE, COST = UNIT + "test_decide.py", UNIT + "test_deletion_cost.py"
 PODS, SCALE, TROUBLE = UNIT + "test_fields_of_pods.py", UNIT + "test_scale.py", UNIT + "test_pod_trouble.py"
 
@@ -283,5 +285,39 @@ MUTANTS = (
         "operator/mamba_planner/families/served.py",
         "if model.family not in FAMILIES_SERVED:", "if False:",
         ("tests/unit/planner/test_served.py", UNIT + "test_memory_plan.py"),
+    ),
+    Mutant(
+        "another strategy is taken without an announcement", OPERATOR + "workload/change.py",
+        "        return _announced(old, best, now)\n    if takes - now",
+        "        return WorkloadChange(take=True)\n    if takes - now",
+        (CHANGE,),
+    ),
+    Mutant(
+        "what is not measured any more is followed", OPERATOR + "workload/change.py",
+        "    if not measured:\n", "    if False:\n", (CHANGE,),
+    ),
+    Mutant(
+        "a clock that was set back keeps an announcement for ever", OPERATOR + "workload/change.py",
+        "    if takes - now > NOTICE:\n", "    if False:\n", (CHANGE,),
+    ),
+    Mutant(
+        "an engine that started anew is counted twice", OPERATOR + "workload/measured_workload.py",
+        "old = [0.0] * len(names)", "pass", (MEASURED,),
+    ),
+    Mutant(
+        "noise is written into the status", OPERATOR + "workload/shown.py",
+        "(_due(old, now) and moved(measured_in(old), measured))", "True", (MEASURED,),
+    ),
+    Mutant(
+        "the strategy in force is forgotten", OPERATOR + "render/engine.py",
+        "names.ANNOTATION_CHOSEN_FOR: context.chosen_for,", "", (TRAFFIC,),
+    ),
+    Mutant(
+        "what is pinned follows the traffic", OPERATOR + "chosen_for.py",
+        'spec.workload_source == "Declared" or ', "", (TRAFFIC,),
+    ),
+    Mutant(
+        "a declared concurrency is given up", OPERATOR + "chosen_for.py",
+        "max(shown.concurrency, wanted or 1)", "shown.concurrency", (TRAFFIC,),
     ),
 )  # fmt: skip

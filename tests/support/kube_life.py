@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 from mamba_api import names
@@ -20,7 +21,8 @@ from mamba_operator.objects.indices import Indices
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED, POD, SECRET, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from mamba_operator.process.metrics import OperatorMetrics
-from mamba_operator.reconcile import Reconciler
+from mamba_operator.reconcile import Reconciler, now_utc
+from mamba_operator.workload.measured_workload import Measured
 from mamba_planner.shipped_profiles import SHIPPED
 from operator_objects import nano_config
 from struck_server import Blow, Killed, StruckServer
@@ -65,9 +67,11 @@ class Life:
         *,
         removed: bool = False,
         put: Put = put_strategy,
+        now: Callable[[], datetime] = now_utc,
+        measured: Callable[[Key], Measured | None] = lambda _: None,
     ) -> None:
         """at: the operator's write that fails by `blow`, from 0; removed: the object goes just before it."""
-        self.key, self._put = key, put
+        self.key, self._put, self._now, self._measured = key, put, now, measured
         self.profiles: Profiles = SHIPPED
         """Of the next operator."""
         self._server, self.kube = server, KubeClient(server)
@@ -83,6 +87,8 @@ class Life:
             identity="test",
             key=ADMIN_KEY,
             put=self._put,
+            now=self._now,
+            measured=self._measured,
             indices=indices or Indices(),
             profiles=self.profiles,
         )

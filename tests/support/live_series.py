@@ -28,7 +28,7 @@ def engine() -> list[Metric]:
     metrics = EngineMetrics(registry, "m")
     RequestMetrics(registry, "m")
     PrefixMetrics(registry, "m", ChangeLog("m"))
-    trial = EngineTrial(TrialSetup(slabs=24, rows=3), random.Random(3))
+    trial = EngineTrial(TrialSetup(slabs=24, rows=3, policy="RecomputeCost"), random.Random(3))
     stem = list(range(1, 33))
     for number in range(6):
         trial.add([*stem[: 8 + number], 40 + number], 6, salt="a")

@@ -36,6 +36,37 @@ def engine_text(*, running: int, waiting: int, checkpoints: int = 0) -> str:
     return generate_latest(registry).decode()
 
 
+class CountingEngine:
+    """An engine whose registries count the requests that a test says it has served."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._engine = EngineMetrics(self._registry, "m")
+        self._requests = RequestMetrics(self._registry, "m")
+        self._engine.on_ready(Ready(1, 1, (), {}))
+        self._admitted = self._shared = 0.0
+        self.running = 0
+
+    def serve(self, requests: int, prompt_tokens: int, output_tokens: int, shared: float | None) -> None:
+        """Requests came and ended. `shared`: of their prompts; None: it has no memory of prompts."""
+        for _ in range(requests):
+            self._requests.submitted(prompt_tokens)
+            self._requests.finished("stop", 1.0, tokens=output_tokens)
+        counters: dict[str, float] = {}
+        if shared is not None:
+            self._admitted += requests * prompt_tokens
+            self._shared += requests * prompt_tokens * shared
+            counters = {
+                "admitted_prompt_tokens_total": self._admitted, "shared_prompt_tokens_total": self._shared,
+            }  # fmt: skip
+        gauges = {"requests_running": float(self.running), "requests_waiting": 0.0}
+        self._engine.on_stats(EngineStats(counters, gauges, [], []))
+
+    def text(self) -> str:
+        """Its `/metrics`."""
+        return generate_latest(self._registry).decode()
+
+
 def gateway_text(*, in_flight: int, attempts: Mapping[str, tuple[int, int]] | None = None) -> str:
     """Of a gateway at which nobody waits. `attempts`: by engine, how many it answered and how many failed."""
     endpoints = tuple(

@@ -32,11 +32,13 @@ from mamba_api.v1alpha1.status import (
     Condition,
     LedgerEntry,
     PlanStatus,
+    ProposedStrategy,
     RejectedChoice,
     RolloutStatus,
     ScalingChange,
     ScalingStatus,
     Status,
+    WorkloadStatus,
 )
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "ModelCache",
     "PlanStatus",
     "PrefixIndex",
+    "ProposedStrategy",
     "Redis",
     "RejectedChoice",
     "Resources",
@@ -75,4 +78,5 @@ __all__ = [
     "Strategy",
     "Telemetry",
     "Workload",
+    "WorkloadStatus",
 ]

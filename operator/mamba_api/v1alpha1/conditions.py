@@ -33,6 +33,7 @@ class Reason(StrEnum):
     PLAN_COMPUTED = "PlanComputed"
     PLAN_REPORTED = "PlanReported"
     PLAN_DIFFERS = "PlanDiffers"
+    STRATEGY_ANNOUNCED = "StrategyAnnounced"
     PLAN_DOES_NOT_FIT = "PlanDoesNotFit"
     MODEL_NOT_SERVED = "ModelNotServed"
     MODEL_UNKNOWN = "ModelUnknown"
@@ -84,9 +85,17 @@ REASONS: dict[Reason, str] = {
         "config.json into spec.model.config."
     ),
     Reason.PLAN_DIFFERS: (
-        "Engines serve with the plan that was made for the nodes of their day. Nodes changed since, and the "
-        "message says what would be planned now. Nothing is replaced for it: a change of the spec, or a new "
-        "annotation serving.mambaserve.io/restarted-at, makes the plan anew."
+        "Engines serve with the plan that was made for the nodes of their day and the declared workload. "
+        "Nodes changed since, or engines measured traffic for which states of another type would do better, "
+        "and the message says what would be planned now. Nothing is replaced for it: for other nodes a "
+        "change of the spec, or a new annotation serving.mambaserve.io/restarted-at, makes the plan anew; "
+        "for other states set spec.stateCache.stateDtype."
+    ),
+    Reason.STRATEGY_ANNOUNCED: (
+        "For the traffic that engines measured another strategy has been expected to do better for half an "
+        "hour. The message says which, by how much, and when running engines are told it; no pod is "
+        "replaced. To keep the one in force name it in spec.stateCache.strategy; to go by the declared "
+        "workload alone set spec.workloadSource to Declared."
     ),
     Reason.PLAN_DOES_NOT_FIT: (
         "The memory cannot hold the weights and one sequence. The message has the numbers: use more or "
@@ -238,6 +247,7 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
             Reason.PLAN_COMPUTED,
             Reason.PLAN_REPORTED,
             Reason.PLAN_DIFFERS,
+            Reason.STRATEGY_ANNOUNCED,
             Reason.PLAN_DOES_NOT_FIT,
             Reason.MODEL_NOT_SERVED,
             Reason.MODEL_UNKNOWN,

@@ -58,7 +58,14 @@ class Spec(ApiModel):
     memory: Memory = Memory()
     """Byte budget of one engine. A change replaces the engine pods."""
     workload: Workload | None = None
-    """Expected traffic; absent = the planner's cautious assumption. A change replaces the engine pods."""
+    """Expected traffic; absent = the planner's cautious assumption. Once engines have measured theirs, the
+    strategy follows that instead (workloadSource). A change replaces the engine pods."""
+    workload_source: Literal["Measured", "Declared"] = "Measured"
+    """Traffic that stateCache.strategy Auto is chosen for. Measured: what engines see, once that is some
+    hundred requests; another strategy has to win by a margin for half an hour, is announced in
+    status.workload, and is told to running engines ten minutes later. Declared: what spec.workload says or
+    the planner assumes, always; what engines measure is shown all the same. A change is taken over by running
+    engines."""
     resources: Resources = Resources()
     """What each engine pod asks the cluster for. A change replaces the engine pods."""
     scheduling: Scheduling = Scheduling()

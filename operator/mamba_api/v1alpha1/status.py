@@ -166,6 +166,42 @@ class RolloutStatus(StatusModel):
     """The same with what the pod or the cluster said."""
 
 
+class ProposedStrategy(StatusModel):
+    """A strategy that is expected to do better for the measured traffic than the one in force."""
+
+    strategy: Strategy
+    """The strategy."""
+    gain: Text
+    """How many more tokens per second are expected, by a byte-count model, such as 23%."""
+    since: Timestamp
+    """Since when it wins by enough."""
+    takes_effect: Timestamp | None = None
+    """When running engines are told, if it still wins; absent until it has won for long enough."""
+
+
+class WorkloadStatus(StatusModel):
+    """Traffic that engines measured: means of one engine over the last half hour or so, rounded, and written
+    anew when they have moved."""
+
+    prompt_tokens: Count
+    """Mean prompt length in tokens."""
+    output_tokens: Count
+    """Mean output length in tokens."""
+    shared_prefix_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of prompt tokens that came by before, kept or not; absent with eviction LRU or without prefix
+    caching, where engines do not know it."""
+    concurrency: Count
+    """Sequences that one engine has at once, those that wait for it included."""
+    requests: Count
+    """Requests that these are the means of, older ones counted less."""
+    since: Timestamp
+    """Since when there is anything to show."""
+    time: Timestamp
+    """When this was written."""
+    proposed: ProposedStrategy | None = None
+    """A strategy that does better for it; absent where that in force is the best, or not to be changed."""
+
+
 class Status(StatusModel):
     """What the operator saw and decided."""
 
@@ -201,3 +237,5 @@ class Status(StatusModel):
     ready once."""
     scaling: ScalingStatus | None = None
     """How many engines the operator's autoscaler wants; absent while somebody else decides."""
+    workload: WorkloadStatus | None = None
+    """The traffic that engines measured; absent until they have served some hundred requests."""

@@ -28,6 +28,8 @@ class Context:
     """Annotation with the settings that running engines take over; None where they cannot be told."""
     planned_for: str | None = None
     """Annotation with what the plan was made for; None where the spec says how much memory there is."""
+    chosen_for: str | None = None
+    """Annotation with the measured traffic that the strategy was chosen for; None where it was not."""
     loaded: ModelReport | None = None
     """What the loader downloaded to the model cache; None where there is no cache, or nothing in it yet."""
     revision: EngineRevision | None = None

@@ -51,6 +51,7 @@ def engine_deployment(context: Context) -> Manifest:
     deadline = max(int(rollout.progress_deadline.seconds), 1)
     notes = {
         names.ANNOTATION_PLANNED_FOR: context.planned_for,
+        names.ANNOTATION_CHOSEN_FOR: context.chosen_for,
         names.ANNOTATION_FAILED_REVISION: context.failed,
     }
     given = {name: text for name, text in notes.items() if text}

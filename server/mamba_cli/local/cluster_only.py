@@ -24,7 +24,7 @@ OF_PODS = (
     "scheduling.priorityClassName", "scheduling.runtimeClassName", "gateway.image", "gateway.replicas",
     "gateway.podTemplate", "gateway.inferencePool", "rollout.maxSurge",
     "rollout.maxUnavailable", "rollout.inPlaceAfter", "rollout.minReadyTime", "rollout.pause",
-    "rollout.progressDeadline", "podTemplate",
+    "rollout.progressDeadline", "podTemplate", "workloadSource",
 )  # fmt: skip
 PROFILE = "resources.profile"
 AUTH, KEY_LIMITS = "gateway.auth", "gateway.limits.keys[]"

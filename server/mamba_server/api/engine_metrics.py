@@ -26,6 +26,8 @@ HELP = {
     "requests_running": "Sequences in the running batch.",
     "requests_waiting": "Requests that wait for admission.",
     "max_running_requests": "Sequences that run at once at most.",
+    "admitted_prompt_tokens": "Prompt tokens of sequences that were admitted.",
+    "shared_prompt_tokens": "Of admitted prompt tokens, those that came by before, kept or not.",
     "recomputed_tokens": "Tokens computed again after a preemption.",
     "sequences_finished": "Sequences the engine finished, by reason.",
     "checkpoints": "Checkpoints in the tree.",

@@ -35,6 +35,8 @@ class SchedulerCounters:
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
+    shared_tokens: int = 0
+    """Of them, those that an earlier prompt or answer had too; counted where the cache remembers these."""
 
 
 @dataclass(slots=True)
@@ -292,11 +294,12 @@ class Admission:
         self.prefilling.append(sequence)
         if self.cache.prefix_caching:
             self.leading.append(sequence)
-        self._count(sequence, match.resumable, match.cause)
+        self._count(sequence, match)
         self.waiting.started(sequence, take)
         return take
 
-    def _count(self, sequence: Sequence, resumed: int, cause: str) -> None:
+    def _count(self, sequence: Sequence, match: Match) -> None:
+        resumed, cause = match.resumable, match.cause
         if sequence.preemptions:
             self.counters.recomputed_tokens += sequence.known - resumed
             sequence.recomputed_tokens += sequence.known - resumed
@@ -305,5 +308,13 @@ class Admission:
         sequence.miss_cause = cause
         self.counters.prompt_tokens += sequence.prompt_len
         self.counters.cached_tokens += resumed
+        self.counters.shared_tokens += min(self._seen_before(sequence, match), sequence.prompt_len)
         if cause:
             self.cache.counters.misses[cause] += 1
+
+    def _seen_before(self, sequence: Sequence, match: Match) -> int:
+        """Tokens of its prompt that came by before, whether or not anything of them is kept."""
+        allocation = sequence.allocation
+        assert allocation is not None
+        seen = allocation.sighting.shared if allocation.sighting is not None else 0
+        return max(match.kv_depth, match.resumable, seen * self.cache.page_size)

@@ -28,6 +28,10 @@ def collect(core: EngineCore, of_device: Mapping[str, float] = _NOTHING) -> Engi
         "failed_steps_total": core.failed_steps,
         **of_device,
     }
+    if cache.ghosts is not None:
+        # Without that memory the number would depend on what happens to be kept.
+        counters["admitted_prompt_tokens_total"] = made.prompt_tokens
+        counters["shared_prompt_tokens_total"] = made.shared_tokens
     for cause, count in done.misses.items():
         counters[f"prefix_misses_total{{cause={cause}}}"] = count
     for reason, count in core.finished.items():

@@ -30,7 +30,7 @@ WHOLE = {
 }
 """Files of the walk that take over every field of the cache without naming one, and where they do."""
 HANDED_ON = {
-    "operator/mamba_operator/memory_plan.py": "planned.to_status()",
+    "operator/mamba_operator/memory_plan.py": "made.to_status()",
     "operator/mamba_operator/plan.py": "verdict.plan if isinstance(verdict, Fits) else None",
     "operator/mamba_operator/render/context.py": "plan: PlanStatus | None",
     "operator/mamba_operator/render/engine.py": "json.dumps(engine_revision(context).document",

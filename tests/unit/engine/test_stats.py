@@ -168,8 +168,34 @@ def test_a_miss_is_counted_by_its_cause_and_a_refused_request_not_at_all() -> No
     assert (counters["prompt_tokens_total"], counters["cached_tokens_total"]) == (87, 28)
 
 
+def test_what_came_by_before_is_counted_whether_or_not_it_was_kept() -> None:
+    engine = trial(overlap=False, policy="RecomputeCost")
+    first, other = list(range(1, 30)), list(range(40, 69))
+
+    def serve(token_ids: list[int]) -> tuple[float, float, float]:
+        engine.add(token_ids, 2)
+        while not engine.core.idle:
+            engine.step()
+        counters = collect(engine.core).counters
+        names = ("admitted_prompt_tokens_total", "shared_prompt_tokens_total", "cached_tokens_total")
+        return counters[names[0]], counters[names[1]], counters[names[2]]
+
+    assert serve(first) == (29, 0, 0)
+    engine.flush()
+    assert serve(first) == (58, 28, 0), "nothing is kept of it, and it came by"
+    assert serve(other) == (87, 28, 0)
+    assert serve(first) == (116, 56, 28)
+    assert serve(first[:12] + other) == (157, 68, 40)
+
+
+def test_without_a_memory_of_prompts_nothing_is_said_of_what_they_share() -> None:
+    counters = collect(trial(overlap=False, policy="LRU").core).counters
+
+    assert not [name for name in counters if name.startswith(("admitted_prompt", "shared_prompt"))]
+
+
 def test_the_api_process_understands_every_key_and_can_explain_it() -> None:
-    keys = {key for _, stats in busy(3) for key in (*stats.counters, *stats.gauges)}
+    keys = {key for _, stats in busy(3, policy="RecomputeCost") for key in (*stats.counters, *stats.gauges)}
     assert len(keys) > 30
     for key in keys:
         parsed = parse_key(key)

@@ -51,6 +51,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("rollout.pause", {"rollout": {"pause": True}}, "cluster alone"),
     ("rollout.progressDeadline", {"rollout": {"progressDeadline": "1h"}}, "cluster alone"),
     ("podTemplate", {"podTemplate": {"spec": {}}}, "cluster alone"),
+    ("workloadSource", {"workloadSource": "Declared"}, "cluster alone"),
     (
         "prefixIndex.redis.secretRef",
         {"prefixIndex": {"redis": {"secretRef": {"name": "s"}}}},

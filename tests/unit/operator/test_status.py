@@ -13,12 +13,15 @@ from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
 from mamba_operator.findings import Failure
 from mamba_operator.objects.manifest import Manifest, ref
+from mamba_operator.plan import make_plan
 from mamba_operator.render.tuning import Refusal, Tune
 from mamba_operator.status import summarize
+from mamba_operator.workload.measured_workload import Measured
 from model_loads import loaded, loading, with_status
 from operator_objects import (
     CONFIGS,
     NOW,
+    TOKEN,
     applied,
     edited,
     fitting_owner,
@@ -38,6 +41,24 @@ def status_of(
     of: Manifest, children: list[Manifest], failures: tuple[Failure, ...] = (), **more: Any
 ) -> Status:
     status = summarize(snapshot(of, children, **more), planned(of, children, **more), failures, now=NOW)
+    assert status is not None
+    return status
+
+
+def announced() -> Status:
+    """The status ten minutes before engines are told another strategy for the traffic that they measure."""
+    of = fitting_owner(memory={"deviceMemory": "40Gi"})
+    shown = {
+        "promptTokens": 16_000, "outputTokens": 200, "sharedPrefixRatio": 0.9, "concurrency": 8,
+        "requests": 900, "since": "2026-01-02T11:00:00Z", "time": "2026-01-02T11:00:00Z",
+        "proposed": {"strategy": "ExtraBufferLazy", "gain": "27%", "since": "2026-01-02T11:30:00Z"},
+    }  # fmt: skip
+    seen = snapshot(
+        {**of, "status": {"workload": shown}}, running(applied(of)),
+        measured=Measured(16_000.0, 200.0, 0.9, 8.0, 900.0),
+    )  # fmt: skip
+    plan = make_plan(seen, now=NOW, new_token=lambda: TOKEN, key_id="a")
+    status = summarize(seen, plan, (), now=NOW)
     assert status is not None
     return status
 
@@ -211,6 +232,8 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
         OPEN, running(applied(OPEN, nodes=BIG)), nodes=SMALL), {
         "Planned": ("True", "PlanDiffers"), "Degraded": ("False", "AsExpected"),
         "Progressing": ("False", "UpToDate"), "Ready": ("True", "Serving")}),
+    ("another strategy was announced for the measured traffic", announced(), {
+        "Planned": ("True", "StrategyAnnounced"), "Degraded": ("False", "AsExpected")}),
     ("the GPU is unknown", status_of(fitting_owner(memory={}), []), {
         "Planned": ("Unknown", "DeviceMemoryUnknown"), "Progressing": ("True", "RollingOut")}),
     ("it does not fit", status_of(fitting_owner(memory={"deviceMemory": "16Gi"}), []), {

@@ -53,6 +53,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("workload.outputTokens", 512),
     ("workload.sharedPrefixRatio", 0.9),
     ("workload.concurrency", 8),
+    ("workloadSource", "Declared"),
     ("resources.profile", "nvidia-l40s"),
     ("resources.gpus", 0),
     ("resources.gpuResource", "amd.com/gpu"),

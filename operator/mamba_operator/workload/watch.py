@@ -1,0 +1,128 @@
+"""`WorkloadWatch`: asks engines what traffic they have had, whoever decides how many of them run.
+
+Beside the reconcile passes, as the autoscaler: an engine that does not answer delays none of them. It writes
+nothing; a pass shows what was measured, and decides by what it shows (`chosen_for`).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from pydantic import ValidationError
+
+from mamba_api.v1alpha1 import WorkloadStatus
+from mamba_operator.autoscale.metrics_reader import Read
+from mamba_operator.autoscale.pod_reports import pod_reports
+from mamba_operator.objects.indices import Indices
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
+from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.pod_trouble import is_engine, serves
+from mamba_operator.objects.side_by_side import side_by_side
+from mamba_operator.workload.counts import EngineCounts, engine_counts
+from mamba_operator.workload.measured_workload import (
+    Measured,
+    Window,
+    advanced,
+    measured_workload,
+    window_of,
+)
+from mamba_operator.workload.shown import SELDOM, measured_in, moved
+
+PERIOD = 30.0
+"""Seconds between two looks: a window has sixty of them."""
+FRESH = 3 * PERIOD
+"""Seconds after which what was measured last is no longer what is measured just now."""
+
+
+class _Watched:
+    """What is kept of one deployment between two looks."""
+
+    def __init__(self, shown: Measured | None) -> None:
+        self.window = window_of(shown) if shown is not None else Window()
+        self.counts: dict[str, EngineCounts] = {}
+        self.looked: float | None = None
+        self.answered: float | None = None
+        """When an engine last told how it had got on."""
+        self.shown, self.woke = shown, float("-inf")
+        """What the last wake was for, and when that was."""
+
+
+class WorkloadWatch:
+    """Of one operator that acts.
+
+    Args:
+        indices: what the watches hold.
+        read: gives the `/metrics` of a pod.
+        wake: told of which deployment other traffic was measured.
+        now: a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        indices: Indices,
+        read: Read,
+        wake: Callable[[Key], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._indices, self._read, self._wake, self._now = indices, read, wake, now
+        self._watched: dict[Key, _Watched] = {}
+
+    def measured(self, key: Key) -> Measured | None:
+        """What its engines measure just now."""
+        watched = self._watched.get(key)
+        if watched is None or watched.answered is None or self._now() - watched.answered > FRESH:
+            return None
+        return measured_workload(watched.window)
+
+    async def run(self) -> None:
+        """Look for ever; ends only by cancellation."""
+        while True:
+            began = self._now()
+            await self.look()
+            await asyncio.sleep(max(PERIOD - (self._now() - began), PERIOD / 10))
+
+    async def look(self) -> None:
+        """Once at every deployment, all at the same time."""
+        owners = {
+            key: found[0]
+            for key in self._indices.keys(MAMBA_DEPLOYMENT)
+            if len(found := self._indices.of(MAMBA_DEPLOYMENT, key)) == 1
+        }
+        for key in self._watched.keys() - owners.keys():
+            del self._watched[key]
+        looks = {key: self._look_at(key, owner) for key, owner in owners.items()}
+        await side_by_side(looks, "workload_watch_broken")
+
+    async def _look_at(self, key: Key, owner: Manifest) -> None:
+        watched = self._watched.get(key)
+        if watched is None:
+            watched = self._watched[key] = _Watched(_shown(owner))
+        engines = [pod for pod in self._indices.of(POD, key) if is_engine(pod) and serves(pod)]
+        told = await pod_reports(self._read, engines, engine_counts)
+        self._take(watched, told)
+        measured = self.measured(key)
+        due = self._now() - watched.woke >= SELDOM
+        if measured is not None and due and (watched.shown is None or moved(watched.shown, measured)):
+            watched.shown, watched.woke = measured, self._now()
+            self._wake(key)
+
+    def _take(self, watched: _Watched, told: Mapping[str, EngineCounts | None]) -> None:
+        now = self._now()
+        passed = now - watched.looked if watched.looked is not None else 0.0
+        counts = {pod: one for pod, one in told.items() if one is not None}
+        watched.window = advanced(watched.window, watched.counts, counts, passed)
+        if watched.counts.keys() & counts.keys():
+            watched.answered = now
+        # One that is silent for a while goes on from what it last said.
+        kept = {pod: one for pod, one in watched.counts.items() if pod in told}
+        watched.looked, watched.counts = now, {**kept, **counts}
+
+
+def _shown(owner: Manifest) -> Measured | None:
+    """What another operator measured."""
+    status = owner.get("status")
+    text = status.get("workload") if isinstance(status, dict) else None
+    try:
+        return measured_in(WorkloadStatus.model_validate(text, by_alias=True, by_name=False))
+    except ValidationError:
+        return None
