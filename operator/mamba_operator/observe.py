@@ -10,12 +10,13 @@ from typing import Any
 
 from mamba_api import names
 from mamba_operator.builtin_config import ShippedConfig, builtin_config, nothing_shipped
-from mamba_operator.gpu_memory import NODE_NAME
+from mamba_operator.node_reader import NodeReader
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import Forbidden, NotFound
 from mamba_operator.objects.indices import Indices
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, NODE, OPTIONAL, OWNED, POD, Kind
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OPTIONAL, OWNED, POD, Kind
 from mamba_operator.objects.manifest import Key, Manifest, Ref, metadata, owner_uid, ref
+from mamba_operator.placement import Node
 from mamba_operator.snapshot import Snapshot
 
 Seen = Callable[[Kind, Manifest], None]
@@ -26,14 +27,16 @@ async def observe(
     client: KubeClient,
     key: Key,
     *,
+    nodes: NodeReader | None = None,
     shipped: ShippedConfig = nothing_shipped,
     seen: Seen | None = None,
     new: Manifest | None = None,
 ) -> Snapshot:
     """One consistent enough look: each list is exact, together they may be some milliseconds apart.
 
-    `new` is the object as watches hold it that are complete and hold no child of it. Then neither is asked
-    for: what is made is only made where its name is free, and the status is for that version of the object.
+    `nodes` is what looks share; without it the nodes are read for this one. `new` is the object as watches
+    hold it that are complete and hold no child of it. Then neither is asked for: what is made is only made
+    where its name is free, and the status is for that version of the object.
 
     Raises:
         ClusterError: the API server did not give an answer; nothing partial is returned.
@@ -51,7 +54,7 @@ async def observe(
             asked = () if childless and not _asks_for_optional(owner) else OPTIONAL
             optional = [group.create_task(_optional(client, kind, key, ours)) for kind in asked]
             pods = [] if childless else [group.create_task(client.list(POD, key.namespace, selector=ours))]
-            nodes = group.create_task(_nodes(client, owner))
+            gpus = group.create_task(_nodes(nodes or NodeReader(client), owner))
     except ExceptionGroup as failed:
         # One answer that did not come is enough: half a snapshot would look like missing children.
         raise failed.exceptions[0] from None
@@ -74,12 +77,12 @@ async def observe(
         pods=tuple(pod for task in pods for pod in task.result()),
         not_served=not_served,
         model_config=builtin_config(owner, shipped),
-        nodes=nodes.result(),
+        nodes=gpus.result(),
     )
 
 
 def look_up(
-    indices: Indices, key: Key, nodes: tuple[Mapping[str, Any], ...], *, shipped: ShippedConfig
+    indices: Indices, key: Key, nodes: tuple[Node, ...], *, shipped: ShippedConfig
 ) -> Snapshot | None:
     """The same of what the watches hold, without a request; None when they do not hold the object.
 
@@ -124,22 +127,15 @@ def _asks_for_optional(owner: Manifest) -> bool:
     return _section(_section(owner, "spec"), "gateway").get("inferencePool") is not None
 
 
-async def _nodes(client: KubeClient, owner: Manifest) -> tuple[Mapping[str, Any], ...]:
-    """Labels of the nodes with GPUs, where the plan depends on them."""
+async def _nodes(reader: NodeReader, owner: Manifest) -> tuple[Node, ...]:
+    """The nodes with GPUs, where the plan depends on them."""
     spec = _section(owner, "spec")
     if (
         _section(spec, "memory").get("deviceMemory") is not None
         or _section(spec, "resources").get("gpus") == 0
     ):
         return ()
-    try:
-        nodes = await client.list(NODE, None, selector=names.LABEL_GPU_MEMORY, metadata_only=True)
-    except Forbidden:
-        # An operator of some namespaces may not read nodes: then the spec has to say it.
-        return ()
-    return tuple(
-        {**(metadata(node).get("labels") or {}), NODE_NAME: metadata(node).get("name")} for node in nodes
-    )
+    return await reader.read()
 
 
 def _section(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:

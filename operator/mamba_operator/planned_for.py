@@ -11,9 +11,10 @@ from typing import Any
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.gpu_memory import Labels, smallest_gpu
+from mamba_operator.gpu_memory import smallest_gpu
 from mamba_operator.memory_plan import PlannerInput, depends_on_nodes, plan_memory, planned, planner_input
 from mamba_operator.objects.manifest import Manifest, annotation, digest
+from mamba_operator.placement import Node
 from mamba_operator.render.context import Context
 from mamba_operator.render.engine_pod import engine_pod_template
 from mamba_operator.snapshot import Snapshot
@@ -39,7 +40,7 @@ class PlannedFor:
 def plan_for(
     deployment: MambaDeployment,
     kept: Iterable[Manifest | None],
-    nodes: Iterable[Labels],
+    nodes: Iterable[Node],
     key_id: str,
     loaded: ModelReport | None = None,
 ) -> tuple[PlannedFor, int | None]:
@@ -48,7 +49,7 @@ def plan_for(
     Args:
         deployment: the object; its plan depends on nodes.
         kept: objects that may say it: the engine Deployment, and what was last ready.
-        nodes: labels of the nodes with GPUs.
+        nodes: those with GPUs.
         key_id, loaded: as in `Context`.
 
     Raises:

@@ -27,8 +27,8 @@ from mamba_operator.deletion_cost import mark, shrink
 from mamba_operator.engine_admin import Put, put_strategy, tell
 from mamba_operator.event_log import EventLog, said_of
 from mamba_operator.findings import Failure
-from mamba_operator.gpu_memory import Labels
 from mamba_operator.memory_plan import depends_on_nodes
+from mamba_operator.node_reader import NodeReader
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
     ClusterError,
@@ -55,8 +55,6 @@ from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
 TOKEN_BYTES = 32
-NODES_KEPT = 300.0
-"""Seconds for which the labels of nodes are good enough to say that a plan would be the same."""
 
 
 def now_utc() -> datetime:
@@ -115,8 +113,7 @@ class Reconciler:
         self._decided, self._attempts, self._fetched = decided, attempts, fetched
         self._reported, self._measured = reported, measured
         self._told: dict[Key, dict[str, str]] = {}
-        self._nodes: tuple[Labels, ...] = ()
-        self._nodes_until = 0.0
+        self._nodes = NodeReader(client)
         self._doubted: set[Key] = set()
         self._settled: dict[Key, dict[str, str]] = {}
         self._as_wanted: dict[Key, Mapping[str, str]] = {}
@@ -167,6 +164,7 @@ class Reconciler:
             snapshot = await observe(
                 self._client,
                 key,
+                nodes=self._nodes,
                 shipped=self._shipped,
                 seen=None if seen is None else lambda kind, one: seen(kind, one, asked),
                 new=new,
@@ -184,8 +182,6 @@ class Reconciler:
         settled = self._settled.setdefault(key, {})
         snapshot = self._with_memories(snapshot)
         plan = self._plan(snapshot)
-        if plan.deployment is not None and depends_on_nodes(plan.deployment):
-            self._nodes, self._nodes_until = snapshot.nodes, asked + NODES_KEPT
         if self._read is not None and (fewer := shrink(snapshot, plan)) is not None:
             await mark(self._client, fewer, self._read)
         outcome = await apply(self._client, snapshot, plan, self._indices.made)
@@ -249,13 +245,11 @@ class Reconciler:
 
         Where they lag behind, an event is on its way and wakes the key once more.
         """
-        snapshot = look_up(self._indices, key, self._nodes, shipped=self._shipped)
+        snapshot = look_up(self._indices, key, self._nodes.nodes, shipped=self._shipped)
         if snapshot is None or snapshot.owner is None:
             return None
         plan = self._plan(self._with_memories(snapshot))
-        old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and (
-            time.monotonic() > self._nodes_until
-        )  # fmt: skip
+        old_nodes = plan.deployment is not None and depends_on_nodes(plan.deployment) and self._nodes.is_old
         if old_nodes or plan.tunes or plan.applies or plan.deletes or plan.terminating:
             return None
         status = summarize(snapshot, plan, (), now=self._now())

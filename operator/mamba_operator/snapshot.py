@@ -7,6 +7,7 @@ from typing import Any
 from mamba_api.v1alpha1 import PlanStatus
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.objects.manifest import Key, Manifest, Ref
+from mamba_operator.placement import Node
 from mamba_operator.rollout.attempts import Attempts
 from mamba_operator.workload.measured_workload import Measured
 
@@ -40,9 +41,8 @@ class Snapshot:
     """Optional kinds that cannot be had here, each with the reason."""
     model_config: Mapping[str, Any] | None = None
     """config.json of a model that ships with the package; None = only the spec may say it."""
-    nodes: tuple[Mapping[str, Any], ...] = ()
-    """Labels of each node with GPUs, and its name under `metadata.name`; empty where the spec says how much
-    memory there is, or nodes may not be read."""
+    nodes: tuple[Node, ...] = ()
+    """Those with GPUs; empty where the spec says how much memory there is, or nodes may not be read."""
 
     settled: Mapping[str, str] = field(default_factory=dict)
     """By uid of a child that the API server, or a webhook of it, made into something else than was applied:

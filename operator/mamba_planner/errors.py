@@ -5,6 +5,26 @@ BudgetError
 └── DoesNotFit      exit 3, condition reason DoesNotFit: the memory is too small; the message has the numbers
 """
 
+from dataclasses import dataclass
+
+from mamba_planner.byte_size import binary_size
+
+
+@dataclass(frozen=True, slots=True)
+class FittingSize:
+    """The smallest memory, of those that GPUs are sold with, that holds an engine; bytes."""
+
+    smallest: int | None
+    """None = no size does."""
+    largest: int
+    """Of all sizes."""
+
+    def words(self) -> str:
+        """As a sentence without its end."""
+        if self.smallest is None:
+            return f"No GPU size holds it: the largest is {binary_size(self.largest)}"
+        return f"The smallest GPU size that holds it is {binary_size(self.smallest)}"
+
 
 class BudgetError(ValueError):
     """Base. `exit_code` ends the command line, `condition_reason` goes into the status."""
@@ -21,12 +41,21 @@ class UnusableInput(BudgetError):
 
 
 class DoesNotFit(BudgetError):
-    """Weights, workspace and one sequence need more than the budget. `need` and `have` are bytes."""
+    """Weights, workspace and one sequence need more than the budget. `need` and `have` are bytes.
+
+    `sizes` says of larger GPUs which would do; None = not looked at, as without a GPU.
+    """
 
     exit_code = 3
     condition_reason = "DoesNotFit"
 
-    def __init__(self, message: str, need: int, have: int) -> None:
+    def __init__(self, message: str, need: int, have: int, sizes: FittingSize | None = None) -> None:
+        self.message = message
         self.need = need
         self.have = have
-        super().__init__(message)
+        self.sizes = sizes
+        super().__init__(message if sizes is None else f"{message}. {sizes.words()}")
+
+    def among(self, sizes: FittingSize) -> "DoesNotFit":
+        """The same, with what larger GPUs would do."""
+        return DoesNotFit(self.message, self.need, self.have, sizes)

@@ -44,6 +44,11 @@ def one_size_down(memory: int) -> int | None:
     return max((size for size in SIZES if size * ONE_SIZE < memory), default=None)
 
 
+def sizes_up(memory: int) -> tuple[int, ...]:
+    """Bytes of all sizes larger than `memory` bytes, ascending."""
+    return tuple(size for size in SIZES if size > memory * ONE_SIZE)
+
+
 def one_size_up(memory: int) -> int | None:
     """Bytes of the next larger size than `memory` bytes; None = there is none."""
-    return min((size for size in SIZES if size > memory * ONE_SIZE), default=None)
+    return min(sizes_up(memory), default=None)

@@ -16,8 +16,8 @@ from mamba_planner.candidates import (
 from mamba_planner.choice import choose, enough_in_full_precision, reject, why
 from mamba_planner.constraints import Constraints, Workload
 from mamba_planner.engine_settings import EngineSettings
-from mamba_planner.errors import DoesNotFit
-from mamba_planner.gpu_sizes import one_size_down, one_size_up
+from mamba_planner.errors import DoesNotFit, FittingSize
+from mamba_planner.gpu_sizes import SIZES, one_size_down, one_size_up, sizes_up
 from mamba_planner.memory import CPU_ARENA_PART, MOST_RUNNING, Device, MemoryBudget
 from mamba_planner.memory_plan import OUTSIDE, LedgerLine, MemoryPlan, Rejected
 from mamba_planner.model_config import ModelConfig
@@ -79,25 +79,35 @@ def plan_engine(
 ) -> MemoryPlan:
     """The plan of an engine with these settings: what is shown before, and what the engine does.
 
-    With what one GPU size up and down would change. `workload`: in place of what the settings declare.
-    Raises as `plan`.
+    With what one GPU size up and down would change. `workload`: in place of what the settings declare. Raises
+    as `plan`, and `DoesNotFit` with the smallest size that would do.
     """
     constraints, traffic = Constraints.of(settings), workload or Workload.of(settings)
-    planned = plan(model, constraints, device, weights_bytes, traffic, workspace)
-    if device.kind == "cpu" or constraints.arena_bytes is not None:
-        return planned  # without a GPU there is none to exchange; an arena in bytes stays on every GPU
 
-    def on(memory: int | None) -> OtherSize | None:
-        if memory is None:
-            return None
+    def on(memory: int) -> OtherSize:
         other = device.resized(memory)
         try:
             return _on_other_size(model, constraints, other, weights_bytes, traffic, workspace)
         except DoesNotFit as error:
             return OtherSize(memory, None, str(error))
 
+    # Without a GPU there is none to exchange; an arena in bytes stays on every GPU.
+    exchangeable = device.kind != "cpu" and constraints.arena_bytes is None
+    try:
+        planned = plan(model, constraints, device, weights_bytes, traffic, workspace)
+    except DoesNotFit as error:
+        if not exchangeable:
+            raise
+        fitting = (size for size in sizes_up(device.memory) if on(size).chosen is not None)
+        raise error.among(FittingSize(next(fitting, None), SIZES[-1])) from None
+    if not exchangeable:
+        return planned
     down, up = one_size_down(device.memory), one_size_up(device.memory)
-    return replace(planned, one_size_down=on(down), one_size_up=on(up))
+    return replace(
+        planned,
+        one_size_down=None if down is None else on(down),
+        one_size_up=None if up is None else on(up),
+    )
 
 
 def _on_other_size(

@@ -12,7 +12,16 @@ from typing import Any, Self
 
 import pytest
 
-from disruptions import Course, ask_for_keys, evict, kill_operator, replace_engines, scale
+from disruptions import (
+    Course,
+    ask_for_keys,
+    evict,
+    kill_leader,
+    kill_operators,
+    replace_engines,
+    scale,
+    settle,
+)
 from product import RELEASE, SYSTEM, Deployed, Question, chart, chat, questions
 from testcluster.errors import ClusterError, CommandFailed
 from testcluster.node import Node
@@ -203,7 +212,7 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
     assert served.ask(question)["streamed"] == question.answer
 
 
-def test_no_request_fails_while_pods_are_replaced_added_evicted_and_the_operator_dies(
+def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_die(
     served: Deployed,
 ) -> None:
     course = Course(served)
@@ -211,8 +220,8 @@ def test_no_request_fails_while_pods_are_replaced_added_evicted_and_the_operator
     with course.traffic(streams=12, rate=20):
         with course.phase("an engine is replaced"):
             replace_engines(served, {"env": [{"name": "REPLACED", "value": "1"}]})
-        with course.phase("the only gateway is evicted, and the operator killed"):
-            kill_operator(served, Random(0), longest=0)
+        with course.phase("the only gateway is evicted, and all operators killed"):
+            kill_operators(served, Random(0), longest=0)
             evict(served, "gateway", 1)
         with course.phase("a second engine, and the first one evicted"):
             scale(served, 2)
@@ -223,6 +232,22 @@ def test_no_request_fails_while_pods_are_replaced_added_evicted_and_the_operator
 
     assert course.failures == []
     assert sum(one.streamed for one in course.requests) >= 400
+
+
+def test_the_operator_that_stands_by_takes_over_from_one_that_dies_and_acts(served: Deployed) -> None:
+    course = Course(served)
+
+    with course.traffic(streams=4, rate=10):
+        with course.phase("the operator that acts is killed"):
+            kill_leader(served)
+        with course.phase("a second gateway, made by the one that took over"):
+            served.patch({"gateway": {"replicas": 2}})
+            settle(served, "gateway", 2)
+        served.patch({"gateway": {"replicas": 1}})
+        settle(served, "gateway", 1)
+        course.wait_answered_in_all(50)
+
+    assert course.failures == []
 
 
 def test_no_request_fails_while_keys_are_asked_for_and_then_no_more(served: Deployed) -> None:

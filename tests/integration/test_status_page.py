@@ -25,6 +25,12 @@ PLAN = {
     "budgetBytes": 100,
     "ledger": [{"item": "weights", "bytes": 60}, {"item": "slots of checkpoints", "bytes": 40}],
     "rejected": [{"strategy": "NoBuffer", "stateDtype": "float32", "reason": "no <b>checkpoints</b>"}],
+    "oneSizeDown": {"memory": "15Gi", "fits": False, "reason": "weights 16.6Gi need <i>more</i>"},
+    "oneSizeUp": {
+        "memory": "97887Mi", "fits": True, "strategy": "ExtraBufferLazy", "stateDtype": "float32",
+        "slots": 900, "pages": 7000, "maxRunningRequests": 1024, "maxModelLen": 131072,
+        "checkpoints": 410, "resumed": "48%",
+    },
 }  # fmt: skip
 RUNNING = {"id": "a", "index": 0, "phase": "prefill", "promptTokens": 512, "outputTokens": 0,
            "cachedTokens": 448, "missCause": "off_grid", "preemptions": 0}  # fmt: skip
@@ -117,6 +123,10 @@ async def test_through_a_gateway_it_shows_engines_and_chats_with_what_was_resume
             plan = str(await page.until("document.querySelector('details[open]')?.innerText"))
             assert "the one that fits best" in plan
             assert "NoBuffer, float32: no <b>checkpoints</b>" in plan
+            assert "down, 15 GiB: does not fit: weights 16.6Gi need <i>more</i>" in plan
+            [up] = [line for line in plan.splitlines() if line.startswith("up, ")]
+            for words in ("96 GiB", "ExtraBufferLazy", "1,024", "131,072", "410", "48%"):
+                assert words in up
 
             said = await chat(page, "What is in the cup?")
             assert "green tea" in said

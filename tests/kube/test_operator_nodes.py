@@ -8,7 +8,7 @@ import pytest
 
 from kube_life import Life
 from mamba_kube.access import connected, load_access
-from mamba_operator.objects.kinds import OWNED
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, OWNED
 from mamba_operator.objects.manifest import Key
 from testcluster.control_plane import ControlPlane
 
@@ -27,6 +27,8 @@ JOINING = {
         "nvidia.com/mig-1g.10gb.memory": "9856", "nvidia.com/mig.strategy": "mixed",
     },
 }  # fmt: skip
+TAINT = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+TOLERATED = {"key": "team", "operator": "Exists"}
 
 
 class Nodes:
@@ -36,8 +38,11 @@ class Nodes:
         self.plane = plane
         self.names: list[str] = []
 
-    def join(self, name: str, labels: dict[str, str]) -> None:
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    def join(self, name: str, labels: dict[str, str], *taints: dict[str, str]) -> None:
+        node = {
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
+            "spec": {"taints": list(taints)},
+        }  # fmt: skip
         status, answer = self.plane.api.request("POST", "/api/v1/nodes", node)
         assert status == 201, answer
         self.names.append(name)
@@ -64,6 +69,13 @@ async def versions(life: Life) -> dict[str, Any]:
             version = meta["resourceVersion"] if kind.kind != "Deployment" else meta["generation"]
             found[f"{kind.kind} {meta['name']}"] = (version, meta.get("annotations"))
     return found
+
+
+async def planned_bytes(life: Life) -> int:
+    """Of one GPU, what the plan divides."""
+    found = await life.kube.get(MAMBA_DEPLOYMENT, life.key.namespace, life.key.name)
+    assert found is not None
+    return sum(line["bytes"] for line in found["status"]["plan"]["ledger"])
 
 
 @pytest.mark.parametrize("labels", JOINING.values(), ids=list(JOINING))
@@ -93,3 +105,38 @@ async def test_a_node_that_joins_and_leaves_writes_to_no_child_of_what_serves(
 
         assert life.struck.children_written() == writes
         assert await versions(life) == before
+
+
+@pytest.mark.parametrize("tolerations", [[], [TOLERATED]], ids=["not tolerated", "tolerated"])
+async def test_a_tainted_node_that_joins_is_another_fleet_only_for_pods_that_tolerate_it(
+    plane: ControlPlane, namespace: str, nodes: Nodes, tolerations: list[dict[str, str]]
+) -> None:
+    for name in "ab":
+        nodes.join(f"{namespace}-{name}", A100)
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+        life = Life(server, Key(namespace, "nano"))
+        await life.make(memory={}, resources={"gpus": 1}, scheduling={"tolerations": tolerations})
+        await life.becomes("Planned", "PlanComputed")
+        plan, before = await planned_bytes(life), await versions(life)
+
+        nodes.join(f"{namespace}-t4", JOINING["a T4"], TAINT)
+        life.restart()
+        said = await life.becomes("Planned", "PlanDiffers" if tolerations else "PlanComputed")
+
+        assert ("GPUs of 15.0Gi" in said) is bool(tolerations)
+        assert (await planned_bytes(life), await versions(life)) == (plan, before)
+
+
+async def test_a_new_deployment_is_planned_for_the_nodes_that_its_pods_tolerate(
+    plane: ControlPlane, namespace: str, nodes: Nodes
+) -> None:
+    nodes.join(f"{namespace}-a", A100)
+    nodes.join(f"{namespace}-t4", JOINING["a T4"], TAINT)
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+        without, tolerant = (Life(server, Key(namespace, name)) for name in ("without", "tolerant"))
+        await without.make(memory={}, resources={"gpus": 1})
+        await without.becomes("Planned", "PlanComputed")
+        assert await planned_bytes(without) == int((80 << 30) * 0.9)
+
+        await tolerant.make(memory={}, resources={"gpus": 1}, scheduling={"tolerations": [TOLERATED]})
+        assert "15.0Gi" in await tolerant.becomes("Planned", "PlanDoesNotFit")

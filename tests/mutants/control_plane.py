@@ -116,7 +116,15 @@ MUTANTS = (
     ),
     Mutant(
         "the largest GPU of the cluster is planned for", OPERATOR + "gpu_memory.py",
-        "return min(sizes, default=None)", "return max(sizes, default=None)", (UNIT + "test_gpu_memory.py",),
+        "return min((size", "return max((size", (UNIT + "test_gpu_memory.py",),
+    ),
+    Mutant(
+        "a node whose taint the pod does not tolerate counts", OPERATOR + "placement.py",
+        " and all(_is_tolerated(taint, pod) for taint in node.taints)", "", (UNIT + "test_gpu_memory.py",),
+    ),
+    Mutant(
+        "a cordoned node does not count until it takes pods again", OPERATOR + "placement.py",
+        'if not str(taint.get("key")).startswith(PASSING)', "", (UNIT + "test_gpu_memory.py",),
     ),
     Mutant(
         "a node that joins changes the plan of what serves", OPERATOR + "planned_for.py",

@@ -34,6 +34,10 @@ STRATEGIES = ("NoBuffer", "ExtraBufferLazy", "ExtraBuffer")
 ENDED = 480.0
 """Seconds that pods may take to be replaced, one after the other: load, `minReadyTime` and drain of each."""
 
+OPERATORS = f"{names.LABEL_COMPONENT}=operator"
+TAKEN = 60.0
+"""Seconds for an operator that stands by to take over: four times what a silent holder is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -249,14 +253,37 @@ def drain_node(deployed: Deployed, away: float) -> None:
     settle(deployed, "engine", len(before), before)
 
 
-def kill_operator(deployed: Deployed, rng: Random, longest: float) -> None:
-    """At once, without a word; the next one starts within `longest` seconds after that."""
-    selector = f"{names.LABEL_COMPONENT}=operator"
+def kill_operators(deployed: Deployed, rng: Random, longest: float) -> None:
+    """All at once, without a word; the next ones start within `longest` seconds after that."""
     with contextlib.suppress(CommandFailed):  # it is between two lives
         deployed.node.kubectl(
-            "delete", "pod", "-n", SYSTEM, "-l", selector, "--grace-period=0", "--force", timeout=60
+            "delete", "pod", "-n", SYSTEM, "-l", OPERATORS, "--grace-period=0", "--force", timeout=60
         )
     time.sleep(rng.uniform(0, longest))
+
+
+def kill_leader(deployed: Deployed) -> None:
+    """The operator that acts, without a word; over once one that stood by acts in its place."""
+    node = deployed.node
+
+    def ready() -> set[str]:
+        there = node.list("pods", SYSTEM, OPERATORS)
+        return _names([one for one in there if _ready(one) and "deletionTimestamp" not in one["metadata"]])
+
+    def acting() -> str:
+        lease = node.get("leases", names.LEASE_NAME, SYSTEM)
+        holder = ((lease or {}).get("spec") or {}).get("holderIdentity") or ""
+        return str(holder).rpartition("-")[0]  # what follows is its process
+
+    def pair() -> tuple[str, set[str]] | None:
+        leader, pods = acting(), ready()
+        return (leader, pods - {leader}) if leader in pods and len(pods) > 1 else None
+
+    leader, standing_by = node.wait_for(pair, "an operator that acts and one that stands by", timeout=ENDED)
+    node.kubectl("delete", "pod", "-n", SYSTEM, leader, "--grace-period=0", "--force", timeout=60)
+    node.wait_for(
+        lambda: acting() in standing_by, f"another operator in the place of {leader}", timeout=TAKEN
+    )
 
 
 def restart_api(deployed: Deployed, away: float) -> None:

@@ -3,8 +3,9 @@
 For unit tests of the operator's effects alone; what only a real API server knows is tested on a real one.
 """
 
+import builtins
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from mamba_operator.objects.client import KubeClient
@@ -66,7 +67,7 @@ class FakeCluster(KubeClient):
         self._enter("get", kind.kind, name)
         return copied(self.objects.get((kind.kind, namespace or "", name)))
 
-    async def list(
+    async def pages(
         self,
         kind: Kind,
         namespace: str | None,
@@ -74,7 +75,8 @@ class FakeCluster(KubeClient):
         selector: str = "",
         name: str = "",
         metadata_only: bool = False,
-    ) -> list[Manifest]:
+        page: int = 500,
+    ) -> AsyncIterator[builtins.list[Manifest]]:
         self._enter("list", kind.kind, name)
         pairs = [part.partition("=") for part in selector.split(",") if part]
         found = []
@@ -85,7 +87,7 @@ class FakeCluster(KubeClient):
             )
             if of == kind.kind and namespace in (None, where) and name in ("", called) and matches:
                 found.append(copied(one))
-        return found
+        yield found
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         meta = manifest["metadata"]

@@ -32,6 +32,8 @@ HOLD = "120s"
 DRAIN = "60s"
 """The only engine of the only node serves on for half of that when the node is drained."""
 OPERATOR_KILLS = 20
+LEADER_KILLS = 4
+"""Each is a phase, whose length is that of the take-over."""
 
 
 def disrupt(course: d.Course, rng: Random) -> None:
@@ -68,7 +70,12 @@ def disrupt(course: d.Course, rng: Random) -> None:
         d.scale(deployed, 1)
     with course.phase("node drained for 10 s"):
         d.drain_node(deployed, 10.0)
-    with course.phase(f"operator killed {OPERATOR_KILLS} times while engines are replaced and scaled"):
+    for number in range(LEADER_KILLS):
+        deployed.patch({"replicas": 2 - number % 2})
+        with course.phase("the operator that acts is killed, the one that stood by takes over"):
+            d.kill_leader(deployed)
+        d.settle(deployed, "engine", 2 - number % 2)
+    with course.phase(f"all operators killed {OPERATOR_KILLS} times while engines are replaced and scaled"):
         for number in range(OPERATOR_KILLS):
             change = number % 4
             if change == 0:
@@ -76,7 +83,7 @@ def disrupt(course: d.Course, rng: Random) -> None:
                 deployed.patch({"engine": {"env": [{"name": "ZERO_DROP", "value": value}]}})
             elif change == 2:
                 deployed.patch({"replicas": 1 + number // 2 % 2})
-            d.kill_operator(deployed, rng, 4.0)
+            d.kill_operators(deployed, rng, 4.0)
         deployed.patch({"replicas": 1})
         d.settle(deployed, "engine", 1)
 

@@ -91,7 +91,9 @@ class Spec(ApiModel):
             cel="self.stateCache.trackInterval % self.engine.pageSize == 0",
             message=(
                 "stateCache.trackInterval must be a multiple of engine.pageSize, because a checkpoint needs "
-                "whole pages: use a multiple, such as 96 or 112 with pages of 16"
+                f"whole pages: without a value they are {StateCache().track_interval} and "
+                f"{Engine().page_size}; change one so that the page size divides "
+                "the interval, as 250 and 10, or 255 and 3"
             ),
             holds=lambda self: self.state_cache.track_interval % self.engine.page_size == 0,
         ),

@@ -4,7 +4,8 @@ A thin layer over `mamba_kube`: it knows kinds, pages and the field manager. Bod
 failure is one of `errors`.
 """
 
-from collections.abc import Callable, Mapping
+import builtins
+from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -46,12 +47,24 @@ class KubeClient:
         name: str = "",
         metadata_only: bool = False,
     ) -> list[Manifest]:
-        """All objects of a kind, or the one of that name, page by page; items carry their kind as single
-        objects do."""
-        query = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
+        """All objects of a kind, or the one of that name; items carry their kind as single objects do."""
+        pages = self.pages(kind, namespace, selector=selector, name=name, metadata_only=metadata_only)
+        return [item async for page in pages for item in page]
+
+    async def pages(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        name: str = "",
+        metadata_only: bool = False,
+        page: int = PAGE,
+    ) -> AsyncIterator[builtins.list[Manifest]]:
+        """What `list` returns, at most `page` objects at a time."""
+        query = {"limit": str(page), **({"labelSelector": selector} if selector else {})}
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
-        items: list[Manifest] = []
         while True:
             answer = await self._request(
                 "GET",
@@ -60,11 +73,13 @@ class KubeClient:
                 query=query,
                 accept=METADATA_LIST if metadata_only else JSON,
             )
-            for item in answer.get("items") or ():
-                items.append({**item, "apiVersion": kind.api_version, "kind": kind.kind})  # noqa: PERF401
             token = (answer.get("metadata") or {}).get("continue")
+            yield [
+                {**item, "apiVersion": kind.api_version, "kind": kind.kind}
+                for item in answer.get("items") or ()
+            ]
             if not token:
-                return items
+                return
             query = {**query, "continue": token}
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:

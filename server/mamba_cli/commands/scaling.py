@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mamba_cli.errors import InvalidInput, RunFailed
+from mamba_cli.errors import CliError, InvalidInput, RunFailed
 from mamba_cli.output import Output, print_document
 from mamba_cli.plain_help import CommandWithPanels
 
@@ -58,7 +58,12 @@ def replay(
     elif "/" in source or "." in source:
         raise InvalidInput(f"{source}: no such file; of an object in the cluster give its name and -n")
     else:
-        objects = asyncio.run(deployments_of(namespace, source, kubeconfig, timeout))
+        try:
+            objects = asyncio.run(deployments_of(namespace, source, kubeconfig, timeout))
+        except CliError as error:
+            # It may have been meant as either.
+            error.args = (f"there is no file {source}, and of an object of that name: {error}",)
+            raise
         found = [one for each in objects for one in replayed_object(each, source)]
     if not found:
         raise InvalidInput(

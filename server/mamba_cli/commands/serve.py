@@ -13,12 +13,8 @@ def command() -> None:
 def run(given: dict[str, Any]) -> int:
     """Serve with these settings; the exit code. Raises CliError."""
     from pydantic import ValidationError
-    from rich.console import Console
 
-    from mamba_cli.local.loading_progress import LoadingProgress
     from mamba_planner.engine_settings import EngineSettings
-    from mamba_server.api.errors import ServeError
-    from mamba_server.api.server import serve
 
     if not given.get("model"):
         raise InvalidInput(
@@ -29,6 +25,14 @@ def run(given: dict[str, Any]) -> int:
         settings = EngineSettings(**given)
     except ValidationError as error:
         raise InvalidInput(complaint(error.errors(include_url=False))) from error
+    _check(settings.model)
+    # The server takes most of the time to load, and needs a model.
+    from rich.console import Console
+
+    from mamba_cli.local.loading_progress import LoadingProgress
+    from mamba_server.api.errors import ServeError
+    from mamba_server.api.server import serve
+
     progress = LoadingProgress(settings.served_model_name or _shown(settings.model), Console(stderr=True))
     try:
         return serve(settings, watch=progress)
@@ -38,6 +42,16 @@ def run(given: dict[str, Any]) -> int:
         raise failure from error
     finally:
         progress.close()
+
+
+def _check(uri: str) -> None:
+    from mamba_server.model.errors import ModelError
+    from mamba_server.model.source import check
+
+    try:
+        check(uri)
+    except ModelError as error:
+        raise InvalidInput(str(error)) from error
 
 
 def _shown(uri: str) -> str:

@@ -23,6 +23,7 @@ from mamba_cli.local.model_facts import (
 )
 from mamba_planner import Constraints, Device, DoesNotFit, MemoryPlan, UnusableInput, plan_engine
 from mamba_planner.arithmetic import kv_bytes_per_token, state_bytes, weights_bytes
+from mamba_planner.byte_size import exact_size
 from mamba_planner.engine_settings import EngineSettings
 from mamba_planner.families.served import why_not_served
 from mamba_planner.model_config import ModelConfig
@@ -97,6 +98,8 @@ class PlanOutcome:
         if self.misfit is not None:
             shown["reason"] = str(self.misfit)
             shown["needBytes"], shown["haveBytes"] = self.misfit.need, self.misfit.have
+            if (sizes := self.misfit.sizes) is not None:
+                shown["smallestSize"] = None if sizes.smallest is None else exact_size(sizes.smallest)
         return shown
 
 

@@ -98,7 +98,25 @@ function planParts(plan) {
       ...plan.rejected.map((each) =>
         element("li", { text: `${each.strategy}, ${each.stateDtype}: ${each.reason}` }))));
   }
+  const sizes = [["down", plan.oneSizeDown], ["up", plan.oneSizeUp]].filter(([, size]) => size);
+  if (sizes.length) {
+    parts.push(element("h3", { text: "One GPU size down and up" }), element("ul", { class: "rejected" },
+      ...sizes.map(([way, size]) => element("li", { text: `${way}, ${binary(size.memory)}: ${onSize(size)}` }))));
+  }
   return parts;
+}
+
+/** What the planner would choose for a GPU of another size, or why nothing fits. */
+function onSize(size) {
+  if (!size.fits) return `does not fit: ${size.reason}`;
+  return `${size.strategy}, ${size.stateDtype} states, ${count(size.maxRunningRequests)} at once of up to ` +
+    `${count(size.maxModelLen)} tokens, ${count(size.checkpoints)} checkpoints, ${size.resumed} resumed`;
+}
+
+/** A size such as 97887Mi in the page's own words. */
+function binary(size) {
+  const [, number, unit] = /^(\d+)([KMGT]?)i?$/.exec(size) ?? [];
+  return number ? bytes(Number(number) * 1024 ** " KMGT".indexOf(unit || " ")) : size;
 }
 
 function table(caption, names, rows) {

@@ -55,6 +55,15 @@ def resolve(uri: str, progress: Progress = silent, *, pvc_root: Path = PVC_ROOT)
         raise SourceNotFound(f"{uri}: there is no such home directory") from error
 
 
+def check(uri: str) -> None:
+    """Look for a model that needs no download, as `resolve` does, in milliseconds.
+
+    Raises InvalidSource, SourceNotFound.
+    """
+    if _split(uri)[0] != "hf":
+        resolve(uri)
+
+
 def display_name(uri: str) -> str:
     """Last part of the URI, without a revision: the model's name in the API unless told otherwise."""
     scheme, rest = _split(uri)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,10 @@ class Watched(FakeCluster):
         self._use("get", kind)
         return await super().get(kind, namespace, name)
 
-    async def list(self, kind: Kind, *arguments: Any, **named: Any) -> list[Manifest]:
+    async def pages(self, kind: Kind, *arguments: Any, **named: Any) -> AsyncIterator[list[Manifest]]:
         self._use("list", kind)
-        return await super().list(kind, *arguments, **named)
+        async for page in super().pages(kind, *arguments, **named):
+            yield page
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         kind = kind_of(manifest)

@@ -62,6 +62,9 @@ def test_the_defaults_are_valid() -> None:
         ({"externalMetrics": {"port": 443}}, "externalMetrics/port"),
         ({"redisImage": {"tag": ""}}, "redisImage/tag"),
         ({"monitoring": {"runbooks": ""}}, "monitoring/runbooks"),
+        ({"networkPolicy": {"enabled": "yes"}}, "networkPolicy/enabled"),
+        ({"networkPolicy": {"apiServer": {"ports": []}}}, "networkPolicy/apiServer/ports"),
+        ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "networkPolicy/apiServer/cidrs/0"),
         ({"monitoring": {"scrapers": [{"pod": {}}]}}, "monitoring/scrapers/0"),
         ({"monitoring": {"dashboardLabels": {"a": 1}}}, "monitoring/dashboardLabels/a"),
     ],
@@ -92,7 +95,7 @@ def test_every_key_of_the_values_is_in_the_schema_and_the_other_way_round() -> N
 
 SECTIONS = {
     "crds", "image", "engineImage", "redisImage", "serviceAccount", "rbac", "operator",
-    "externalMetrics", "redis", "monitoring", "test",
+    "externalMetrics", "redis", "monitoring", "networkPolicy", "networkPolicy.apiServer", "test",
 }  # fmt: skip
 
 

@@ -141,6 +141,9 @@ def test_a_plan_that_does_not_fit_ends_with_3_and_the_numbers(nano: Path) -> Non
     assert table.returncode == 3
     assert "does not fit" in table.stdout
     assert "missing" in table.stdout
+    assert shown["smallestSize"] == "23028Mi"
+    for told in (done.stderr, table.stdout, shown["reason"]):
+        assert "22.5Gi" in told
 
 
 def test_one_misfit_among_several_ends_with_3_and_shows_them_all(nano: Path) -> None:

@@ -79,6 +79,19 @@ def test_what_holds_no_decision_is_said(tmp_path: Path, text: str) -> None:
     assert str(path) in said
 
 
+@pytest.mark.parametrize("name", ["recorded", "nano"])
+def test_a_name_that_is_no_file_is_said_to_be_neither_where_there_is_no_cluster(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    code, said = replay(Path(name), "--kubeconfig", str(tmp_path / "absent"))
+
+    assert code == 2
+    assert f"no file {name}" in said
+    assert "kubeconfig" in said
+
+
 def test_a_file_that_is_not_there_is_said() -> None:
     code, said = replay(Path("nowhere/recorded.yaml"))
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ def model_of(name: str) -> Any:
     return {"serve": EngineSettings, "gateway": GatewaySettings}[name]
 
 
+MODEL = "builtin://tiny-recall"
 BOTH = pytest.mark.parametrize("name", ["serve", "gateway"])
 
 
@@ -84,21 +87,21 @@ def test_given_values_win_over_the_environment_which_wins_over_defaults(
 ) -> None:
     monkeypatch.setenv("MAMBASERVE_PORT", "9001")
     monkeypatch.setenv("MAMBASERVE_PAGE_SIZE", "32")
-    assert ended("--model", "m", "--port", "9002") == 0
+    assert ended("--model", MODEL, "--port", "9002") == 0
     assert (served[0].port, served[0].page_size, served[0].track_interval) == (9002, 32, 256)
 
 
 def test_the_model_may_come_from_the_environment(
     served: list[EngineSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MAMBASERVE_MODEL", "builtin://x")
+    monkeypatch.setenv("MAMBASERVE_MODEL", MODEL)
     assert ended() == 0
-    assert served[0].model == "builtin://x"
+    assert served[0].model == MODEL
 
 
 def test_a_model_needs_no_name_of_an_option(served: list[EngineSettings]) -> None:
-    assert ended("builtin://x", "--seed", "3") == 0
-    assert (served[0].model, served[0].seed) == ("builtin://x", 3)
+    assert ended(MODEL, "--seed", "3") == 0
+    assert (served[0].model, served[0].seed) == (MODEL, 3)
     with pytest.raises(InvalidInput, match="--model: is given twice, as a and as b"):
         ended("a", "--model", "b")
 
@@ -107,11 +110,11 @@ def test_a_file_stands_below_the_environment_and_above_the_defaults(
     served: list[EngineSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "engine.json"
-    file.write_text(json.dumps({"model": "m", "page_size": 32, "seed": 5, "port": 1, "overlap": False}))
+    file.write_text(json.dumps({"model": MODEL, "page_size": 32, "seed": 5, "port": 1, "overlap": False}))
     monkeypatch.setenv("MAMBASERVE_SEED", "6")
     assert ended("--config", str(file), "--port", "2") == 0
     made = served[0]
-    assert (made.model, made.page_size, made.seed, made.port, made.overlap) == ("m", 32, 6, 2, False)
+    assert (made.model, made.page_size, made.seed, made.port, made.overlap) == (MODEL, 32, 6, 2, False)
     assert made.track_interval == 256
 
 
@@ -140,7 +143,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(
     ("text", "size"), [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("1000", 1000), ("2G", 2 * 10**9)]
 )
 def test_sizes_are_read_as_kubernetes_writes_them(served: list[EngineSettings], text: str, size: int) -> None:
-    serve.run({"model": "m", "arena_bytes": text})
+    serve.run({"model": MODEL, "arena_bytes": text})
     assert served[0].arena_bytes == size
 
 
@@ -175,7 +178,7 @@ def test_a_failure_to_start_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(server, "serve", fail)
     with pytest.raises(CliError, match="needs 12 GiB") as caught:
-        serve.run({"model": "m"})
+        serve.run({"model": MODEL})
     assert caught.value.exit_code == code
 
 
@@ -185,3 +188,35 @@ def test_switches_have_a_no_form(name: str) -> None:
         if info.annotation is bool:
             assert options(name)[field].secondary_opts == [f"--no-{field.replace('_', '-')}"]
     assert options("serve")["prefix_caching"].secondary_opts == ["--no-prefix-caching"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["absent", "./absent", "builtin://absent", "file:///absent/model", "ftp://absent", "pvc://absent/a"],
+)
+def test_a_model_that_is_not_there_is_said_before_a_server_is_loaded(
+    model: str, served: list[EngineSettings]
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        serve.run({"model": model})
+    assert str(caught.value).startswith(model)
+    assert caught.value.exit_code == 2
+    assert served == []
+
+
+def test_a_model_of_the_hub_is_looked_for_by_the_server_which_tells_how_far_the_download_is(
+    served: list[EngineSettings],
+) -> None:
+    assert serve.run({"model": "hf://owner/name"}) == 0
+    assert served[0].model == "hf://owner/name"
+
+
+def test_neither_a_server_nor_a_terminal_is_loaded_for_a_model_that_is_not_there() -> None:
+    code = (
+        "import sys; from mamba_cli.commands import serve\n"
+        "try: serve.run({'model': 'absent'})\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "print([n for n in ('torch', 'mamba_server.api.server', 'rich', 'aiohttp') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["InvalidInput", "[]"]

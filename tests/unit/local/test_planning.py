@@ -96,12 +96,14 @@ def test_a_plan_that_does_not_fit_says_in_json_how_much_is_missing() -> None:
     assert shown["haveBytes"] == int(16 * GIB * 0.9)
     assert shown["needBytes"] > shown["haveBytes"]
     assert "weights" in shown["reason"]
+    assert shown["smallestSize"] == "23028Mi"
+    assert outcome(PlanFlags(device_memory=16 * GIB, utilization=0.01)).to_json()["smallestSize"] is None
 
 
 def test_a_plan_that_fits_says_nothing_of_missing_bytes() -> None:
     shown = outcome(PlanFlags(device_memory=80 * GIB)).to_json()
     assert shown["fits"]
-    assert not {"reason", "needBytes", "haveBytes"} & set(shown)
+    assert not {"reason", "needBytes", "haveBytes", "smallestSize"} & set(shown)
     json.dumps(shown)
 
 

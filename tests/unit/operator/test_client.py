@@ -20,7 +20,7 @@ from mamba_operator.objects.errors import (
     Refused,
     Unreachable,
 )
-from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, NODE, SERVICE
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, SERVICE
 from operator_objects import fitting_owner
 
 POD_LIST = {"items": [{"metadata": {"name": "a"}}], "metadata": {}}
@@ -174,13 +174,13 @@ async def test_one_of_a_kind_is_found_by_its_name_with_the_right_to_list() -> No
     assert (path, query["fieldSelector"]) == ("/api/v1/namespaces/models/services", "metadata.name=a")
 
 
-async def test_nodes_are_read_without_their_bodies() -> None:
+async def test_objects_are_listed_without_their_bodies_where_these_are_not_wanted() -> None:
     seen = Recorded(POD_LIST)
     async with client(seen) as kube:
-        await kube.list(NODE, None, metadata_only=True)
+        await kube.list(SERVICE, None, metadata_only=True)
 
     [(_, path, _, headers, _)] = seen.requests
-    assert path == "/api/v1/nodes"
+    assert path == "/api/v1/services"
     assert "PartialObjectMetadataList" in headers["Accept"]
 
 

@@ -75,9 +75,10 @@ class LateCluster(FakeCluster):
         await asyncio.sleep(self.latency())
         return await super().get(kind, namespace, name)
 
-    async def list(self, kind: Kind, *arguments: Any, **named: Any) -> list[Manifest]:
+    async def pages(self, kind: Kind, *arguments: Any, **named: Any) -> AsyncIterator[list[Manifest]]:
         await asyncio.sleep(self.latency())
-        return await super().list(kind, *arguments, **named)
+        async for page in super().pages(kind, *arguments, **named):
+            yield page
 
     async def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         await asyncio.sleep(self.latency())

@@ -1,17 +1,30 @@
-"""Which GPU an engine may get, by the labels of nodes: as the scheduler reads the pod."""
+"""Which GPU an engine may get, by the labels and taints of nodes: as the scheduler reads the pod."""
 
 from typing import Any
 
 import pytest
 
-from mamba_operator.gpu_memory import may_run_on, smallest_gpu
+from mamba_operator.gpu_memory import smallest_gpu
+from mamba_operator.placement import Node, may_run_on, node_of
 
 GPU = "nvidia.com/gpu"
 GI = 2**30
 
 
-def node(memory: str = "81920", **labels: str) -> dict[str, Any]:
-    return {"metadata.name": "a", f"{GPU}.memory": memory, **labels}
+def node(
+    memory: str = "81920", taints: tuple[dict[str, str], ...] = (), cordoned: bool = False, **labels: str
+) -> Node:
+    """A node as the API server gives it, and what is kept of it."""
+    spec = {"taints": list(taints), **({"unschedulable": True} if cordoned else {})}
+    return node_of({"metadata": {"name": "a", "labels": {f"{GPU}.memory": memory, **labels}}, "spec": spec})
+
+
+def taint(effect: str = "NoSchedule", key: str = "team", value: str = "vision") -> dict[str, str]:
+    return {"key": key, "value": value, "effect": effect} if value else {"key": key, "effect": effect}
+
+
+def tolerating(*tolerations: Any) -> dict[str, Any]:
+    return {"tolerations": list(tolerations)}
 
 
 def required(*requirements: dict[str, Any], fields: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -88,3 +101,75 @@ def test_pods_that_take_turns_on_a_gpu_share_its_memory(resource: str) -> None:
 )
 def test_a_pod_runs_where_its_selector_and_required_affinity_let_it(pod: dict[str, Any], runs: bool) -> None:
     assert may_run_on(node(pool="big"), pod) is runs
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+@pytest.mark.parametrize(
+    ("pod", "runs"),
+    [
+        ({}, False),
+        ({"tolerations": None}, False),
+        ({"tolerations": "all"}, False),
+        (tolerating("all"), False),
+        (tolerating({}), False),
+        (tolerating({"operator": "Exists"}), True),
+        (tolerating({"operator": "Exists", "key": ""}), True),
+        (tolerating({"operator": "Exists", "key": "team"}), True),
+        (tolerating({"operator": "Exists", "key": "teams"}), False),
+        (tolerating({"operator": "Exists", "key": "team", "effect": "PreferNoSchedule"}), False),
+        (tolerating({"key": "team", "value": "vision"}), True),
+        (tolerating({"operator": "", "key": "team", "value": "vision", "effect": ""}), True),
+        (tolerating({"operator": "Equal", "key": "team", "value": "vision"}), True),
+        (tolerating({"operator": "Equal", "key": "team", "value": "text"}), False),
+        (tolerating({"operator": "Equal", "key": "team"}), False),
+        (tolerating({"operator": "Near", "key": "team", "value": "vision"}), False),
+        (tolerating({"key": "other"}, {"operator": "Exists", "key": "team"}), True),
+        ({**tolerating({"operator": "Exists"}), "nodeSelector": {"pool": "small"}}, False),
+    ],
+    ids=str,
+)
+def test_a_taint_keeps_a_pod_off_that_does_not_tolerate_it(
+    pod: dict[str, Any], runs: bool, effect: str
+) -> None:
+    assert may_run_on(node(taints=(taint(effect),)), pod) is runs
+
+
+def test_a_toleration_of_one_effect_tolerates_no_other() -> None:
+    pod = tolerating({"operator": "Exists", "key": "team", "effect": "NoSchedule"})
+
+    assert may_run_on(node(taints=(taint("NoSchedule"),)), pod)
+    assert not may_run_on(node(taints=(taint("NoExecute"),)), pod)
+
+
+def test_all_taints_of_a_node_have_to_be_tolerated() -> None:
+    both = node(taints=(taint(), taint(key="dedicated", value="")))
+
+    assert not may_run_on(both, tolerating({"key": "team", "value": "vision"}))
+    assert may_run_on(both, tolerating({"key": "team", "value": "vision"}, {"key": "dedicated"}))
+
+
+def test_a_taint_that_only_asks_to_be_avoided_keeps_no_pod_off() -> None:
+    assert may_run_on(node(taints=(taint("PreferNoSchedule"),)), {})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/memory-pressure",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+    ],
+)
+def test_a_node_that_is_cordoned_or_not_well_counts_as_it_will_again(key: str) -> None:
+    small = node("15360", taints=(taint(key=key, value=""),), cordoned=True)
+
+    assert smallest_gpu([node(), small], {}, GPU) == 15 * GI
+
+
+def test_the_gpus_of_a_tainted_node_count_for_pods_that_tolerate_it() -> None:
+    nodes = [node(), node("15360", taints=(taint(),))]
+
+    assert smallest_gpu(nodes, {}, GPU) == 80 * GI
+    assert smallest_gpu(nodes, tolerating({"operator": "Exists", "key": "team"}), GPU) == 15 * GI

@@ -161,6 +161,16 @@ def test_the_memory_in_the_spec_wins_over_the_label_of_the_node() -> None:
     assert isinstance(judged(large, memory={}), Fits)
 
 
+def test_memory_that_is_too_small_is_told_with_the_gpu_size_that_would_do() -> None:
+    by_spec, by_label = judged(0, memory={"deviceMemory": "16Gi"}), judged(15_360 << 20, memory={})
+    hopeless = judged(0, memory={"deviceMemory": "16Gi", "utilization": 0.1})
+
+    for verdict in (by_spec, by_label, hopeless):
+        assert isinstance(verdict, DoesNotFit)
+    assert all("22.5Gi" in verdict.message for verdict in (by_spec, by_label))  # type: ignore[union-attr]
+    assert "268.6Gi" in hopeless.message  # type: ignore[union-attr]
+
+
 def test_the_status_tells_one_gpu_size_down_and_up_of_the_memory_that_is_planned_for() -> None:
     by_spec, by_label = judged(1 << 30), judged(46_068 << 20, memory={})
 

@@ -138,7 +138,7 @@ async def test_a_broken_spec_is_observed_like_any_other(spec: Any) -> None:
 
     assert seen.owner is not None
     assert seen.owner["spec"] == spec
-    assert [one["nvidia.com/gpu.memory"] for one in seen.nodes] == ["1024"]
+    assert [one.labels["nvidia.com/gpu.memory"] for one in seen.nodes] == ["1024"]
 
 
 async def test_nodes_that_may_not_be_read_tell_nothing() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.objects.manifest import Manifest, Ref, ref
+from mamba_operator.placement import Node
 from mamba_operator.plan import WAITING_PERIOD, Change, make_plan
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
 from operator_objects import (
@@ -288,7 +289,7 @@ def test_without_the_models_configuration_engines_start_and_plan_for_themselves(
 def test_without_a_known_gpu_memory_the_plan_is_unknown_and_node_labels_settle_it() -> None:
     of = fitting_owner(memory={})
 
-    unknown, known = planned(of), planned(of, nodes=({"nvidia.com/gpu.memory": "81920"},))
+    unknown, known = planned(of), planned(of, nodes=(Node({"nvidia.com/gpu.memory": "81920"}),))
 
     assert isinstance(unknown.verdict, Unknown)
     assert unknown.verdict.reason is Reason.DEVICE_MEMORY_UNKNOWN

@@ -6,26 +6,27 @@ import pytest
 
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, ref
+from mamba_operator.placement import Node
 from mamba_operator.plan import ReconcilePlan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import DoesNotFit, Fits, Unknown
 from operator_objects import NOW, applied, edited, fitting_owner, planned, snapshot
 
-BIG, MIDDLE, SMALL = ({"nvidia.com/gpu.memory": mib} for mib in ("81559", "46068", "15360"))
-FLEETS: list[tuple[dict[str, str], ...]] = [
-    (MIDDLE,), (BIG, MIDDLE), (SMALL,), (BIG, SMALL), (), ({"nvidia.com/gpu.memory": "many"},),
+BIG, MIDDLE, SMALL = (Node({"nvidia.com/gpu.memory": mib}) for mib in ("81559", "46068", "15360"))
+FLEETS: list[tuple[Node, ...]] = [
+    (MIDDLE,), (BIG, MIDDLE), (SMALL,), (BIG, SMALL), (), (Node({"nvidia.com/gpu.memory": "many"}),),
 ]  # fmt: skip
 RESTARTED = {"annotations": {"serving.mambaserve.io/restarted-at": "2"}}
 PLANNED_FOR = "serving.mambaserve.io/planned-for"
 
 
-def served(*nodes: dict[str, str], **spec: Any) -> tuple[Manifest, list[Manifest]]:
+def served(*nodes: Node, **spec: Any) -> tuple[Manifest, list[Manifest]]:
     """An object and its children, made while the cluster had these nodes."""
     of = fitting_owner(memory={}, **spec)
     return of, applied(of, nodes=nodes)
 
 
-def finding(of: Manifest, children: list[Manifest], *nodes: dict[str, str]) -> tuple[str, str, str]:
+def finding(of: Manifest, children: list[Manifest], *nodes: Node) -> tuple[str, str, str]:
     seen = snapshot(of, children, nodes=nodes)
     plan = planned(of, children, nodes=nodes)
     status = summarize(seen, plan, (), now=NOW)
@@ -38,7 +39,7 @@ def finding(of: Manifest, children: list[Manifest], *nodes: dict[str, str]) -> t
 @pytest.mark.parametrize("fleet", FLEETS)
 @pytest.mark.parametrize("first", [(BIG,), (MIDDLE, BIG), ()], ids=["big", "mixed", "none"])
 def test_nodes_that_come_and_go_change_nothing_that_serves(
-    first: tuple[dict[str, str], ...], fleet: tuple[dict[str, str], ...]
+    first: tuple[Node, ...], fleet: tuple[Node, ...]
 ) -> None:
     of, children = served(*first)
     before = planned(of, children, nodes=first)
@@ -47,6 +48,22 @@ def test_nodes_that_come_and_go_change_nothing_that_serves(
 
     assert (after.applies, after.deletes, after.replicas) == ((), (), 1)
     assert after.verdict == before.verdict
+
+
+def test_a_node_that_engines_do_not_tolerate_is_no_other_fleet() -> None:
+    of, children = served(BIG)
+    kept_off = Node(SMALL.labels, ({"key": "team", "value": "vision", "effect": "NoSchedule"},))
+    tolerant, theirs = served(BIG, scheduling={"tolerations": [{"key": "team", "operator": "Exists"}]})
+
+    assert finding(of, children, BIG, kept_off)[:2] == ("True", Reason.PLAN_COMPUTED)
+    assert finding(tolerant, theirs, BIG, kept_off)[:2] == ("True", Reason.PLAN_DIFFERS)
+
+
+def test_the_taint_of_the_gpus_that_engines_ask_for_keeps_none_of_them_off() -> None:
+    own = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    of, children = served(BIG)
+
+    assert finding(of, children, BIG, Node(SMALL.labels, (own,)))[:2] == ("True", Reason.PLAN_DIFFERS)
 
 
 def test_another_fleet_is_told_with_what_would_be_planned_for_it() -> None:
@@ -62,7 +79,7 @@ def test_another_fleet_is_told_with_what_would_be_planned_for_it() -> None:
 
 @pytest.mark.parametrize("fleet", [(BIG,), (), (BIG, BIG)])
 def test_the_fleet_it_was_planned_for_and_an_empty_one_are_no_difference(
-    fleet: tuple[dict[str, str], ...],
+    fleet: tuple[Node, ...],
 ) -> None:
     of, children = served(BIG)
 

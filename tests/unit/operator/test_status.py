@@ -13,6 +13,7 @@ from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, REASONS_OF, ConditionType, Reason
 from mamba_operator.findings import Failure
 from mamba_operator.objects.manifest import Manifest, ref
+from mamba_operator.placement import Node
 from mamba_operator.plan import make_plan
 from mamba_operator.render.tuning import Refusal, Tune
 from mamba_operator.status import summarize
@@ -107,7 +108,7 @@ def stuck(which: str) -> Callable[[Manifest], None]:
 
 OF = fitting_owner()
 OPEN = fitting_owner(memory={})
-BIG, SMALL = ({"nvidia.com/gpu.memory": "81559"},), ({"nvidia.com/gpu.memory": "46068"},)
+BIG, SMALL = ((Node({"nvidia.com/gpu.memory": mib}),) for mib in ("81559", "46068"))
 POOLED = fitting_owner(gateway={"inferencePool": {"proxyNamespace": "envoy"}})
 BAMBA = json.loads((CONFIGS / "bamba-9b.json").read_text())
 UNSERVED = {"uri": "hf://a/bamba", "config": BAMBA}

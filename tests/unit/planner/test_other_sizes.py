@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from mamba_planner import Device, DoesNotFit, MemoryPlan, plan_engine
+from mamba_planner.byte_size import binary_size
 from mamba_planner.candidates import evaluate
 from mamba_planner.engine_settings import EngineSettings
+from mamba_planner.errors import FittingSize
 from mamba_planner.families import model_config_from_hf
-from mamba_planner.gpu_sizes import MIB
+from mamba_planner.gpu_sizes import MIB, SIZES
 from mamba_planner.model_config import ModelConfig
 from mamba_planner.other_size import OtherSize
 
@@ -73,7 +75,7 @@ def test_a_size_on_which_nothing_fits_has_the_planners_reason() -> None:
     with pytest.raises(DoesNotFit) as refused:
         plan_engine(NANO, asked, small)
     size = plan_engine(NANO, asked, Device("cuda", 23_034 * MIB)).one_size_down
-    assert said(size) == {"memory": "15Gi", "fits": False, "reason": str(refused.value)}
+    assert said(size) == {"memory": "15Gi", "fits": False, "reason": refused.value.message}
 
 
 def test_a_size_whose_arena_is_too_small_for_one_sequence_has_that_reason() -> None:
@@ -81,7 +83,54 @@ def test_a_size_whose_arena_is_too_small_for_one_sequence_has_that_reason() -> N
     with pytest.raises(DoesNotFit, match="one sequence of 131072 tokens needs") as refused:
         plan_engine(NANO, asked, small)
     size = plan_engine(NANO, asked, Device("cuda", 32_607 * MIB)).one_size_down
-    assert said(size)["reason"] == str(refused.value)
+    assert said(size)["reason"] == refused.value.message
+
+
+def refusal(of: ModelConfig, device: Device, **given: Any) -> DoesNotFit:
+    with pytest.raises(DoesNotFit) as refused:
+        plan_engine(of, settings(**given), device)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("memory", "given"),
+    [
+        (15_360, {}), (15_360, {"max_model_len": 131_072}), (23_028, {"max_model_len": 131_072}),
+        (15_360, {"utilization": 0.3}), (46_068, {"utilization": 0.2, "strategy": "ExtraBuffer"}),
+        (1_024, {"state_dtype": "float32"}),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_smallest_size_that_holds_the_engine(memory: int, given: dict[str, Any]) -> None:
+    refused = refusal(NANO, Device("cuda", memory * MIB), **given)
+
+    assert refused.sizes is not None
+    assert refused.sizes.smallest is not None
+    assert binary_size(refused.sizes.smallest) in str(refused)
+    plan_engine(NANO, settings(**given), Device("cuda", refused.sizes.smallest))
+    for size in (size for size in SIZES if size < refused.sizes.smallest):
+        refusal(NANO, Device("cuda", size), **given)
+
+
+@pytest.mark.parametrize("memory", [46_068, 275_040, 300_000])
+def test_a_refusal_says_that_no_size_would_do(memory: int) -> None:
+    refused = refusal(NANO, Device("cuda", memory * MIB), utilization=0.05)
+
+    assert refused.sizes == FittingSize(None, SIZES[-1])
+    assert str(refused) != refused.message
+
+
+def test_a_refusal_counts_what_others_hold_of_the_gpu_on_larger_ones_too() -> None:
+    full = replace(H100, told=False, free=8 << 30)
+    sizes = refusal(NANO, full).sizes
+    assert sizes is not None
+    assert sizes.smallest == 97_887 * MIB
+    others = H100.memory - (8 << 30)
+    plan_engine(NANO, settings(), Device("cuda", sizes.smallest, told=False, free=sizes.smallest - others))
+
+
+@pytest.mark.parametrize("device", [Device("cpu", 8 << 30), Device("cpu", 8 << 30, told=False)])
+def test_without_a_gpu_a_refusal_names_no_size(device: Device) -> None:
+    assert refusal(NANO, device).sizes is None
 
 
 def test_beyond_the_ends_there_is_no_size() -> None:
