@@ -212,6 +212,7 @@ def test_a_change_of_the_strategy_converges_and_no_request_fails_meanwhile(serve
     assert served.ask(question)["streamed"] == question.answer
 
 
+@pytest.mark.timeout(600)  # with the start of the cluster, should it come first
 def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_die(
     served: Deployed,
 ) -> None:
