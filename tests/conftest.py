@@ -1,5 +1,6 @@
 """What every test needs: a main thread without a left-over event loop, and no search for garbage in what is
 there before the first test, or while it is made: some million objects of libraries and thousands of tests.
+Ctrl-C is heard, which shells let their background jobs ignore, and these all that they start.
 
 pytest-asyncio asks for "the current loop" around each test; without this line Python makes one to answer, and
 nobody closes it, which the last check of the session reports as an error.
@@ -8,11 +9,14 @@ nobody closes it, which the last check of the session reports as an error.
 import asyncio
 import gc
 import logging
+import signal
 
 import pytest
 
 asyncio.set_event_loop(None)
 gc.disable()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
