@@ -7,6 +7,7 @@ import typer
 
 from mamba_cli.output import Output, print_document
 from mamba_cli.plain_help import CommandWithPanels
+from mamba_cli.profiles_option import ProfilesOption
 
 if TYPE_CHECKING:
     from mamba_cli.fleet.sizing_view import Sizing
@@ -40,13 +41,7 @@ def command(
             min=0, envvar="MAMBASERVE_GPUS", help="1 plans for a GPU, 0 for the CPU; more are refused."
         ),
     ] = None,
-    resource_profiles: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="MAMBASERVE_RESOURCE_PROFILES",
-            help="YAML with resourceProfiles, such as the chart's values: a cluster's own profiles.",
-        ),
-    ] = None,
+    resource_profiles: ProfilesOption = None,
     output: Annotated[
         Output, typer.Option("--output", "-o", envvar="MAMBASERVE_OUTPUT", help="table, json or yaml.")
     ] = Output.table,

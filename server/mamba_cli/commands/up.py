@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from mamba_cli.profiles_option import ProfilesOption
+
 
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="MambaDeployment YAML.")],
@@ -32,13 +34,7 @@ def command(
     no_color: Annotated[
         bool, typer.Option("--no-color", envvar="MAMBASERVE_NO_COLOR", help="Plain text.")
     ] = False,
-    resource_profiles: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="MAMBASERVE_RESOURCE_PROFILES",
-            help="YAML with resourceProfiles, such as the chart's values: a cluster's own profiles.",
-        ),
-    ] = None,
+    resource_profiles: ProfilesOption = None,
     logs: Annotated[
         Path | None,
         typer.Option(envvar="MAMBASERVE_LOGS", help="Directory of the children's logs; default: a new one."),
