@@ -1,6 +1,5 @@
 """A model of a Hub is downloaded by the loader to a volume, and served from there without the Hub."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,49 +25,54 @@ ThreadingHTTPServer(("", 8080), type("Bound", (Handler,), {{"hub": hub}})).serve
 
 
 @pytest.fixture
-def volume(node: Node) -> Iterator[str]:
-    """Name of a storage class with one volume, which the pods' user may write to."""
-    folder = Path(tempfile.mkdtemp(prefix="mambaserve-cache-"))
-    folder.chmod(0o777)
-    made = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": folder.name},
-        "spec": {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": folder.name,
-            "persistentVolumeReclaimPolicy": "Retain",
-            "hostPath": {"path": str(folder), "type": "Directory"},
-        },
-    }
-    node.apply(made, "default")
-    yield folder.name
-    node.kubectl("delete", "pv", folder.name, "--wait=false")
-    shutil.rmtree(folder)
+def folder_of_the_node() -> Iterator[Path]:
+    """A directory that the node sees at the same path."""
+    with tempfile.TemporaryDirectory(prefix="mambaserve-cache-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
-def claim(node: Node, namespace: str) -> Iterator[str]:
+def volume(node: Node, namespace: str, folder_of_the_node: Path) -> Iterator[str]:
+    """Name of a storage class with one volume, which the pods' user may write to."""
+    folder_of_the_node.chmod(0o777)
+    name = f"{namespace}-cache"
+    made = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": name,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(folder_of_the_node), "type": "Directory"},
+        },
+    }
+    node.apply(made, "default")
+    yield name
+    node.kubectl("delete", "pv", name, "--wait=false")
+
+
+@pytest.fixture
+def claim(node: Node, namespace: str, folder_of_the_node: Path) -> Iterator[str]:
     """Name of a claim that is bound to a directory which each node of a group has; here there is one."""
-    folder = Path(tempfile.mkdtemp(prefix="mambaserve-local-"))
+    name = f"{namespace}-local"
     terms = [{"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}]
     modes = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
     volume = {
         "capacity": {"storage": "1Gi"},
         "persistentVolumeReclaimPolicy": "Retain",
-        "local": {"path": str(folder)},
+        "local": {"path": str(folder_of_the_node)},
         "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
         **modes,
     }
-    wanted = {"volumeName": folder.name, "resources": {"requests": {"storage": "1Gi"}}, **modes}
-    made = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": folder.name}, "spec": volume}
+    wanted = {"volumeName": name, "resources": {"requests": {"storage": "1Gi"}}, **modes}
+    made = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume}
     asks = {"kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": wanted}
     node.apply(made, "default")
     node.apply({"apiVersion": "v1", **asks}, namespace)
     yield "models"
-    node.kubectl("delete", "pv", folder.name, "--wait=false")
-    shutil.rmtree(folder)
+    node.kubectl("delete", "pv", name, "--wait=false")
 
 
 def hub(node: Node, namespace: str) -> str:

@@ -112,12 +112,14 @@ def told_by_engine(children: Iterable[Manifest]) -> Reported:
 
 
 def creating_pod(reason: str = "ContainerCreating", **meta: Any) -> Manifest:
-    """An engine pod that waits for its container."""
+    """An engine pod that waits for its container; `PodInitializing`: and for a loader before it."""
+    waits = [{"state": {"waiting": {"reason": reason}}}]
+    loader = {"initContainerStatuses": waits} if reason == "PodInitializing" else {}
     return {
         "kind": "Pod",
         "metadata": {
             "name": "nano-engine-a", "namespace": "models",
             "labels": {**names.labels("nano", "engine")}, **meta,
         },
-        "status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]},
+        "status": {"phase": "Pending", "containerStatuses": waits, **loader},
     }  # fmt: skip

@@ -16,6 +16,7 @@ import yaml
 from images import build
 from mamba_api import names
 from mamba_kernels.cpu.build import CannotBuild, ensure_built
+from testcluster.errors import CommandFailed
 from testcluster.host_view import HOST_IMAGE, TREE
 from testcluster.node import Node
 
@@ -114,10 +115,21 @@ class Deployed:
         self._wait_condition("UpToDate")
 
     def _wait_condition(self, condition: str) -> None:
-        self.node.kubectl(
-            "wait", f"mdep/{self.name}", "-n", self.namespace, f"--for=condition={condition}",
-            f"--timeout={READY_SECONDS}s", timeout=READY_SECONDS + 10,
-        )  # fmt: skip
+        try:
+            self.node.kubectl(
+                "wait", f"mdep/{self.name}", "-n", self.namespace, f"--for=condition={condition}",
+                f"--timeout={READY_SECONDS}s", timeout=READY_SECONDS + 10,
+            )  # fmt: skip
+        except CommandFailed as error:
+            raise CommandFailed(f"{error}\n{self.how_it_stands()}") from error
+
+    def how_it_stands(self) -> str:
+        """Conditions, pods and events, for the message of a test that waited in vain."""
+        conditions = self.status().get("conditions", [])
+        said = [f"{one['type']}={one['status']} {one['reason']}: {one['message']}" for one in conditions]
+        pods = self.node.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
+        events = self.node.kubectl("get", "events", "-n", self.namespace, "--sort-by=.lastTimestamp")
+        return "\n".join([*said, pods, events])
 
     def patch(self, spec: dict[str, Any]) -> None:
         """`kubectl patch` of the spec."""

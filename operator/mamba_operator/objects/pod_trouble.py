@@ -12,6 +12,8 @@ from mamba_operator.objects.manifest import Manifest, is_terminating, metadata, 
 from mamba_operator.objects.moment import moment
 
 PULL = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})
+"""What each container waits for before a pod's first has started; the second if it has init containers."""
 NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES_BEFORE_TROUBLE = 1
 """Restarts that may be chance; a container in back-off is trouble at once."""
@@ -96,11 +98,9 @@ def is_being_created(pod: Manifest) -> bool:
 def waits_for_mounts(pod: Manifest) -> bool:
     """Whether any pod does."""
     status = pod.get("status") or {}
-    waits = [
-        ((one.get("state") or {}).get("waiting") or {}).get("reason")
-        for one in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
-    ]
-    return not is_terminating(pod) and "ContainerCreating" in waits
+    first = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    waits = {((one.get("state") or {}).get("waiting") or {}).get("reason") for one in first}
+    return not is_terminating(pod) and bool(waits) and waits <= BEFORE_THE_FIRST
 
 
 def is_engine(pod: Manifest) -> bool:

@@ -153,10 +153,13 @@ def test_the_admin_token_is_made_once_and_kept() -> None:
     assert secret.manifest["stringData"] == {"token": "first"}
 
 
-def test_while_an_engine_waits_for_what_it_mounts_the_token_is_made_again_unless_it_is_there() -> None:
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+def test_while_an_engine_waits_for_what_it_mounts_the_token_is_made_again_unless_it_is_there(
+    reason: str,
+) -> None:
     of = fitting_owner()
 
-    plan = planned(of, applied(of), pods=(creating_pod(),))
+    plan = planned(of, applied(of), pods=(creating_pod(reason),))
 
     [change] = plan.applies
     assert (ref(change.manifest).kind, change.create_only) == ("Secret", True)
@@ -174,10 +177,19 @@ def test_engines_that_mount_a_token_of_another_name_get_theirs_before_they_are_r
     assert [ref(one.manifest).kind for one in plan.applies] == ["Secret", "Deployment"]
 
 
+def downloading_pod() -> Manifest:
+    pod = creating_pod("PodInitializing")
+    return {**pod, "status": {**pod["status"], "initContainerStatuses": [{"state": {"running": {}}}]}}
+
+
 @pytest.mark.parametrize(
     "pod",
-    [creating_pod("CrashLoopBackOff"), creating_pod(deletionTimestamp="2026-01-02T11:59:00Z")],
-    ids=["runs", "goes"],
+    [
+        creating_pod("CrashLoopBackOff"),
+        creating_pod(deletionTimestamp="2026-01-02T11:59:00Z"),
+        downloading_pod(),
+    ],
+    ids=["runs", "goes", "downloads"],
 )
 def test_a_pod_that_waits_for_nothing_asks_for_no_token(pod: Manifest) -> None:
     of = fitting_owner()
