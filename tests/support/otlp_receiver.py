@@ -1,5 +1,6 @@
 """A real receiver of spans, over HTTP or gRPC: decodes what comes and keeps it."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+
+from mamba_api.authority import authority
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Received:
 
 
 @contextmanager
-def http_receiver() -> Iterator[Received]:
+def http_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
     """Listens at a free port of this machine."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,8 +77,11 @@ def http_receiver() -> Iterator[Received]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    received = Received(f"http://127.0.0.1:{server.server_address[1]}")
+    class Listener(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Listener((host, 0), Handler)
+    received = Received(f"http://{authority(host, server.server_address[1])}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -87,7 +93,7 @@ def http_receiver() -> Iterator[Received]:
 
 
 @contextmanager
-def grpc_receiver() -> Iterator[Received]:
+def grpc_receiver(host: str = "127.0.0.1") -> Iterator[Received]:
     """Listens at a free port of this machine."""
 
     class Service(TraceServiceServicer):
@@ -98,7 +104,7 @@ def grpc_receiver() -> Iterator[Received]:
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
         add_TraceServiceServicer_to_server(Service(), server)
-        received = Received(f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        received = Received(f"http://{authority(host, server.add_insecure_port(authority(host, 0)))}")
         server.start()
         try:
             yield received

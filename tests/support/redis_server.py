@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from eventually import wait_until
+from mamba_api.authority import authority
 from redis_program import redis_program
 
 MEMORY_ONLY = ("--save", "", "--appendonly", "no")
@@ -29,30 +30,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"redis-server: {redis_program() or 'none, its tests are skipped'}")
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """One whose neighbour 10,000 further exists too: a Cluster's nodes talk to each other there."""
     while True:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+        with socket.create_server(
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ) as free:
             port: int = free.getsockname()[1]
         if port < 55_000:
             return port
 
 
 class RedisServer:
-    """One server at 127.0.0.1:`port` that can be stopped and started again, empty."""
+    """One server at `host`:`port` that can be stopped and started again, empty."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, host: str = "127.0.0.1") -> None:
         self.folder = folder
+        self.host = host
         self.options = (*MEMORY_ONLY, *options)
         self.leading: tuple[str, ...] = ()
         """Arguments before all others: a configuration file."""
-        self.port = free_port()
+        self.port = free_port(host)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{authority(self.host, self.port)}/0"
 
     def start(self) -> None:
         program = redis_program()
@@ -62,7 +65,7 @@ class RedisServer:
         bound = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
         with (self.folder / f"redis-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*bound, program.path, *self.leading, "--port", str(self.port), "--bind", "127.0.0.1",
+                [*bound, program.path, *self.leading, "--port", str(self.port), "--bind", self.host,
                  "--dir", str(self.folder), *self.options],
                 env={**os.environ, **program.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
@@ -78,7 +81,7 @@ class RedisServer:
 
     def command(self, *words: str) -> bytes:
         """The raw answer to a short command."""
-        with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
+        with socket.create_connection((self.host, self.port), 5) as connection:
             parts = "".join(f"${len(word.encode())}\r\n{word}\r\n" for word in words)
             connection.sendall(f"*{len(words)}\r\n{parts}".encode())
             return connection.recv(1 << 16)
@@ -121,8 +124,8 @@ def start_redis(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
     """Starts servers with options of their own; they end with the test."""
     made: list[RedisServer] = []
 
-    def start(*options: str) -> RedisServer:
-        made.append(RedisServer(tmp_path, *options))
+    def start(*options: str, host: str = "127.0.0.1") -> RedisServer:
+        made.append(RedisServer(tmp_path, *options, host=host))
         made[-1].start()
         return made[-1]
 
