@@ -149,8 +149,9 @@ REASONS: dict[Reason, str] = {
         "serve; the message says who has not answered yet."
     ),
     Reason.STRATEGY_REFUSED: (
-        "An engine does not take over the strategy while what runs needs the memory; the "
-        "message has its numbers. It serves as before and is asked again; a restart starts with the new one."
+        "An engine does not take over the strategy while it has a request that would find no room under it; "
+        "the message has its numbers. It serves as before and is asked again; a restart starts with the new "
+        "one."
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: (
         "Pods made no progress within spec.rollout.progressDeadline, and there is no ready revision to go "

@@ -128,6 +128,7 @@ class EngineCore:
         self._order = 0
         self._launched: deque[_Launched] = deque()
         self._deltas: list[SequenceDelta] = []
+        """What the next `step` tells."""
 
     # --- what comes in -------------------------------------------------------------------------------
 
@@ -185,12 +186,18 @@ class EngineCore:
 
     def stop(self, message: StopSequence) -> None:
         """A stop string ended the sequence after `keep` output tokens."""
+        self._deltas = [
+            delta
+            for delta in self._deltas
+            if (delta.request_id, delta.index) != (message.request_id, message.index)
+        ]
         for sequence in self.sequences.get(message.request_id, ()):
             if sequence.index == message.index and sequence.phase is not Phase.FINISHED:
                 self._finish(sequence, "stop", keep=sequence.prompt_len + message.keep)
 
     def abort(self, message: AbortRequest) -> None:
         """The client is gone; what was computed may still serve others."""
+        self._deltas = [delta for delta in self._deltas if delta.request_id != message.request_id]
         for sequence in self.sequences.get(message.request_id, ()):
             if sequence.phase is not Phase.FINISHED:
                 self._finish(sequence, "abort")
@@ -202,7 +209,10 @@ class EngineCore:
         return lost
 
     def change_strategy(self, name: str) -> str:
-        """Run under strategy `name` from the next step on. Returns why not (with numbers), or ""."""
+        """Run under strategy `name` from the next step on. Returns why not (with numbers), or "".
+
+        What runs gives way if the memory does not do for all of it: the youngest are recomputed.
+        """
         wanted = reservation(name, overlap=self.overlap)
         for group in self.sequences.values():
             longest = len(group[0].token_ids)
@@ -212,19 +222,23 @@ class EngineCore:
                     f"{wanted.slots_per_sequence} slots a sequence do not fit "
                     f"{self.cache.arena.slabs - 1} slabs"
                 )
-        return self.cache.change_strategy(wanted)
+        refusal = self.cache.change_strategy(wanted)
+        if refusal:
+            self._commit_launched(0)
+            while (refusal := self.cache.change_strategy(wanted)) and self.scheduler.preempt_youngest():
+                pass
+        return refusal
 
     # --- one beat ------------------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
-        return self.scheduler.idle and not self._launched and not self.cache.retiring
+        """Nothing runs, waits, is in flight or is to be told."""
+        return self.scheduler.idle and not self._launched and not self.cache.retiring and not self._deltas
 
     def step(self) -> list[SequenceDelta]:
         """Launch the next step if there is one, then commit what is due; the deltas in order."""
         began = self.clock()
-        self._deltas = []
         tokens = self._pace.tokens(len(self.scheduler.decoding)) if self._pace is not None else None
         schedule = self.scheduler.schedule(self.step_number + 1, tokens)
         for piece in schedule.pieces:
@@ -236,12 +250,16 @@ class EngineCore:
             ticket = self._stream.launch(work)
             allocations = [sequence.allocation for sequence in schedule.members]
             self._launched.append(_Launched(schedule, ticket, planned - began, planned, allocations))
-        keep = 1 if self.overlap and not schedule.empty else 0
+        self._commit_launched(1 if self.overlap and not schedule.empty else 0)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _commit_launched(self, keep: int) -> None:
+        """Commit all launched steps but the last `keep`."""
         while len(self._launched) > keep:
             self._commit(self._launched.popleft())
         if self.lost:
             self._end_all()
-        return self._deltas
 
     def _commit(self, launched: _Launched) -> None:
         schedule = launched.schedule

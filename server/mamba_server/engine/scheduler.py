@@ -110,9 +110,9 @@ class Scheduler:
             if self._memory_comes_back:
                 # Waiting is cheaper than recomputing.
                 return False
-            victim = max((*self.prefilling, *self.decoding), key=Sequence.rank)
             if self.running == 1:
                 return False
+            victim = self._youngest()
             self.preempt(victim)
             if victim is sequence:
                 return False
@@ -189,7 +189,7 @@ class Scheduler:
         allocation, chunk = short.allocation, self.limits.chunk
         needed = min(short.target, (allocation.depth // chunk + 1) * chunk) - allocation.depth
         while self._room(short) < needed and not self._memory_comes_back:
-            victim = max((*self.prefilling, *self.decoding), key=Sequence.rank)
+            victim = self._youngest()
             if victim is short:
                 return
             self.preempt(victim)
@@ -217,6 +217,17 @@ class Scheduler:
         self.cache.prefill_done(sequence.allocation)
 
     # --- leaving -------------------------------------------------------------------------------------
+
+    def _youngest(self) -> Sequence:
+        youngest: Sequence = max((*self.prefilling, *self.decoding), key=Sequence.rank)
+        return youngest
+
+    def preempt_youngest(self) -> bool:
+        """Take back what the sequence has that came last; False if no other runs."""
+        if self.running <= 1:
+            return False
+        self.preempt(self._youngest())
+        return True
 
     def preempt(self, sequence: Sequence) -> None:
         """Take everything back; it will be recomputed from what is known. No emitted token is lost."""

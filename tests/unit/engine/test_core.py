@@ -7,6 +7,7 @@ import pytest
 
 from depth_coded import oracle
 from engine_trial import EngineTrial, TrialSetup
+from mamba_planner.strategy import reservation
 from mamba_server.engine.admin import Admin
 from mamba_server.engine.stats import collect
 from mamba_server.wire import AbortRequest, AddRequest, AdminCall, SamplingParams, StopSequence
@@ -211,6 +212,41 @@ def test_a_request_too_long_for_the_wanted_strategy_refuses_the_change() -> None
     assert all(told in refusal for told in ("24 tokens", "3 slots", "7 slabs"))
     assert engine.cache.strategy.name == "NoBuffer"
     engine.close()
+
+
+def busy(*, overlap: bool) -> EngineTrial:
+    """Four requests run, and memory does not do for all of them under another strategy."""
+    engine = trial(slabs=14, pages_per_slab=4, page_size=4, strategy="NoBuffer", overlap=overlap)
+    for first in (1, 40, 80, 120):
+        engine.add(list(range(first, first + 12)), 24)
+    for _ in range(20):
+        engine.step()
+    assert engine.core.scheduler.running == 4
+    assert engine.cache.change_strategy(reservation("ExtraBuffer", overlap=overlap))
+    return engine
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_busy_engine_takes_another_strategy_and_recomputes_its_youngest(overlap: bool) -> None:
+    engine = busy(overlap=overlap)
+
+    assert engine.core.change_strategy("ExtraBuffer") == ""
+
+    engine.check()
+    assert engine.cache.strategy.name == "ExtraBuffer"
+    [first, *_, last] = engine.core.sequences.values()
+    assert (first[0].preemptions, last[0].preemptions) == (0, 1)
+    engine.close()  # every token is the one served alone, and each came once
+
+
+def test_what_a_change_of_strategy_committed_is_not_told_of_who_ended_before_the_next_step() -> None:
+    engine = busy(overlap=True)
+    assert engine.core.change_strategy("ExtraBuffer") == ""
+    engine.core.abort(AbortRequest("r0"))
+    engine.core.stop(StopSequence("r1", 0, 0))
+    told = {delta.request_id for delta in engine.core.step()}
+    assert told
+    assert not told & {"r0", "r1"}
 
 
 def test_the_strategy_changes_while_serving() -> None:
