@@ -238,7 +238,6 @@ def test_a_chunked_body_over_the_limit_is_refused(api: ApiProcess) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
         ("GET", "/v1", 404, "not_found"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/models/other/model", 404, "model_not_found"),
