@@ -16,6 +16,7 @@ from mamba_api.openai_fields import (
     MAX_MESSAGES,
     MAX_STOPS,
     MAX_TOOLS,
+    NOT_SUPPORTED_IN_CHATS,
     ChatMessage,
     LogitBias,
     Metadata,
@@ -143,6 +144,8 @@ class CompletionRequest(GenerationRequest):
     """Log-probabilities of the sampled tokens and of this many alternatives."""
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     """Only equal to `n`: choices are not ranked."""
+    add_special_tokens: bool | None = None
+    """Begin a prompt that is a string as the tokenizer does, such as with its bos token; none = true."""
     suffix: str | None = None
     """Not supported: must be left out."""
 
@@ -157,7 +160,7 @@ class CompletionRequest(GenerationRequest):
     @classmethod
     def _no_suffix(cls, value: str | None) -> str | None:
         if value:
-            raise ValueError("is not supported")
+            raise ValueError("is not supported; leave it out")
         return value
 
     @model_validator(mode="after")
@@ -203,6 +206,11 @@ class ChatCompletionRequest(GenerationRequest):
     """Continue the last message instead of answering it."""
     store: bool | None = None
     """Ignored; accepted because clients send it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_of_completions(cls, fields: Any) -> Any:
+        return refuse_unsupported(fields, NOT_SUPPORTED_IN_CHATS)
 
     @field_validator("tool_choice")
     @classmethod

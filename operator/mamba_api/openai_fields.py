@@ -39,16 +39,25 @@ def at_most(most: int) -> BeforeValidator:
 LogitBias = Annotated[dict[str, Bias], at_most(MAX_LOGIT_BIAS), Field(max_length=MAX_LOGIT_BIAS)]
 Metadata = Annotated[dict[str, str], at_most(MAX_METADATA), Field(max_length=MAX_METADATA)]
 
+GUIDES = (
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema",
+    "regex", "ebnf", "grammar",
+)  # fmt: skip
+"""Fields that guide the form of an answer. An empty one does so, too: `{}` is the schema of any JSON."""
 NOT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
-    "structured_outputs": (), "bad_words": (), "allowed_token_ids": (), "logits_processors": (),
-    "use_beam_search": (), "length_penalty": (1,), "prompt_embeds": (), "chat_template": (),
+    **dict.fromkeys(GUIDES, ()),
+    "bad_words": (), "allowed_token_ids": (), "logits_processors": (), "custom_logit_processor": (),
+    "stop_regex": (), "use_beam_search": (), "length_penalty": (1,), "prompt_embeds": (), "chat_template": (),
     "functions": (), "function_call": ("auto", "none"), "documents": (), "audio": (),
-    "modalities": (["text"],), "web_search_options": (),
+    "modalities": (["text"],), "web_search_options": (), "return_tokens_as_token_ids": (),
 }  # fmt: skip
 """Fields other servers know that would change the answer and are not acted on: passing over them would give
 another answer than was asked for. With each, the values that ask for nothing; null, false and empty ones
-never do."""
+never do, but for `GUIDES`."""
+NOT_SUPPORTED_IN_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "echo": (), "suffix": (), "best_of": (1,), "add_special_tokens": (),
+}  # fmt: skip
+"""The same, of chats alone."""
 
 
 def refuse_unsupported(fields: Any, more: Mapping[str, tuple[Any, ...]] = NOT_SUPPORTED) -> Any:
@@ -57,7 +66,7 @@ def refuse_unsupported(fields: Any, more: Mapping[str, tuple[Any, ...]] = NOT_SU
         for name, neutral in more.items():
             value = fields.get(name)
             # 0 is no "nothing": of a penalty it is a value.
-            nothing = value is None or value is False or value in ("", [], {})
+            nothing = value is None or value is False or (name not in GUIDES and value in ("", [], {}))
             if not nothing and value not in neutral:
                 raise ValueError(f"{name}: is not supported; leave it out")
     return fields

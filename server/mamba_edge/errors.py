@@ -59,6 +59,9 @@ class ApiError(Exception):
         return headers
 
 
+NO_BODY = "the body is empty: send a JSON object"
+
+
 class InvalidRequest(ApiError):
     """The request is wrong; `param` names the field."""
 

@@ -1,5 +1,6 @@
 """Listening sockets and the URLs that lead to them."""
 
+import errno
 import ipaddress
 import socket
 
@@ -46,7 +47,9 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise CannotListen(f"cannot listen on {authority(host, port)}: {error.strerror or error}") from error
+        said = f"cannot listen on {authority(host, port)}: {error.strerror or error}"
+        not_here = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        raise CannotListen(said, "--host" if not_here else "--port") from error
     return listener
 
 

@@ -6,6 +6,7 @@ what it shows it asks for with the key that its reader types in.
 """
 
 import importlib.resources
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -40,10 +41,15 @@ def add_status_page(app: FastAPI) -> None:
             raise NotFound("there is nothing at this path; see /openapi.json")
         return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
 
-    async def without_slash() -> Response:
-        # The page's relative addresses would lead elsewhere from there.
-        return Response(status_code=307, headers={"location": "../ui"})
+    def leads_to(location: str) -> Callable[[], Awaitable[Response]]:
+        async def redirect() -> Response:
+            return Response(status_code=307, headers={"location": location})
 
-    app.add_api_route("/ui/", without_slash, include_in_schema=False)
+        return redirect
+
+    # What people type who were told host and port alone.
+    app.add_api_route("/", leads_to("ui"), include_in_schema=False)
+    # The page's relative addresses would lead elsewhere from there.
+    app.add_api_route("/ui/", leads_to("../ui"), include_in_schema=False)
     app.add_api_route("/ui", page, include_in_schema=False)
     app.add_api_route("/ui/{name}", file, include_in_schema=False)

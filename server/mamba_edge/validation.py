@@ -15,7 +15,7 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     field = errors[0]["loc"][:1]
     worst = max((item for item in errors if item["loc"][:1] == field), key=_depth)
     param = param_of(worst["loc"])
-    message = _said(worst)
+    message = _of_branches([item for item in errors if param_of(item["loc"]) == param]) or _said(worst)
     code = "invalid_type" if worst["type"].endswith("_type") else "invalid_value"
     if worst["type"] == "missing":
         code = "missing_required_parameter"
@@ -48,6 +48,20 @@ def _said(error: Mapping[str, Any]) -> str:
             return f"must have at most {limits['max_length']} characters"
     said: str = error["msg"]
     return said.removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+def _of_branches(errors: Sequence[Mapping[str, Any]]) -> str | None:
+    """All types that one place may have, where it has none of them: each branch of a union tells its own."""
+    begin = "Input should be a valid "
+    kinds = [
+        error["msg"].removeprefix(begin)
+        for error in errors
+        if error["type"].endswith("_type") and error["msg"].startswith(begin)
+    ]
+    *others, last = dict.fromkeys(kinds or [""])
+    if len(kinds) < len(errors) or not others:
+        return None
+    return f"must be a valid {', '.join(others)} or {last}"
 
 
 def _depth(error: Mapping[str, Any]) -> tuple[int, bool, int]:

@@ -11,6 +11,10 @@ ApiError (mamba_edge)
 
 from mamba_edge.errors import ApiError, NotReady
 
+NO_ANSWER = "the engine closed the connection before it answered; try again"
+CUT_SHORT = "the engine closed the connection before its answer was complete; try again"
+SILENT = "the engine sent nothing for too long"
+
 
 class UpstreamLost(ApiError):
     """The engine closed the connection before its answer was complete."""

@@ -57,9 +57,10 @@ def completion_token_ids(
 ) -> list[list[int]]:
     """Of each prompt of the request, in order, whole. An empty one gets the beginning-of-sequence token."""
     made = []
+    special = request.add_special_tokens is not False
     for prompt in request.prompts:
         if isinstance(prompt, str):
-            token_ids = [] if given_up() else tokenizer.encode(prompt)
+            token_ids = [] if given_up() else tokenizer.encode(prompt, special=special)
         else:
             token_ids = prompt
         made.append(token_ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id]))

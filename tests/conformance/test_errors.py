@@ -238,7 +238,6 @@ def test_a_chunked_body_over_the_limit_is_refused(api: ApiProcess) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
         ("GET", "/v1", 404, "not_found"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/models/other/model", 404, "model_not_found"),
@@ -327,7 +326,7 @@ class TestRequestId:
 
 
 def test_unknown_fields_are_ignored_and_logged(api: ApiProcess) -> None:
-    body = chat(guided_json={}, thinking=True, unheard_of=1)
+    body = chat(documents=[], thinking=True, unheard_of=1)
     assert call(api, "POST", CHAT, body, headers={"x-request-id": "unknown-fields"}).status == 200
     line = api.wait_log("unknown_fields_ignored", request_id="unknown-fields")
     assert line["fields"] == ["thinking", "unheard_of"]

@@ -46,7 +46,7 @@ class ChatClient:
     async def answer(self, messages: list[Message], show: Callable[[str], None]) -> Answer:
         """The answer to the conversation; `show` gets its text piece by piece.
 
-        Raises `RunFailed`, `InvalidInput` with the server's words.
+        Raises `RunFailed`, `InvalidInput` with the server's words, and `NotShown`.
         """
         try:
             return await self._answer(messages, show)
@@ -86,6 +86,22 @@ class _NoTemplate(Exception):
     """The model takes prompts alone."""
 
 
+class NotShown(Exception):
+    """The text could not be written where it is shown."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _shown(show: Callable[[str], None], piece: str) -> None:
+    try:
+        show(piece)
+    except OSError as error:
+        # A full disk is no trouble of the connection, which OSErrors of the client's own are.
+        raise NotShown(error) from error
+
+
 async def _read(response: aiohttp.ClientResponse, show: Callable[[str], None]) -> Answer:
     answer = Answer()
     rest = b""
@@ -115,6 +131,6 @@ def _take(answer: Answer, data: bytes, show: Callable[[str], None]) -> None:
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
             if piece:
                 answer.text += piece
-                show(piece)
+                _shown(show, piece)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFailed(f"an event that cannot be read: {data[:200]!r}") from error

@@ -39,7 +39,9 @@ def read_deployments(paths: list[Path], profiles: Profiles | None = None) -> lis
             name = "standard input" if path == STDIN else str(path)
             found += [LoadedDeployment(path, each) for each in load_documents(text, name)]
         except FileNotFoundError:
-            problems.append(f"{path}: no such file")
+            problems.append(_of_a_model(path) or f"{path}: no such file")
+        except IsADirectoryError:
+            problems.append(_of_a_model(path) or f"{path}: is a directory; name the YAML files in it")
         except (OSError, UnicodeDecodeError) as error:
             problems.append(f"{path}: cannot be read: {error}")
         except ContractError as error:
@@ -51,6 +53,17 @@ def read_deployments(paths: list[Path], profiles: Profiles | None = None) -> lis
     if problems:
         raise InvalidInput("\n".join(problems))
     return found
+
+
+def _of_a_model(path: Path) -> str | None:
+    """What to say of a model where a file with an object is wanted."""
+    # A path has lost one of the two slashes.
+    scheme, separator, rest = str(path).partition(":/")
+    uri = f"{scheme}://{rest}" if separator and scheme.isalnum() else ""
+    if not uri and not (path / "config.json").is_file():
+        return None
+    model = uri or path
+    return f"{model}: is a model; a file with a MambaDeployment names it, or mambaserve serve {model}"
 
 
 def _filled(found: list[LoadedDeployment], profiles: Profiles) -> tuple[list[LoadedDeployment], list[str]]:

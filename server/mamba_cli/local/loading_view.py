@@ -16,6 +16,8 @@ _WIDTH_OF_BARS = 80
 """Columns of the narrowest terminal that has room for a bar."""
 _SPINNER_AND_TIME = 13
 """Columns beside name, stage and amount."""
+_SHORTEST_NAME = 8
+"""Columns of a name that still tells which one it is."""
 
 
 class LoadingView:
@@ -48,7 +50,7 @@ class LoadingView:
         amount = _amount(stage, done, total)
         if self._console.is_terminal:
             self._progress.start()
-            words = self._fitted(name, stage, amount)
+            words, amount = self._fitted(name, stage, amount, done, total)
             if name not in self._bars:
                 self._bars[name] = self._progress.add_task(words, total=None, amount=amount)
             bar = next(task for task in self._progress.tasks if task.id == self._bars[name])
@@ -61,10 +63,17 @@ class LoadingView:
             self._last[name] = (stage, reached)
             self._plain(name, stage, done, total)
 
-    def _fitted(self, name: str, stage: str, amount: str) -> str:
-        """Name and stage; of the name no more than there is room for."""
-        room = max(8, self._console.width - _SPINNER_AND_TIME - len(stage) - len(amount))
-        return f"{name if len(name) <= room else f'{name[: room - 1]}…'}: {stage}"
+    def _fitted(self, name: str, stage: str, amount: str, done: int, total: int) -> tuple[str, str]:
+        """Name and stage, and the amount: a percentage where it does not fit. Of the name no more than there
+        is room for, and nothing where that would not tell it."""
+        room = self._console.width - _SPINNER_AND_TIME - len(stage)
+        least = min(len(name), _SHORTEST_NAME)
+        if amount and room - len(amount) < least:
+            amount = f"{100 * done // total}%"
+        room -= len(amount)
+        if room < least:
+            return stage, amount
+        return f"{name if len(name) <= room else f'{name[: room - 1]}…'}: {stage}", amount
 
     def _line(self, name: str, stage: str, done: int, total: int) -> None:
         self._console.print(f"{name}: {stage} {_amount(stage, done, total)}".rstrip(), highlight=False)

@@ -105,11 +105,17 @@ def _facts_of_hub(uri: ModelUri, text: str) -> ModelFacts:
 
 
 def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path | None:
-    """One small file of a Hub model, from the local cache when it is there. Raises `RunFailed`."""
+    """One small file of a Hub model, from the local cache when it is there. What is not `needed` is done
+    without, whatever keeps it away. Raises `RunFailed`."""
     try:
         import logging
 
-        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import (
+            get_hf_file_metadata,
+            hf_hub_download,
+            hf_hub_url,
+            try_to_load_from_cache,
+        )
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise RunFailed(
@@ -121,13 +127,14 @@ def _hub_file(uri: ModelUri, name: str, text: str, needed: bool = True) -> Path 
     if isinstance(cached, str):
         return Path(cached)
     try:
+        # Asked first, since the download itself tries for half a minute, in silence, where nobody answers.
+        get_hf_file_metadata(hf_hub_url(uri.name, name, revision=uri.revision))
         return Path(hf_hub_download(uri.name, name, revision=uri.revision))
     except Exception as error:  # the Hub's client lets errors of several HTTP libraries through
-        # The local kind means that the Hub was not reached, and is one of the others by inheritance.
-        absent = isinstance(error, EntryNotFoundError)
-        if absent and not needed:
+        if not needed:
             return None
-        if absent and not isinstance(error, LocalEntryNotFoundError):
+        # The local kind means that the Hub was not reached, and is one of the others by inheritance.
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise RunFailed(f"{text}: the Hub has no {name} there") from error
         raise RunFailed(
             f"{text}: {name} cannot be had from the Hub ({type(error).__name__}): check the name and the "

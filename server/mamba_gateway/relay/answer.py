@@ -8,7 +8,7 @@ import asyncio
 from starlette.types import Send
 
 from mamba_edge.errors import ApiError
-from mamba_gateway.errors import UpstreamIdleTimeout, UpstreamLost
+from mamba_gateway.errors import CUT_SHORT, SILENT, UpstreamIdleTimeout, UpstreamLost
 from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.relay.client_response import ERROR_EVENT_SECONDS
 from mamba_gateway.relay.events import EventAligner
@@ -16,7 +16,6 @@ from mamba_gateway.upstream.request import UpstreamRequest
 from mamba_gateway.upstream.response import IdleTimeout, Pair, UpstreamResponse
 from mamba_telemetry.request_trace import SpanNote
 
-SILENT = "the engine sent nothing for too long"
 ERROR_EVENT = b'data: {"error":'
 """How the last event of a stream begins that failed; within an answer's text the quotes have backslashes."""
 CLIENTS_MISTAKE = b'"invalid_request_error"'
@@ -49,7 +48,7 @@ def noted(chunk: bytes, request: UpstreamRequest, response: UpstreamResponse, sp
 def upstream_error(error: Exception) -> ApiError:
     if isinstance(error, IdleTimeout):
         return UpstreamIdleTimeout(SILENT)
-    return UpstreamLost("the engine closed the connection before its answer was complete")
+    return UpstreamLost(CUT_SHORT)
 
 
 async def end_broken(aligner: EventAligner | None, error: ApiError, send: Send) -> None:

@@ -20,7 +20,7 @@ from mamba_edge.sending import USAGE_HEADER, DisconnectWatch
 from mamba_gateway.admission.admission import DRAINING, Admission, Claim
 from mamba_gateway.admission.rate_limiter import Entry, RateLimiter
 from mamba_gateway.admission.usage_meter import UsageMeter
-from mamba_gateway.errors import Draining, UpstreamLost
+from mamba_gateway.errors import CUT_SHORT, Draining, UpstreamLost
 from mamba_gateway.headers import to_engine
 from mamba_gateway.key_limits import ANYONE, KeyLimits
 from mamba_gateway.metrics.gateway_metrics import UNKNOWN_MODEL, GatewayMetrics
@@ -99,9 +99,7 @@ class ProxyEndpoint:
             raise
         except ResponseTruncated:
             # Elsewhere, returning without the end of the body makes the server close the connection.
-            await response.fail(
-                UpstreamLost("the engine closed the connection before its answer was complete")
-            )
+            await response.fail(UpstreamLost(CUT_SHORT))
         except ApiError as error:
             # A stream that has begun has told it already.
             if not (await response.fail(error) or response.status):

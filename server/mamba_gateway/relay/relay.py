@@ -16,11 +16,18 @@ from starlette.types import Send
 
 from mamba_gateway.endpoints.endpoint import Endpoint
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.errors import Draining, NoEndpoint, RequestTimedOut, UpstreamIdleTimeout, UpstreamLost
+from mamba_gateway.errors import (
+    NO_ANSWER,
+    SILENT,
+    Draining,
+    NoEndpoint,
+    RequestTimedOut,
+    UpstreamIdleTimeout,
+    UpstreamLost,
+)
 from mamba_gateway.headers import is_event_stream, to_client
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics, RetryReason
 from mamba_gateway.relay.answer import (
-    SILENT,
     ResponseTruncated,
     end_broken,
     noted,
@@ -166,7 +173,7 @@ class Relay:
                 if last or died:
                     # A request that takes engines down with it must not go round the whole pool.
                     self._pool.fail(endpoint.url, detail)
-                    raise UpstreamLost("the engine closed the connection before it answered") from error
+                    raise UpstreamLost(NO_ANSWER) from error
                 died = (endpoint.url,)
             except IdleTimeout as error:
                 failed = True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from mamba_edge.errors import ModelNotFound
 from mamba_gateway.endpoints.pool import Pool
-from mamba_gateway.errors import NoEndpoint, UpstreamLost
+from mamba_gateway.errors import NO_ANSWER, NoEndpoint, UpstreamLost
 from mamba_gateway.metrics.gateway_metrics import GatewayMetrics
 from mamba_gateway.routing.decision import NoCandidate, no_such_model
 from mamba_gateway.routing.explanation import DecisionRecord
@@ -48,7 +48,7 @@ class Hold:
                 if found is NoCandidate.MODEL_UNKNOWN:
                     raise ModelNotFound(no_such_model(model, self._pool.model_names()), param="model")
                 if found is NoCandidate.ALL_TRIED:
-                    raise UpstreamLost("the engine closed the connection before it answered")
+                    raise UpstreamLost(NO_ANSWER)
                 if found is NoCandidate.NONE_ASKED_FOR:
                     raise self._none(found)
                 try:

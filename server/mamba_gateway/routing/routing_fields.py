@@ -6,7 +6,7 @@ Pure. What is wrong with a body is told in the words of an engine that gets the 
 import msgspec
 from pydantic_core import from_json
 
-from mamba_edge.errors import InvalidRequest
+from mamba_edge.errors import NO_BODY, InvalidRequest
 
 WORDED_BODY = 64 * 1024
 """Largest body that is read again to say where it breaks."""
@@ -67,7 +67,8 @@ def routing_fields(body: bytes) -> RoutingFields:
         message = f"the body is not valid JSON: {broken}" if broken else "the body must be a JSON object"
         raise InvalidRequest(message, code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the body is not valid JSON: {_where_it_breaks(body) or error}"
+        broken = f"the body is not valid JSON: {_where_it_breaks(body) or error}"
+        message = broken if body.strip() else NO_BODY
         raise InvalidRequest(message, code="invalid_json") from None
 
 

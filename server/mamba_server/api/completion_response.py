@@ -102,8 +102,13 @@ class CompletionResponseBuilder:
                 token_ids, entries = prompt_token_ids + token_ids, choice.prompt_logprobs + entries
         body = CompletionChoiceBody(index, text, finish_reason=choice.finish_reason if finish else None)
         if self._request.logprobs is not None and len(entries) == len(token_ids):
-            body.logprobs = responses.completion_logprobs(self._tokenizer, token_ids, entries, choice.shown)
-            choice.shown += sum(responses.shown_length(self._tokenizer, token_id) for token_id in token_ids)
+            tokenizer, special = self._tokenizer, self._request.skip_special_tokens is False
+            body.logprobs = responses.completion_logprobs(
+                tokenizer, token_ids, entries, choice.shown, special=special
+            )
+            choice.shown += sum(
+                responses.shown_length(tokenizer, token_id, special=special) for token_id in token_ids
+            )
         if self._request.prompt_logprobs is not None and first and choice.prompt_logprobs is not None:
             body.prompt_logprobs = responses.prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
         if self._request.return_token_ids:

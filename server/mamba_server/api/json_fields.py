@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic_core import from_json
 
-from mamba_edge.errors import InvalidRequest
+from mamba_edge.errors import NO_BODY, InvalidRequest
 
 LARGE = 64 * 1024
 """Bytes from which on a body is read in pieces; most that a small field takes."""
@@ -76,6 +76,8 @@ def _value(name: str, piece: msgspec.Raw) -> Any:
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """A JSON object. Raises InvalidRequest saying where the JSON breaks."""
+    if not body.strip():
+        raise InvalidRequest(NO_BODY, code="invalid_json")
     try:
         with _no_collections():
             fields = from_json(body, allow_inf_nan=False)

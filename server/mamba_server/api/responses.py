@@ -166,22 +166,31 @@ def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprobs]) -> ChatLog
     )
 
 
-def shown_length(tokenizer: Tokenizer, token_id: int) -> int:
-    """Characters that a token adds to the answer's text."""
+def shown_length(tokenizer: Tokenizer, token_id: int, *, special: bool = False) -> int:
+    """Characters that a token adds to the answer's text; `special`: special tokens are a part of it. One of
+    several that make a character adds it where it begins it."""
     piece = tokenizer.piece(token_id)
-    return 0 if piece.special else len(piece.text)
+    if piece.special and not special:
+        return 0
+    return sum(byte & 0xC0 != 0x80 for byte in piece.raw)
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, token_ids: list[int], entries: list[TokenLogprobs | None], offset: int
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    entries: list[TokenLogprobs | None],
+    offset: int,
+    *,
+    special: bool = False,
 ) -> CompletionLogprobsBody:
-    """Log-probabilities as completions show them; `offset`: characters of the choice before these tokens."""
+    """Log-probabilities as completions show them; `offset`: characters of the choice before these tokens,
+    `special`: whether its text has special tokens."""
     body = CompletionLogprobsBody([], [], [], [])
     for token_id, entry in zip(token_ids, entries, strict=True):
         text = tokenizer.piece(token_id).text
         body.text_offset.append(offset)
         body.tokens.append(text)
-        offset += shown_length(tokenizer, token_id)
+        offset += shown_length(tokenizer, token_id, special=special)
         if entry is None:
             body.token_logprobs.append(None)
             body.top_logprobs.append(None)

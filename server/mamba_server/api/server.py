@@ -154,12 +154,13 @@ class Server:
         try:
             public = listen(settings.host, settings.port)
         except CannotListen as error:
-            raise ServeError(f"--port: {error}") from error
+            raise ServeError(f"{error.option}: {error}") from error
         try:
             private = listen(settings.admin_host, wanted)
         except CannotListen as error:
             public.close()
-            raise ServeError(f"--admin-port: the admin server {error}") from error
+            option = error.option.replace("--", "--admin-")
+            raise ServeError(f"{option}: the admin server {error}") from error
         self._urls = (url_of(public), url_of(private))
         # The name that discovery has for it: the pod's, or the address that a gateway was given.
         engine = os.environ.get("POD_NAME") or urlsplit(self._urls[0]).netloc

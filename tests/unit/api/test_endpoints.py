@@ -206,9 +206,9 @@ async def test_an_engine_that_dies_between_admission_and_submission_is_503(
     api = Api()
     encode = TOKENIZER.encode
 
-    def dying_meanwhile(text: str) -> list[int]:
+    def dying_meanwhile(text: str, *, special: bool) -> list[int]:
         api.engine.dies()
-        return encode(text)
+        return encode(text, special=special)
 
     monkeypatch.setattr(TOKENIZER, "encode", dying_meanwhile)
     asked = await post(api).done()

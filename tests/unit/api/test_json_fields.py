@@ -58,6 +58,12 @@ async def test_what_is_no_json_object_is_refused_whatever_its_size(body: bytes, 
     assert caught.value.code == "invalid_json"
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+async def test_a_missing_body_is_told_as_that(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is empty"):
+        await read(body)
+
+
 async def test_a_field_of_few_entries_is_refused_by_its_size() -> None:
     entries = {str(number): "x" for number in range(LARGE // 4)}
     with pytest.raises(InvalidRequest) as caught:

@@ -132,6 +132,14 @@ CASES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("ranked choices", text, {"best_of": 3, "n": 2}, "best_of: only the value of 'n' is supported"),
     ("ranked choices without n", text, {"best_of": 2}, "best_of: only the value of 'n'"),
     ("a suffix", text, {"suffix": "end"}, "suffix: is not supported"),
+    ("any JSON", chat, {"guided_json": {}}, "guided_json: is not supported"),
+    ("one of nothing", text, {"guided_choice": []}, "guided_choice: is not supported"),
+    ("a grammar", text, {"grammar": "root ::= x"}, "grammar: is not supported"),
+    ("an echo of a chat", chat, {"echo": True}, "echo: is not supported"),
+    ("ranked answers", chat, {"best_of": 2}, "best_of: is not supported"),
+    ("a suffix of an answer", chat, {"suffix": "end"}, "suffix: is not supported"),
+    ("special tokens before a template's", chat, {"add_special_tokens": True},
+     "add_special_tokens: is not supported"),
     ("no tokens", text, {"max_tokens": 0}, "max_tokens: 0 is allowed with 'echo': true alone"),
     ("no tokens of a chat", chat, {"max_tokens": 0}, "max_tokens: must be at least 1"),
     ("no completion tokens", chat, {"max_completion_tokens": 0}, "max_completion_tokens:"),
@@ -189,6 +197,16 @@ def test_what_clients_really_send_is_taken(make: Any, fields: dict[str, Any]) ->
     made = make(**fields)
 
     assert all(getattr(made, name) is not None for name in fields)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"documents": []}, {"bad_words": []}, {"modalities": ["text"]}, {"echo": False}, {"guided_json": None},
+     {"best_of": 1}, {"add_special_tokens": False}, {"audio": {}}, {"use_beam_search": False}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_supported_may_be_sent_where_it_asks_for_nothing(field: dict[str, Any]) -> None:
+    assert chat(**field) == chat()
 
 
 def test_what_a_message_says_beside_its_content_reaches_the_template() -> None:

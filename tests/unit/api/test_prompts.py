@@ -61,11 +61,11 @@ async def test_long_prompts_of_clients_that_left_hold_up_nobody(monkeypatch: pyt
     monkeypatch.setattr(TOKENIZER, "most_chars_per_token", None)
     free, begun, encode = threading.Event(), [], TOKENIZER.encode
 
-    def slow(text: str) -> list[int]:
+    def slow(text: str, *, special: bool) -> list[int]:
         if len(text) >= LONG_FROM_CHARS:
             begun.append(text)
             free.wait(60)
-        return encode(text)
+        return encode(text, special=special)
 
     monkeypatch.setattr(TOKENIZER, "encode", slow)
     abandoned = [post(api, TEXT, prompt="x" * LONG_FROM_CHARS) for _ in range(8)]

@@ -200,3 +200,21 @@ def test_offsets_do_not_count_special_tokens_which_are_no_text() -> None:
     assert body.text_offset == [10, *range(10, 10 + len(ids) - 2), 12]
     assert body.tokens[0] == "<s>"
     assert body.token_logprobs == [None] * len(ids)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_offsets_are_places_in_the_text_whatever_its_characters_are_made_of(special: bool) -> None:
+    text = "a\u00e9\u4e16\U0001f389b"
+    ids = [*ids_of(text[:-1]), 2, *ids_of("b")]
+    answer = completion(logprobs=0, skip_special_tokens=not special)
+    shown = text[:-1] + ("</s>" if special else "") + "b"
+    answer.collect(update(0, shown, first=True, finish="stop", ids=ids))
+    [choice] = json.loads(answer.whole(USAGE))["choices"]
+    logprobs = choice["logprobs"]
+    whole = [
+        (token, offset)
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
+        if "\ufffd" not in token and (special or token != "</s>")
+    ]
+    assert {"a", "b"} <= {token for token, _ in whole}
+    assert all(shown[offset:].startswith(token) for token, offset in whole)

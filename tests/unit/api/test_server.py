@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -60,6 +61,14 @@ async def test_a_port_that_is_taken_keeps_the_server_from_starting() -> None:
         ):
             with pytest.raises(ServeError, match=f"{option}: .*127.0.0.1:{port}"):
                 await Server(EngineSettings(model="m", **options)).run()
+
+
+async def test_a_host_of_another_machine_is_told_by_its_option(tmp_path: Path) -> None:
+    (token := tmp_path / "token").write_text("secret")
+    for option in ("host", "admin-host"):
+        settings: dict[str, Any] = {"port": 0, option.replace("-", "_"): "192.0.2.1"}
+        with pytest.raises(ServeError, match=f"^--{option}: "):
+            await Server(EngineSettings(model="m", admin_token_file=str(token), **settings)).run()
 
 
 def test_nothing_that_computes_is_loaded_beside_the_engine() -> None:

@@ -5,10 +5,12 @@ import contextlib
 import io
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -174,6 +176,15 @@ def test_what_goes_wrong_is_said_in_one_line(
     assert ended == code
     assert words in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_an_answer_that_cannot_be_written_is_no_trouble_of_the_connection(endpoint: Endpoint) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mamba_cli", "chat", endpoint.url, "Who?"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 def test_nobody_there_and_no_url_are_said(chat: Run) -> None:

@@ -44,12 +44,15 @@ def test_every_address_of_a_kernel_without_ipv6_is_of_the_other(monkeypatch: pyt
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "no.such.host.invalid"])
-def test_an_address_that_cannot_be_had_is_told(host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "option"), [("127.0.0.1", "--port"), ("no.such.host.invalid", "--host"), ("192.0.2.1", "--host")]
+)
+def test_an_address_that_cannot_be_had_is_told(host: str, option: str) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"{host}:{port}"):
+        with pytest.raises(CannotListen, match=f"{host}:{port}") as caught:
             listen(host, port)
+        assert caught.value.option == option
 
 
 @pytest.mark.parametrize(

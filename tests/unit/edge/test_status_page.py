@@ -47,6 +47,15 @@ async def test_with_a_slash_at_its_end_the_address_leads_back_to_the_page() -> N
     assert urljoin("http://x/behind/a/prefix/ui/", asked.headers["location"]) == "http://x/behind/a/prefix/ui"
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_the_bare_address_leads_to_the_page(method: str) -> None:
+    asked = await ask(Api().app, method, "/").done()
+    assert asked.status == 307
+    assert urljoin("http://x/behind/a/prefix/", asked.headers["location"]) == "http://x/behind/a/prefix/ui"
+    other = await ask(Api().app, "POST", "/").done()
+    assert (other.status, set(other.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
+
+
 async def test_the_admin_server_has_no_such_page() -> None:
     assert (await ask(Api().admin, "GET", "/ui").done()).status == 404
 

@@ -78,13 +78,18 @@ async def test_a_wrong_method_is_told_with_the_right_ones(
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/completions/", "/readyz/", "/metrics/", "/v1/chat", "/admin/drain", "//readyz"]
+    "path", ["/v1", "/v1/completions/", "/readyz/", "/metrics/", "/v1/chat", "/admin/drain", "//readyz"]
 )
 async def test_any_other_path_is_unknown_and_leads_nowhere_else(local: Local, path: str) -> None:
     for method in ("GET", "POST"):
         asked = await local.ask(method, path)
         assert (asked.status, asked.error["code"]) == (404, "not_found")
         assert "location" not in asked.headers
+
+
+async def test_the_bare_address_leads_to_the_status_page(local: Local) -> None:
+    asked = await local.ask("GET", "/")
+    assert (asked.status, asked.headers["location"]) == (307, "ui")
 
 
 async def test_every_answer_carries_the_request_s_identifier(local: Local) -> None:

@@ -428,7 +428,7 @@ def engine_says(body: bytes) -> InvalidRequest:
 @pytest.mark.parametrize(
     "body",
     [
-        b"{", b"", b"[1]", b'"x"', b"null", b"\xff", b'{"a": NaN}', b'{"model": "m",}', b"[" * 999,
+        b"{", b"", b" \n", b"[1]", b'"x"', b"null", b"\xff", b'{"a": NaN}', b'{"model": "m",}', b"[" * 999,
         b'{"prompt": "x", "model": ["m"]}', b'{"prompt": "x", "model": "m", "stream": [1]}',
     ],
 )  # fmt: skip

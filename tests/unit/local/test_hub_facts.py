@@ -41,6 +41,15 @@ def test_without_an_index_the_weights_follow_from_the_parameters(hub: Hub) -> No
     assert facts().size is None
 
 
+def test_a_hub_that_is_away_is_told_at_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", pauses.append)
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    with pytest.raises(RunFailed):
+        facts()
+    assert pauses == []
+
+
 def test_what_is_in_the_cache_is_planned_while_the_hub_is_away(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,18 @@ def test_stage_amount_and_clock_fit_the_terminal_and_go_on_between_stages(width:
     assert re.search(r"[\u2801-\u28ff] NVIDIA", last)
 
 
+def test_a_narrow_terminal_is_told_the_stage_whole_and_how_much_of_it_is_done() -> None:
+    output = io.StringIO()
+    view = LoadingView(Console(file=output, width=40, force_terminal=True))
+    view.show("quick-start", Readiness(False, "importing torch", 0, 1))
+    view.show("quick-start", Readiness(False, "allocating the arena", 64 << 20, 256 << 20))
+    view.close()
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    assert "quick-start: importing torch" in said
+    last = said.rpartition("allocating")[2]
+    assert re.match(r" the arena +25% +0:00:0\d", last)
+
+
 def test_the_terminal_is_given_back_when_the_last_engine_is_ready() -> None:
     view, output = loading(terminal=True)
     for name in ("one", "two"):

@@ -151,7 +151,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, make: str) -> Non
         path.mkdir()
     elif make == "link":
         path.symlink_to(tmp_path / "gone")
-    words = "no such file" if make == "link" else "cannot be read"
+    words = {"directory": "is a directory", "link": "no such file", "long": "cannot be read"}[make]
     with pytest.raises(InvalidInput, match=words) as caught:
         read_deployments([path])
     assert str(path) in str(caught.value)
@@ -222,3 +222,17 @@ def test_a_driver_that_names_no_size_is_no_gpu(said: str, tmp_path: Path) -> Non
     script.write_text(f"#!/bin/sh\necho '{said}'\n")
     script.chmod(0o755)
     assert gpu_memory([str(script)]) is None
+
+
+@pytest.mark.parametrize("uri", ["builtin://tiny-recall", "hf://a/b"])
+def test_a_model_in_the_place_of_a_file_is_told_what_serves_it(uri: str) -> None:
+    with pytest.raises(InvalidInput, match=f"mambaserve serve {uri}"):
+        up(Path(uri))
+
+
+def test_a_directory_in_the_place_of_a_file_is_told_as_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=f"{tmp_path}: is a directory"):
+        up(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=f"mambaserve serve {tmp_path}"):
+        up(tmp_path)

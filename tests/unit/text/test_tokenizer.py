@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
 
+from mamba_api.openai import CompletionRequest
 from mamba_text.errors import BadTokenizer
+from mamba_text.prompt import completion_token_ids
 from mamba_text.tokenizer import Tokenizer
 from tiny_model import SPECIAL, byte_level_tokenizer, write_model
 
@@ -32,6 +34,19 @@ def test_the_tokenizers_own_rule_puts_bos_in_front(tokenizer: Tokenizer) -> None
 
 def test_without_special_tokens_there_is_no_bos(tokenizer: Tokenizer) -> None:
     assert tokenizer.bos_id not in tokenizer.encode("hello", special=False)
+
+
+def test_a_completion_says_whether_its_prompt_begins_with_bos(tokenizer: Tokenizer) -> None:
+    asked = [
+        CompletionRequest(prompt=["hello", ""], add_special_tokens=special) for special in (None, True, False)
+    ]
+    plain = tokenizer.encode("hello", special=False)
+    bos = tokenizer.bos_id
+    assert [completion_token_ids(tokenizer, one) for one in asked] == [
+        [[bos, *plain], [bos]],
+        [[bos, *plain], [bos]],
+        [plain, [bos]],
+    ]
 
 
 def test_add_bos_token_true_adds_what_the_tokenizer_does_not(tmp_path: Path) -> None:
