@@ -10,7 +10,7 @@ from typing import Literal
 from mamba_api.v1alpha1 import Condition, Status
 from mamba_api.v1alpha1.conditions import ConditionType, find_condition
 from mamba_operator.apply import Done
-from mamba_operator.plan import Change
+from mamba_operator.changes import Change
 
 TROUBLE = {ConditionType.PLANNED: "False", ConditionType.DEGRADED: "True"}
 ANNOUNCED = (

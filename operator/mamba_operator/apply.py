@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import ConditionType
+from mamba_operator.changes import Apply, Change, Delete
+from mamba_operator.comparison import in_version
 from mamba_operator.drift import drift, made_of
 from mamba_operator.objects.client import KubeClient
 from mamba_operator.objects.errors import (
@@ -28,7 +30,7 @@ from mamba_operator.objects.manifest import (
     owner_uid,
     ref,
 )
-from mamba_operator.plan import Apply, Change, Delete, ReconcilePlan, in_version
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 
 Made = Callable[[Manifest], None]

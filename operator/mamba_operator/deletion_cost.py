@@ -21,7 +21,7 @@ from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Manifest, annotation, metadata, name_of
 from mamba_operator.objects.pod_trouble import serves
 from mamba_operator.objects.workload_state import workload_state
-from mamba_operator.plan import ReconcilePlan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 
 log = structlog.get_logger(__name__)

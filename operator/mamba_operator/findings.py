@@ -11,10 +11,11 @@ from datetime import datetime
 from mamba_api import names
 from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
 from mamba_api.v1alpha1.profiles import profile_in_words
+from mamba_operator.changes import Change
 from mamba_operator.model_load import downloads_in_words
 from mamba_operator.objects.pod_trouble import advised, is_draining, is_loading, trouble
 from mamba_operator.objects.workload_state import WorkloadState
-from mamba_operator.plan import Change, ReconcilePlan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.rollout.rollback import ERROR_RATE_ROSE
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown, Verdict

@@ -43,8 +43,9 @@ from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, Kind
 from mamba_operator.objects.manifest import Key, Manifest, is_terminating
 from mamba_operator.objects.record import recorded
 from mamba_operator.observe import look_up, observe
-from mamba_operator.plan import ReconcilePlan, make_plan
+from mamba_operator.plan import make_plan
 from mamba_operator.process.metrics import OperatorMetrics
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render.default_images import OF_THIS_VERSION, DefaultImages
 from mamba_operator.render.scrapers import OPERATOR, PROMETHEUS, Scraper
 from mamba_operator.rollout.attempts import Attempts

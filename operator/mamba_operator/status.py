@@ -13,7 +13,7 @@ from mamba_operator.findings import Failure, View, findings_of
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.objects.record import recorded
 from mamba_operator.objects.workload_state import workload_state
-from mamba_operator.plan import ReconcilePlan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.snapshot import Snapshot
 from mamba_operator.verdict import Fits
 

@@ -25,7 +25,8 @@ MUTANTS = (
     ),
     Mutant(
         "an unknown profile is taken for none", "operator/mamba_operator/plan.py",
-        "return ReconcilePlan(deployment, Invalid(str(error)))\n    engine", "pass\n    engine",
+        "return ReconcilePlan(deployment, Invalid(str(error)))\n\n\ndef _shown",
+        "return deployment\n\n\ndef _shown",
         ("tests/unit/operator/test_profiles_of_pods.py",),
     ),
     Mutant(
@@ -35,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody wakes a deployment", OPERATOR + "plan.py",
-        'snapshot.child("ConfigMap", names.Children(deployment.name).wake)', "None",
+        'snapshot.child("ConfigMap", context.children.wake)', "None",
         (UNIT + "test_life_of_a_deployment.py",),
     ),
     Mutant(
@@ -59,7 +60,8 @@ MUTANTS = (
     ),
     Mutant(
         "a model no engine serves is started", OPERATOR + "plan.py",
-        "isinstance(verdict, Invalid | DoesNotFit | NotServed)", "isinstance(verdict, Invalid | DoesNotFit)",
+        "isinstance(judged.verdict, Invalid | DoesNotFit | NotServed)",
+        "isinstance(judged.verdict, Invalid | DoesNotFit)",
         (STATUS, PLAN),
     ),
     Mutant(
@@ -72,7 +74,7 @@ MUTANTS = (
         ' or deployment.spec.mode == "Plan":', ":", (PLAN,),
     ),
     Mutant(
-        "a volume with downloaded weights goes with a change of mind", OPERATOR + "plan.py",
+        "a volume with downloaded weights goes with a change of mind", OPERATOR + "comparison.py",
         ' and one.kind != CLAIM.kind', "", (PLAN,),
     ),
     Mutant(
@@ -80,11 +82,11 @@ MUTANTS = (
         "if snapshot.owner is None or is_terminating(snapshot.owner):", "if snapshot.owner is None:", (PLAN,),
     ),
     Mutant(
-        "a Secret that went is not made again for the pods that wait for it", OPERATOR + "plan.py",
+        "a Secret that went is not made again for the pods that wait for it", OPERATOR + "mounted_secrets.py",
         "(waiting or engine is None or", "(engine is None or", (PLAN,),
     ),
     Mutant(
-        "the token of the admin port is made anew in every pass", OPERATOR + "plan.py",
+        "the token of the admin port is made anew in every pass", OPERATOR + "mounted_secrets.py",
         "waiting = any(map(is_being_created, snapshot.pods))", "waiting = True", (PLAN,),
     ),
     Mutant(
@@ -92,7 +94,7 @@ MUTANTS = (
         "token_missing and _mounts_the_token(change.manifest)", "False", (UNIT + "test_apply.py",),
     ),
     Mutant(
-        "an edit of a child by hand stays", OPERATOR + "plan.py",
+        "an edit of a child by hand stays", OPERATOR + "comparison.py",
         "            return Apply(manifest, Change.DRIFTED, \", \".join(fields))\n",
         "            return None\n", (PLAN,),
     ),
@@ -212,7 +214,7 @@ MUTANTS = (
     ),
     Mutant(
         "engines are made before their model is downloaded", OPERATOR + "plan.py",
-        "loading = load if loaded is None else None", "loading = None", (LOAD,),
+        "loading = load if context.loaded is None else None", "loading = None", (LOAD,),
     ),
     Mutant(
         "a loader begins while another one writes", OPERATOR + "model_load.py",

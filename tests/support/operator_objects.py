@@ -10,7 +10,8 @@ from typing import Any
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment, PlanStatus
 from mamba_operator.objects.manifest import Key, Manifest, Ref, ref
-from mamba_operator.plan import ReconcilePlan, make_plan
+from mamba_operator.plan import make_plan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.snapshot import Reported, Snapshot
 
 NOW = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)

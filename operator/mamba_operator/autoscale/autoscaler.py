@@ -85,6 +85,8 @@ class Autoscaler:
         self._indices, self._read, self._wake = indices, read, wake
         self._metrics, self._period, self._now = metrics, period, now
         self._watched: dict[Key, _Watch] = {}
+        self._said: dict[Key, tuple[Manifest, _Scaled | None]] = {}
+        """Each object as the watches held it, and what it said."""
 
     def decided(self, key: Key) -> Decided | None:
         """The last decision about a deployment."""
@@ -100,7 +102,10 @@ class Autoscaler:
 
     async def look(self) -> None:
         """Once at every deployment, all at the same time."""
-        scaled = {key: found for key in self._indices.keys(MAMBA_DEPLOYMENT) if (found := self._scaled(key))}
+        keys = self._indices.keys(MAMBA_DEPLOYMENT)
+        scaled = {key: found for key in keys if (found := self._scaled(key))}
+        for key in self._said.keys() - set(keys):
+            del self._said[key]
         for key in self._watched.keys() - scaled.keys():
             del self._watched[key]
             self._metrics.forget(key)
@@ -108,25 +113,14 @@ class Autoscaler:
         await side_by_side(looks, "autoscaler_broken")
 
     def _scaled(self, key: Key) -> _Scaled | None:
-        """None where spec.replicas is a number that people write."""
+        """What the object says; read once, for as long as the watches hold that very version."""
         found = self._indices.of(MAMBA_DEPLOYMENT, key)
-        if len(found) != 1 or is_terminating(found[0]):
+        if len(found) != 1:
             return None
-        try:
-            deployment = MambaDeployment.model_validate(readable(found[0]), by_alias=True, by_name=False)
-        except ValidationError:
-            return None
-        replicas, status = deployment.spec.replicas, deployment.status
-        if deployment.spec.mode == "Plan":
-            return None
-        if (config := advising(deployment)) is not None:
-            return _Scaled(config, replicas, replicas, decides=False)
-        config = autoscaling(deployment)
-        if config is None or status is None or status.scaling is None:
-            return None
-        return _Scaled(
-            config, status.scaling.desired, replicas, decides=True, answered_wake=status.scaling.answered_wake
-        )
+        known = self._said.get(key)
+        if known is None or known[0] is not found[0]:
+            known = self._said[key] = found[0], _scaled(found[0])
+        return known[1]
 
     async def _look_at(self, key: Key, scaled: _Scaled) -> None:
         config = scaled.config
@@ -170,6 +164,27 @@ class Autoscaler:
     def _wakes(self, key: Key) -> list[Manifest]:
         wanted = names.Children(key.name).wake
         return [one for one in self._indices.of(CONFIG_MAP, key) if name_of(one) == wanted]
+
+
+def _scaled(owner: Manifest) -> _Scaled | None:
+    """None where spec.replicas is a number that people write."""
+    if is_terminating(owner):
+        return None
+    try:
+        deployment = MambaDeployment.model_validate(readable(owner), by_alias=True, by_name=False)
+    except ValidationError:
+        return None
+    replicas, status = deployment.spec.replicas, deployment.status
+    if deployment.spec.mode == "Plan":
+        return None
+    if (config := advising(deployment)) is not None:
+        return _Scaled(config, replicas, replicas, decides=False)
+    config = autoscaling(deployment)
+    if config is None or status is None or status.scaling is None:
+        return None
+    return _Scaled(
+        config, status.scaling.desired, replicas, decides=True, answered_wake=status.scaling.answered_wake
+    )
 
 
 def _lives(pod: Manifest) -> bool:

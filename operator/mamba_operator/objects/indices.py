@@ -35,13 +35,15 @@ def index_id(kind: Kind) -> str:
 
 
 def indexed(kind: Kind, body: Mapping[str, Any]) -> dict[Key, Manifest]:
-    """What is kept of an object, all but who wrote which field; nothing when it is nobody's any more."""
+    """What is kept of an object for as long as it is there; nothing when it is nobody's any more."""
     key = owner_key(kind, body)
-    if key is None:
-        return {}
+    return {} if key is None else {key: compact(_kept(kind, body))}
+
+
+def _kept(kind: Kind, body: Mapping[str, Any]) -> Manifest:
+    """All of an object but who wrote which field."""
     meta = {name: value for name, value in metadata(body).items() if name != "managedFields"}
-    kept: Manifest = compact({**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta})
-    return {key: kept}
+    return {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta}
 
 
 def compact(value: Any) -> Any:
@@ -77,9 +79,10 @@ class Indices:
         kind = BY_NAME[one["kind"]]
         if kind not in WATCHED:
             return
-        for key, kept in indexed(kind, one).items():
-            if _uid(one) not in map(_uid, self._held(kind, key)):
-                self._made.setdefault(key, {})[_uid(one)] = (kind, kept, self._now())
+        key = owner_key(kind, one)
+        if key is not None and _uid(one) not in map(_uid, self._held(kind, key)):
+            # Not compact: a watch shows it in a moment, and that is what stays.
+            self._made.setdefault(key, {})[_uid(one)] = (kind, _kept(kind, one), self._now())
 
     def shown(self, key: Key, one: Manifest) -> None:
         """A watch has shown an object of `key`, or that it is gone: what it says counts from here on."""

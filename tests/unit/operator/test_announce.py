@@ -3,9 +3,9 @@
 from mamba_api.v1alpha1 import Status
 from mamba_operator.announce import Announcement, announce
 from mamba_operator.apply import Done
+from mamba_operator.changes import Change
 from mamba_operator.event_log import event_manifest, said_of
 from mamba_operator.objects.manifest import Manifest, Ref
-from mamba_operator.plan import Change
 from mamba_operator.status import summarize
 from operator_objects import NOW, applied, fitting_owner, planned, running, snapshot
 

@@ -7,6 +7,7 @@ import pytest
 
 from fake_cluster import FakeCluster
 from mamba_operator.apply import Outcome, apply, status_manifest
+from mamba_operator.changes import Change
 from mamba_operator.objects.errors import (
     ClusterError,
     Conflict,
@@ -18,7 +19,6 @@ from mamba_operator.objects.errors import (
     Unreachable,
 )
 from mamba_operator.objects.manifest import Manifest, Ref
-from mamba_operator.plan import Change
 from operator_objects import applied, edited, fitting_owner, planned, snapshot, without
 
 OF = fitting_owner()

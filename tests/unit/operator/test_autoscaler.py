@@ -6,12 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mamba_api import names
+from mamba_operator.autoscale import autoscaler
 from mamba_operator.autoscale.autoscaler import Autoscaler
 from mamba_operator.autoscale.decided import from_text
 from mamba_operator.autoscale.scaling_metrics import ScalingMetrics
 from mamba_operator.objects.indices import Indices, index_id
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, POD
 from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.record import readable
 from operator_objects import fitting_owner
 
 KEY = Key("models", "nano")
@@ -172,12 +174,35 @@ async def test_a_number_that_people_write_is_left_alone_and_forgotten() -> None:
     await world.look()
     assert world.metric("desired_engines") is not None
     [of] = world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY]
-    of["spec"]["scaling"] = {}
+    world.by_id[index_id(MAMBA_DEPLOYMENT)][KEY] = [{**of, "spec": {**of["spec"], "scaling": {}}}]
 
     await world.autoscaler.look()
 
     assert world.autoscaler.decided(KEY) is None
     assert world.metric("desired_engines") is None
+
+
+async def test_an_object_is_read_once_for_each_version_that_watches_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[Manifest] = []
+    monkeypatch.setattr(autoscaler, "readable", lambda of: read.append(of) or readable(of))
+    world = World(1, pod("a"))
+    held = world.by_id[index_id(MAMBA_DEPLOYMENT)]
+    [of] = held[KEY]
+
+    await world.look(3)
+    assert read == [of]
+
+    held[KEY] = [{**of, "status": {"scaling": {"desired": 2, "start": 1}}}]
+    assert await world.look(3) == 2
+    assert len(read) == 2
+
+    del held[KEY]
+    await world.autoscaler.look()
+    held[KEY] = [of]
+    assert await world.look() == 1
+    assert len(read) == 3, "nothing is kept of an object that is gone"
 
 
 async def test_one_deployment_that_breaks_does_not_keep_others_from_being_looked_at() -> None:

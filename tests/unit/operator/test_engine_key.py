@@ -9,7 +9,7 @@ import pytest
 from mamba_api import names
 from mamba_gateway.settings import GatewaySettings
 from mamba_operator.objects.manifest import Manifest, ref
-from mamba_operator.plan import ReconcilePlan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.render.engine_key import VOLUME, mounts_key
 from mamba_operator.status import summarize
 from mamba_planner.engine_settings import EngineSettings

@@ -9,7 +9,7 @@ import pytest
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
 from mamba_operator.objects.manifest import Manifest, ref
-from mamba_operator.plan import ReconcilePlan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.rollout.in_place import InPlace
 from operator_objects import NOW, applied, fitting_owner, planned, running
 

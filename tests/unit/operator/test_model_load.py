@@ -10,7 +10,8 @@ from mamba_api import names
 from mamba_api.v1alpha1 import Status
 from mamba_operator.model_load import REPORT_LAG, RETRY
 from mamba_operator.objects.manifest import Manifest, Ref, ref
-from mamba_operator.plan import ReconcilePlan, make_plan
+from mamba_operator.plan import make_plan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import DoesNotFit, Fits, Unknown
 from mamba_planner.model_report import ModelReport

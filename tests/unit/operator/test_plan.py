@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from mamba_api.v1alpha1.conditions import Reason
+from mamba_operator.changes import Change
 from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.placement import Node
-from mamba_operator.plan import WAITING_PERIOD, Change, make_plan
+from mamba_operator.plan import WAITING_PERIOD, make_plan
 from mamba_operator.verdict import DoesNotFit, Fits, Invalid, NotServed, Unknown
 from operator_objects import (
     CONFIGS,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mamba_api import names
 from mamba_operator.objects.manifest import Manifest, metadata
-from mamba_operator.plan import ReconcilePlan, make_plan
+from mamba_operator.plan import make_plan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import Invalid
 from operator_objects import NOW, applied, owner, planned, snapshot

@@ -7,7 +7,7 @@ import pytest
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_operator.objects.manifest import Manifest, Ref, annotation, ref
 from mamba_operator.placement import Node
-from mamba_operator.plan import ReconcilePlan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import DoesNotFit, Fits, Unknown
 from operator_objects import NOW, applied, edited, fitting_owner, planned, snapshot

@@ -4,8 +4,10 @@ from typing import Any
 
 from mamba_api.v1alpha1.conditions import ConditionType, Reason, find_condition
 from mamba_api.v1alpha1.profiles import Profiles, ResourceProfile
+from mamba_operator.changes import Change
 from mamba_operator.objects.manifest import Manifest
-from mamba_operator.plan import Change, ReconcilePlan, make_plan
+from mamba_operator.plan import make_plan
+from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.status import summarize
 from mamba_operator.verdict import Fits, Invalid
 from mamba_planner.shipped_profiles import SHIPPED

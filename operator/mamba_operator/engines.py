@@ -1,0 +1,85 @@
+"""`engines_of`: the revision that engines run, how they come to it, and who is told settings. Pure.
+
+Called by `plan` once it is decided how many engines there are and what is planned for them.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from mamba_operator.objects.manifest import Ref
+from mamba_operator.render.context import Context
+from mamba_operator.render.engine import engine_revision
+from mamba_operator.render.revision import EngineRevision, revision_in
+from mamba_operator.render.tuning import Tune, Tuning, to_tell, tuning
+from mamba_operator.rollout.in_place import InPlace, replaced_in_place
+from mamba_operator.rollout.rollback import Choice, choose_revision
+from mamba_operator.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What engines run."""
+
+    context: Context
+    """As it was given, with the revision and how it comes about filled in."""
+    revision: EngineRevision
+    choice: Choice
+    in_place: InPlace
+    tunes: tuple[Tune, ...]
+    """Those to be told settings that they take over while they serve."""
+    last_ready: EngineRevision | None
+    """The revision that is recorded as having been ready."""
+    later: frozenset[Ref]
+    """What engines are made of and with, where that waits for their model; empty otherwise."""
+
+
+def engines_of(context: Context, snapshot: Snapshot, now: datetime, *, loading: bool) -> Engines:
+    """What engines are to run now.
+
+    Args:
+        context: what children depend on, but for the revision.
+        snapshot: what was observed.
+        now: the time, with a time zone.
+        loading: their model is not there yet: none are made, and those that serve another one go on.
+
+    Raises:
+        InvalidPatch: `spec.podTemplate` cannot be merged.
+    """
+    rollout = context.deployment.spec.rollout
+    engine = snapshot.child("Deployment", context.children.engine)
+    recorded = revision_in(snapshot.child("ConfigMap", context.children.last_ready))
+    revision = engine_revision(context)
+    choice = Choice(recorded) if loading else choose_revision(
+        revision, recorded, engine, snapshot.pods,
+        attempts=snapshot.attempts, paused=rollout.pause, now=now,
+    )  # fmt: skip
+    revision = choice.instead or revision
+    in_place = replaced_in_place(engine, snapshot.pods, revision.label, rollout, now)
+    tuned = _tuned(context, snapshot, revision, now)
+    return Engines(
+        replace(
+            context,
+            revision=revision,
+            failed=choice.failed.annotation() if choice.failed else None,
+            in_place=in_place.now,
+            tuned=tuned.annotation() if tuned is not None else None,
+        ),
+        revision,
+        choice,
+        in_place,
+        to_tell(snapshot.pods, tuned, revision.label, snapshot.told) if tuned is not None else (),
+        recorded,
+        _made_later(context) if loading and choice.instead is None else frozenset(),
+    )
+
+
+def _tuned(context: Context, snapshot: Snapshot, revision: EngineRevision, now: datetime) -> Tuning | None:
+    """The settings that running engines take over; None where they cannot be told."""
+    if not context.key_id:
+        return None
+    engine = snapshot.child("Deployment", context.children.engine)
+    return tuning(revision.document, snapshot.child("ConfigMap", context.children.engine), engine, now)
+
+
+def _made_later(context: Context) -> frozenset[Ref]:
+    return frozenset(Ref(kind, context.children.engine) for kind in ("Deployment", "ConfigMap"))

@@ -1,0 +1,46 @@
+"""`ready_record`: which revision of the engines was last ready, all of it, and the note of that. Pure.
+
+Called by `plan`. The note is a ConfigMap, to go back to should a later revision fail.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mamba_operator.changes import Apply, Change
+from mamba_operator.comparison import Comparison, compare
+from mamba_operator.engines import Engines
+from mamba_operator.objects.manifest import Ref, ref, sealed
+from mamba_operator.render.engine import last_ready
+from mamba_operator.rollout.rollback import is_ready
+from mamba_operator.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRecord:
+    """What was last ready."""
+
+    revision: str | None
+    """Label of the engine pods; None: no revision was, so far."""
+    applies: tuple[Apply, ...] = ()
+    """The note, where it says another revision."""
+    as_wanted: Mapping[str, str] = field(default_factory=dict)
+    """As `Snapshot.as_wanted`, of the note where that is as wanted now."""
+
+
+def ready_record(engines: Engines, snapshot: Snapshot, compared: Comparison) -> ReadyRecord:
+    """What was last ready, once the children are compared: what is about to change is not ready yet."""
+    if not _became_ready(engines, snapshot, compared):
+        last = engines.last_ready
+        return ReadyRecord(last.label if last is not None else None)
+    note = sealed(last_ready(engines.context))
+    noted = compare([note], snapshot)
+    applies = (Apply(note, Change.RECORDED),) if noted.applies else ()
+    return ReadyRecord(engines.revision.label, applies, noted.as_wanted)
+
+
+def _became_ready(engines: Engines, snapshot: Snapshot, compared: Comparison) -> bool:
+    """Whether all engines run the spec's own revision and are ready, and none of them is about to change."""
+    one = Ref("Deployment", engines.context.children.engine)
+    changing = any(ref(apply.manifest) == one for apply in compared.applies)
+    waits = changing or engines.later or engines.choice.instead is not None
+    return not waits and is_ready(snapshot.children.get(one), engines.revision.label)
