@@ -66,6 +66,7 @@ class Reason(StrEnum):
     MODEL_NOT_LOADED = "ModelNotLoaded"
     ENGINE_CRASHING = "EngineCrashing"
     GATEWAY_CRASHING = "GatewayCrashing"
+    PODS_FAILED = "PodsFailed"
     OUT_OF_MEMORY = "OutOfMemory"
     CLAIM_NOT_BOUND = "ClaimNotBound"
     UNSCHEDULABLE = "Unschedulable"
@@ -182,6 +183,11 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.ENGINE_CRASHING: "An engine ends again and again; the message has its last words.",
     Reason.GATEWAY_CRASHING: "A gateway ends again and again; the message has its last words.",
+    Reason.PODS_FAILED: (
+        "Nodes refuse or evict engines, or gateways, one after the other; the message is the kubelet's. Most "
+        "often a node lacks disk, memory or a GPU that works: mend the node, or ask for what the pods use in "
+        "their requests."
+    ),
     Reason.OUT_OF_MEMORY: (
         "A container was killed for memory; raise spec.resources.memory, or for a gateway the memory in "
         "spec.gateway.podTemplate."
@@ -232,6 +238,7 @@ OF_PODS = frozenset(
         Reason.MODEL_NOT_LOADED,
         Reason.ENGINE_CRASHING,
         Reason.GATEWAY_CRASHING,
+        Reason.PODS_FAILED,
         Reason.VOLUMES_NOT_MOUNTED,
         Reason.CLAIM_NOT_BOUND,
         Reason.UNSCHEDULABLE,

@@ -1,7 +1,7 @@
 """What pods suffer from, in the words of conditions. Pure; called by `status`."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,10 @@ BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})
 NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES_BEFORE_TROUBLE = 1
 """Restarts that may be chance; a container in back-off is trouble at once."""
+FAILURES_BEFORE_TROUBLE = 2
+"""Pods of a component that failed lately and whose place none has taken; one alone is told by nobody."""
+LATELY = 3600.0
+"""Seconds. An engine that fills its node's disk while it downloads is evicted only every some ten minutes."""
 LONGEST_MOUNT = 60.0
 """Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
 WRONG_INPUT = 2
@@ -25,8 +29,8 @@ MAX_WORDS = 500
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
     Reason.MODEL_NOT_LOADED,
-    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND,
-    Reason.UNSCHEDULABLE,
+    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.PODS_FAILED, Reason.VOLUMES_NOT_MOUNTED,
+    Reason.CLAIM_NOT_BOUND, Reason.UNSCHEDULABLE,
 )  # fmt: skip
 
 
@@ -41,6 +45,7 @@ ADVICE: dict[Reason, str] = {
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
+    Reason.PODS_FAILED: "give its node what the message names, or ask for it in the pods' requests",
     Reason.VOLUMES_NOT_MOUNTED: "check that each exists and can be mounted on that node",
     Reason.CLAIM_NOT_BOUND: "make the claim, or a volume that its class and access mode can have",
     Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
@@ -60,14 +65,43 @@ class Trouble:
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The worst trouble of all pods, by the name of the first pod that has it."""
-    found = [one for pod in sorted(pods, key=name_of) if _counts(pod) for one in _of(pod, now)]
+    ordered = sorted(pods, key=name_of)
+    found = [one for pod in ordered if _counts(pod) for one in _of(pod, now)]
+    for is_one in (is_engine, is_gateway):
+        found += _failures([pod for pod in ordered if is_one(pod)], now)
     return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
 
 
 def _counts(pod: Manifest) -> bool:
     """A pod that has ended, evicted for one, stays as a record; another has long taken its place."""
-    ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-    return not ended and not is_terminating(pod)
+    return _phase(pod) not in ("Failed", "Succeeded") and not is_terminating(pod)
+
+
+def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
+    """Of pods of one component: that nodes refuse or evict each that is made, one after the other. None that
+    lives tells of it, since a Deployment makes the next one at once."""
+    lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < LATELY]
+    living = [pod for pod in pods if _counts(pod)]
+    if len(lately) < FAILURES_BEFORE_TROUBLE or (living and all(map(answers, living))):
+        return
+    first = max(lately, key=lambda pod: _since(pod, now))
+    status = first.get("status") or {}
+    reason = f"{status['reason']}: " if status.get("reason") and status.get("message") else ""
+    said = f"pod {name_of(first)}: {reason}{last_words(status)}"
+    yield _trouble(Reason.PODS_FAILED, f"pods fail one after the other: {said}")
+
+
+def _since(pod: Manifest, now: datetime) -> float:
+    """Seconds since the last that was noted of a pod; its status has no time of its failure."""
+    status = pod.get("status") or {}
+    times = [metadata(pod).get("creationTimestamp"), status.get("startTime")]
+    times += [one.get("lastTransitionTime") for one in status.get("conditions") or ()]
+    found = [then for time in times if time and (then := moment(str(time))) is not None]
+    return (now - max(found)).total_seconds() if found else float("inf")
+
+
+def _phase(pod: Manifest) -> str | None:
+    return (pod.get("status") or {}).get("phase")
 
 
 def is_loading(pod: Manifest) -> bool:

@@ -249,3 +249,36 @@ def test_what_to_do_follows_a_sentence_without_its_full_stop() -> None:
 
     assert found is not None
     assert f"{said[:-1]}; {ADVICE[Reason.UNSCHEDULABLE]}" in found.message
+
+
+def failed(name: str, at: str = "2026-01-02T11:50:00Z", *, component: str = "engine") -> Manifest:
+    one = pod(name, component=component, phase="Failed", reason="OutOfcpu", message="Node has no cpu")
+    one["status"]["startTime"] = at
+    return one
+
+
+BEFORE = "2026-01-02T10:59:59Z"
+
+
+@pytest.mark.parametrize(
+    ("pods", "told"),
+    [
+        ([failed("a"), failed("b")], "a"),
+        ([failed("a"), failed("b"), pod("c")], "a"),
+        ([failed("a"), failed("b"), pod("c", conditions=[READY]), pod("d", phase="Pending")], "a"),
+        ([failed("b", "2026-01-02T11:40:00Z"), failed("a")], "b"),
+        ([failed("a"), failed("b"), pod("c", conditions=[READY])], None),
+        ([failed("a")], None),
+        ([failed("a"), failed("b", BEFORE)], None),
+        ([failed("a"), failed("b", component="gateway")], None),
+        ([failed("a", component="loader"), failed("b", component="loader")], None),
+        ([pod("a", phase="Failed"), pod("b", phase="Failed")], None),
+    ],
+)
+def test_pods_fail_one_after_the_other_if_several_of_a_component_did_lately_and_none_took_their_place(
+    pods: list[Manifest], told: str | None
+) -> None:
+    found = trouble(pods, NOW)
+
+    assert (found.reason if found else None) == (Reason.PODS_FAILED if told else None)
+    assert found is None or f"pod {told}: OutOfcpu: Node has no cpu; " in found.message
