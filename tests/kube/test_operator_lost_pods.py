@@ -1,7 +1,11 @@
 """Pods that nodes refuse, evict or take with them, on a real API server with its controllers: these make the
 next pod at once, so that nothing that lives tells of it."""
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from kube_life import READY, Life
 from mamba_api import names
 from mamba_kube.access import connected, load_access
+from mamba_operator.objects.kinds import POD
 from mamba_operator.objects.manifest import Key, Manifest, metadata
 from testcluster.control_plane import ControlPlane
 
@@ -62,3 +67,55 @@ async def test_pods_that_nodes_refuse_or_evict_one_after_the_other_are_told_with
     assert (await life.condition("Ready"))[:2] == ("False", "PodsFailed")
     await life.says(following, phase="Running", conditions=[READY])
     assert await life.becomes("Degraded", "AsExpected"), "the next one is ready, and the rest are records"
+
+
+async def test_a_node_that_is_gone_is_told_instead_of_an_engine_that_loads_or_drains(
+    plane: ControlPlane, life: Life
+) -> None:
+    node, later = f"n-{life.key.namespace}", timedelta()
+    life.at(lambda: datetime.now(UTC) + later)
+    await life.make(rollout={"minReadyTime": "0s"})
+    [pod] = await life.until(lambda: life.pods("engine"))
+    await life.says(pod, phase="Running", conditions=[READY, {**READY, "type": "ContainersReady"}])
+    await life.ready("gateway")
+    await life.becomes("Ready", "Serving")
+    with a_node(plane, node):
+        bind(plane, pod, node)
+
+        # Nobody says that it is ready from here on, and its controller finds that out.
+        assert f"its node {node} is not ready" in await life.becomes("Degraded", "NodeLost")
+        assert (await life.condition("Progressing"))[1] == "ScalingUp"
+        await life.kube.delete(POD, life.key.namespace, metadata(pod)["name"], metadata(pod)["uid"])
+        await life.becomes("Progressing", "Draining")
+        later = timedelta(hours=1)
+        assert f"its node {node} has not ended it" in await life.becomes("Degraded", "NodeLost")
+        assert (await life.condition("Progressing"))[1] == "ScalingUp"
+        plane.kubectl("delete", "pod", metadata(pod)["name"], "-n", life.key.namespace, "--force")
+        await life.becomes("Degraded", "AsExpected")
+
+
+@contextmanager
+def a_node(plane: ControlPlane, name: str) -> Iterator[None]:
+    """A Node that once said that it is ready and nothing since, for the length of the block."""
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    said = {**READY, "reason": "KubeletReady", "lastHeartbeatTime": now, "lastTransitionTime": now}
+    patch = json.dumps({"status": {"conditions": [said]}})
+    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", patch)
+    try:
+        plane.wait_for(
+            lambda: not ((plane.get("node", name) or {}).get("spec") or {}).get("taints"),
+            "the node's controller to have seen that it is ready",
+        )
+        yield
+    finally:
+        plane.kubectl("delete", "node", name)
+
+
+def bind(plane: ControlPlane, pod: Manifest, node: str) -> None:
+    """What the scheduler does."""
+    meta = metadata(pod)
+    path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding"
+    target = {"kind": "Node", "name": node}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
+    assert plane.api.request("POST", path, body)[0] == HTTPStatus.CREATED

@@ -21,6 +21,8 @@ FAILURES_BEFORE_TROUBLE = 2
 """Pods of a component that failed lately and whose place none has taken; one alone is told by nobody."""
 LATELY = 3600.0
 """Seconds. An engine that fills its node's disk while it downloads is evicted only every some ten minutes."""
+LONGEST_END = 60.0
+"""Seconds beyond its grace period in which a kubelet has ended a pod; a node that is gone never does."""
 LONGEST_MOUNT = 60.0
 """Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
 WRONG_INPUT = 2
@@ -29,8 +31,8 @@ MAX_WORDS = 500
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
     Reason.MODEL_NOT_LOADED,
-    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.PODS_FAILED, Reason.VOLUMES_NOT_MOUNTED,
-    Reason.CLAIM_NOT_BOUND, Reason.UNSCHEDULABLE,
+    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.PODS_FAILED, Reason.NODE_LOST,
+    Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND, Reason.UNSCHEDULABLE,
 )  # fmt: skip
 
 
@@ -46,6 +48,7 @@ ADVICE: dict[Reason, str] = {
     Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.PODS_FAILED: "give its node what the message names, or ask for it in the pods' requests",
+    Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
     Reason.VOLUMES_NOT_MOUNTED: "check that each exists and can be mounted on that node",
     Reason.CLAIM_NOT_BOUND: "make the claim, or a volume that its class and access mode can have",
     Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
@@ -67,6 +70,7 @@ def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The worst trouble of all pods, by the name of the first pod that has it."""
     ordered = sorted(pods, key=name_of)
     found = [one for pod in ordered if _counts(pod) for one in _of(pod, now)]
+    found += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
     for is_one in (is_engine, is_gateway):
         found += _failures([pod for pod in ordered if is_one(pod)], now)
     return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
@@ -112,7 +116,28 @@ def is_loading(pod: Manifest) -> bool:
         and not is_terminating(pod)
         and status.get("phase") == "Running"
         and not says_ready(status)
+        and not _is_on_lost_node(pod)
     )
+
+
+def _is_on_lost_node(pod: Manifest) -> bool:
+    """Whether the control plane took Ready from it. Unlike a kubelet it gives no reason, and leaves it that
+    all containers are ready, which they were when the node was last heard of."""
+    said = {one.get("type"): one for one in (pod.get("status") or {}).get("conditions") or ()}
+    ready, containers = said.get("Ready") or {}, said.get("ContainersReady") or {}
+    return (ready.get("status"), containers.get("status")) == ("False", "True") and not ready.get("reason")
+
+
+def is_overdue(pod: Manifest, now: datetime) -> bool:
+    """Whether its node should have ended it long ago."""
+    until = moment(str(metadata(pod).get("deletionTimestamp")))
+    late = until is not None and (now - until).total_seconds() > LONGEST_END
+    return late and _phase(pod) == "Running" and bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def _lost(pod: Manifest, what: str) -> Trouble:
+    node = (pod.get("spec") or {}).get("nodeName")
+    return _trouble(Reason.NODE_LOST, f"pod {name_of(pod)}: its node {node} {what}")
 
 
 def is_downloading(pod: Manifest) -> bool:
@@ -156,9 +181,10 @@ def _component(pod: Manifest) -> str | None:
     return (metadata(pod).get("labels") or {}).get(names.LABEL_COMPONENT)
 
 
-def is_draining(pod: Manifest) -> bool:
+def is_draining(pod: Manifest, now: datetime) -> bool:
     """Whether an engine finishes its requests before it ends."""
-    return is_engine(pod) and is_terminating(pod) and (pod.get("status") or {}).get("phase") == "Running"
+    running = is_engine(pod) and is_terminating(pod) and _phase(pod) == "Running"
+    return running and not is_overdue(pod, now)
 
 
 def answers(pod: Manifest) -> bool:
@@ -178,6 +204,8 @@ def says_ready(status: Manifest) -> bool:
 
 def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
+    if _is_on_lost_node(pod):
+        yield _lost(pod, "is not ready")
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             words = last_words(condition)

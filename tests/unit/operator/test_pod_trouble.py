@@ -193,7 +193,53 @@ def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> 
 def test_an_engine_loads_until_it_is_ready_and_drains_once_it_goes(
     one: Manifest, loading: bool, draining: bool
 ) -> None:
-    assert (is_loading(one), is_draining(one)) == (loading, draining)
+    assert (is_loading(one), is_draining(one, NOW)) == (loading, draining)
+
+
+LOST = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "lost"),
+    [
+        (LOST, True),
+        ([LOST[0]], False),
+        ([{**LOST[0], "reason": "ReadinessGatesNotReady"}, LOST[1]], False),
+        ([LOST[0], {"type": "ContainersReady", "status": "False"}], False),
+        ([READY, LOST[1]], False),
+    ],
+)
+def test_a_pod_that_the_control_plane_took_ready_from_is_on_a_lost_node_and_loads_nothing(
+    conditions: list[Manifest], lost: bool
+) -> None:
+    one = {**pod(conditions=conditions), "spec": {"nodeName": "n1"}}
+
+    found = trouble([one], NOW)
+
+    assert (found.reason if found else None) == (Reason.NODE_LOST if lost else None)
+    assert is_loading(one) == (not lost and conditions[0] is not READY)
+
+
+@pytest.mark.parametrize(
+    ("at", "node", "phase", "overdue"),
+    [
+        ("2026-01-02T11:58:59Z", "n1", "Running", True),
+        ("2026-01-02T11:59:00Z", "n1", "Running", False),
+        ("2026-01-02T11:00:00Z", None, "Running", False),
+        ("2026-01-02T11:00:00Z", "n1", "Failed", False),
+        ("no time", "n1", "Running", False),
+    ],
+)
+def test_an_engine_that_is_to_go_drains_until_its_node_should_have_ended_it(
+    at: str, node: str | None, phase: str, overdue: bool
+) -> None:
+    one = {**pod(phase=phase), "spec": {"nodeName": node}}
+    one["metadata"] |= {"deletionTimestamp": at}
+
+    found = trouble([one], NOW)
+
+    assert (found.reason if found else None) == (Reason.NODE_LOST if overdue else None)
+    assert is_draining(one, NOW) == (not overdue and phase == "Running")
 
 
 def deployment(generation: int = 1, wanted: int | None = 3, **status: Any) -> Manifest:

@@ -325,6 +325,11 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("an engine refuses another strategy", told(answers=True), {
         "Progressing": ("True", "SwitchingStrategy"), "Degraded": ("True", "StrategyRefused"),
         "UpToDate": ("False", "SwitchingStrategy"), "Ready": ("True", "Serving")}),
+    ("the node of an engine is gone", status_of(OF, running(applied(OF), engines=0), pods=(
+        pod(conditions=[{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]),
+    )), {
+        "Degraded": ("True", "NodeLost"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("False", "NodeLost")}),
     ("nodes evict engines one after the other", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending"), evicted("a"), evicted("b"))), {
         "Degraded": ("True", "PodsFailed"), "Progressing": ("True", "ScalingUp"),
