@@ -1,0 +1,44 @@
+"""What people do to children by hand with kubectl, on a real API server with its controllers."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kube_life import Life
+from mamba_kube.access import connected, load_access
+from mamba_operator.objects.kinds import DEPLOYMENT
+from mamba_operator.objects.manifest import Key
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+
+
+@pytest.fixture
+async def life(plane: ControlPlane, namespace: str) -> AsyncIterator[Life]:
+    async with connected(await load_access(str(plane.kubeconfig))) as server:
+        yield Life(server, Key(namespace, "nano"))
+
+
+async def serve(life: Life, **spec: Any) -> None:
+    await life.make(**{"rollout": {"minReadyTime": "0s"}, **spec})
+    await life.ready("engine")
+    await life.ready("gateway")
+    await life.becomes("Ready", "Serving")
+
+
+@pytest.mark.parametrize("child", ["nano-engine", "nano"])
+async def test_a_deployment_that_somebody_paused_takes_changes_again(
+    plane: ControlPlane, life: Life, child: str
+) -> None:
+    await serve(life)
+    plane.kubectl("rollout", "pause", f"deployment/{child}", "-n", life.key.namespace)
+    await life.change(engine={"image": "registry.test/e:2"}, gateway={"image": "registry.test/g:2"})
+
+    async def replaced() -> bool:
+        found = await life.child(DEPLOYMENT, child) or {}
+        status = found.get("status") or {}
+        current = status.get("observedGeneration") == found["metadata"]["generation"]
+        return current and status.get("updatedReplicas") == 1
+
+    await life.until(replaced)
