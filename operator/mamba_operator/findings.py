@@ -241,6 +241,8 @@ def _degraded(view: View) -> Finding:
         return Finding("True", found.reason, found.message)
     if (load := view.plan.load) is not None and load.failed:
         return Finding("True", Reason.DOWNLOAD_FAILED, load.says)
+    if load is not None and load.refused:
+        return Finding("True", Reason.PODS_REFUSED, load.says)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
             return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")

@@ -52,7 +52,7 @@ ADVICE: dict[Reason, str] = {
     Reason.VOLUMES_NOT_MOUNTED: "check that each exists and can be mounted on that node",
     Reason.CLAIM_NOT_BOUND: "make the claim, or a volume that its class and access mode can have",
     Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
-    Reason.PODS_REFUSED: "raise the quota, or meet the rule with spec.podTemplate",
+    Reason.PODS_REFUSED: "raise the quota, meet the rule with spec.podTemplate, or mend the webhook",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "look at its newest pods, and undo the change or mend what they lack",
 }
 """What to do, at the end of the message."""
