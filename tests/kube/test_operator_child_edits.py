@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from kube_life import Life
+from mamba_api import names
 from mamba_kube.access import connected, load_access
-from mamba_operator.objects.kinds import DEPLOYMENT
-from mamba_operator.objects.manifest import Key
+from mamba_operator.objects.kinds import DEPLOYMENT, OWNED
+from mamba_operator.objects.manifest import Key, metadata, owner_uid
 from testcluster.control_plane import ControlPlane
 
 pytestmark = pytest.mark.kube
@@ -42,3 +43,24 @@ async def test_a_deployment_that_somebody_paused_takes_changes_again(
         return current and status.get("updatedReplicas") == 1
 
     await life.until(replaced)
+
+
+async def test_what_an_object_left_behind_is_taken_back_by_the_next_of_its_name_and_serves_meanwhile(
+    plane: ControlPlane, life: Life
+) -> None:
+    await serve(life)
+    before = [metadata(one)["uid"] for one in await life.pods("engine")]
+    plane.kubectl("delete", "mdep", "nano", "-n", life.key.namespace, "--cascade=orphan")
+
+    await life.make(rollout={"minReadyTime": "0s"})
+
+    await life.becomes("Degraded", "AsExpected")
+    assert before[0] in [metadata(one)["uid"] for one in await life.pods("engine")]
+    await life.ready("engine")
+    await life.ready("gateway")
+    await life.becomes("UpToDate", "UpToDate")
+    uid = metadata(await life.owner())["uid"]
+    for kind in OWNED:
+        ours = f"{names.LABEL_INSTANCE}=nano"
+        owners = [owner_uid(one) for one in await life.kube.list(kind, life.key.namespace, selector=ours)]
+        assert set(owners) <= {uid}, kind
