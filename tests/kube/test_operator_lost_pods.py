@@ -119,3 +119,19 @@ def bind(plane: ControlPlane, pod: Manifest, node: str) -> None:
     target = {"kind": "Node", "name": node}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
     assert plane.api.request("POST", path, body)[0] == HTTPStatus.CREATED
+
+
+async def test_pods_that_a_queue_holds_back_are_told_with_its_gates_until_it_lets_them_go(
+    plane: ControlPlane, life: Life
+) -> None:
+    gate = {"spec": {"schedulingGates": [{"name": "example.com/queue"}]}}
+    await life.make(rollout={"minReadyTime": "0s"}, podTemplate=gate)
+
+    assert "example.com/queue" in await life.becomes("Degraded", "Unschedulable")
+
+    [pod] = await life.pods("engine")
+    opened = '{"spec": {"schedulingGates": null}}'
+    plane.kubectl(
+        "patch", "pod", metadata(pod)["name"], "-n", life.key.namespace, "--type=merge", "-p", opened
+    )
+    await life.becomes("Degraded", "AsExpected")

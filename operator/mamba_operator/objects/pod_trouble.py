@@ -206,6 +206,10 @@ def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
     if _is_on_lost_node(pod):
         yield _lost(pod, "is not ready")
+    if gates := [str(one.get("name")) for one in (pod.get("spec") or {}).get("schedulingGates") or ()]:
+        who = "whoever set them, a queue for instance, lets it go"
+        said = f"pod {name_of(pod)} is held back by the scheduling gates {', '.join(gates)}: {who}"
+        yield Trouble(Reason.UNSCHEDULABLE, said)
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             words = last_words(condition)
@@ -235,8 +239,7 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
     if waiting.get("reason") in NOT_CREATED:
         yield _trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {last_words(waiting)}")
     elif ended and ended.get("reason") == "OOMKilled" and not container.get("ready"):
-        field = "spec.resources.memory" if is_engine(pod) else "the memory in spec.gateway.podTemplate"
-        yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {field}")
+        yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {_memory(pod, container)}")
     elif waiting.get("reason") == "CrashLoopBackOff" or (
         ended and not container.get("ready") and container.get("restartCount", 0) > CRASHES_BEFORE_TROUBLE
     ):
@@ -257,6 +260,8 @@ def advised(reason: Reason, message: str) -> str:
 
 
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:
+    if is_loader(pod):
+        return Reason.DOWNLOAD_FAILED
     if not is_engine(pod):
         return Reason.GATEWAY_CRASHING
     if container.get("name") == names.LOADER_CONTAINER:
@@ -264,6 +269,17 @@ def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> R
     ours = container.get("name") == names.ENGINE_CONTAINER
     return (
         Reason.MODEL_NOT_LOADED if ours and ended.get("exitCode") == WRONG_INPUT else Reason.ENGINE_CRASHING
+    )
+
+
+def _memory(pod: Manifest, container: dict[str, Any]) -> str:
+    """What to raise for a container that was killed for memory."""
+    if is_engine(pod) and container.get("name") == names.ENGINE_CONTAINER:
+        return "spec.resources.memory"
+    if is_gateway(pod) and container.get("name") == names.GATEWAY_CONTAINER:
+        return "the memory in spec.gateway.podTemplate"
+    return (
+        "its memory limit where the container comes from: a pod template, a LimitRange or what adds sidecars"
     )
 
 
