@@ -164,13 +164,24 @@ async def _change(client: KubeClient, manifest: Manifest, before: Manifest) -> M
 
 def _check_ours(found: Manifest, snapshot: Snapshot, one: Ref) -> None:
     """Raises `Terminating` or `NameTaken` where a name is not ours."""
-    if owner_uid(found) == snapshot.uid:
+    if owner_uid(found) == snapshot.uid or (_is_orphan(found, snapshot) and not is_terminating(found)):
         return
     of = owner_name(found)
     if is_terminating(found) or of == snapshot.key.name:
         raise Terminating(f"{one} of an earlier {snapshot.key.name} is being collected")
     whose = f"belongs to the MambaDeployment {of}" if of else "does not belong to this MambaDeployment"
     raise NameTaken(f"{one} exists and {whose}: rename the one or the other, or delete it")
+
+
+def _is_orphan(found: Manifest, snapshot: Snapshot) -> bool:
+    """Whether an operator made it for an object of this name that was deleted and left it behind: nobody
+    controls it, and it says so itself."""
+    meta = metadata(found)
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    controlled = any(one.get("controller") for one in meta.get("ownerReferences") or ())
+    named = labels.get(names.LABEL_INSTANCE) == snapshot.key.name
+    made = labels.get(names.LABEL_MANAGED_BY) == names.MANAGED_BY and names.ANNOTATION_SPEC_HASH in notes
+    return named and made and not controlled
 
 
 async def _delete(client: KubeClient, snapshot: Snapshot, removal: Delete) -> None:

@@ -18,6 +18,8 @@ IDENTITIES: Sequence[tuple[str, ...]] = (
 """What tells the items of a list apart, first match wins."""
 QUANTITIES = frozenset({"requests", "limits", "hard", "storage", "sizeLimit", "overhead", "divisor"})
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]{1,3})|([A-Za-z]*))", re.ASCII)
+WHOLE = frozenset({"selector", "nodeSelector"})
+"""Fields whose every key counts: one more that somebody adds chooses other pods, or other nodes."""
 IGNORED = frozenset({"apiVersion", "kind", "stringData"})
 """Identity of the object itself, and what the API server turns into something else."""
 MAX_PATHS = 5
@@ -53,6 +55,9 @@ def _differences(desired: Any, observed: Any, path: str, *, quantity: bool = Fal
             for key, value in desired.items():
                 if not path and key in IGNORED:
                     continue
+                if key in WHOLE and _has_more(observed.get(key), value):
+                    yield f"{path}.{key}" if path else key
+                    continue
                 yield from _differences(
                     value,
                     observed.get(key),
@@ -68,6 +73,11 @@ def _differences(desired: Any, observed: Any, path: str, *, quantity: bool = Fal
         case _:
             if not _same(desired, observed, quantity):
                 yield path
+
+
+def _has_more(observed: Any, desired: Any) -> bool:
+    both = isinstance(observed, Mapping) and isinstance(desired, Mapping)
+    return both and not observed.keys() <= desired.keys()
 
 
 def _list_differences(desired: list[Any], observed: list[Any], path: str) -> Iterator[str]:

@@ -175,7 +175,7 @@ def _progressing(view: View) -> Finding:
             Reason.SWITCHING_STRATEGY,
             f"{len(view.plan.tunes)} of {wanted} engines to be told: {waiting}",
         )
-    if any(is_draining(pod) for pod in view.snapshot.pods):
+    if any(is_draining(pod, view.now) for pod in view.snapshot.pods):
         said = f"an engine finishes its requests before it ends{_in_place(view)}"
         return Finding("True", Reason.DRAINING, said)
     # Pods of the old revision beside enough new ones are the end of a roll-out, not a smaller scale.
@@ -241,6 +241,8 @@ def _degraded(view: View) -> Finding:
         return Finding("True", found.reason, found.message)
     if (load := view.plan.load) is not None and load.failed:
         return Finding("True", Reason.DOWNLOAD_FAILED, load.says)
+    if load is not None and load.refused:
+        return Finding("True", Reason.PODS_REFUSED, load.says)
     for which, state in (("engine", view.engine), ("gateway", view.gateway)):
         if state.refused is not None:
             return _advised(Reason.PODS_REFUSED, f"{which}: {state.refused}")

@@ -37,6 +37,7 @@ from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server
 from mamba_operator.process.metrics import OperatorMetrics
+from mamba_operator.process.served_namespaces import ServedNamespaces
 from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.process.watching import make_registry, make_settings
 from mamba_operator.process.workqueue import WorkQueue
@@ -49,6 +50,8 @@ from mamba_planner.shipped_profiles import SHIPPED
 
 log = structlog.get_logger(__name__)
 CRD_PERIOD = 5.0
+NAMESPACES_PERIOD = 15.0
+"""Seconds; kopf gives a watch that is forbidden up after some minutes, and with it all others."""
 WATCHES_FIRST = 10.0
 """Longest time for which the first look at all objects waits for the watches to hold them."""
 GLANCE = 0.1
@@ -77,6 +80,7 @@ class Operator:
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
+        self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_PERIOD)
         self._leadership = Leadership(
             client,
             LeaseName(
@@ -129,14 +133,19 @@ class Operator:
     async def _lead(self) -> None:
         """What the holder of the lease does."""
         await self._crd_served()
-        self._metrics.leader.set(1)
-        indices = Indices()
         key = await self._admin_key()
+        shown = ScalingMetrics(self._metrics.registry)
         async with MetricsReader() as pods:
-            await self._work(indices, key, pods)
+            while True:
+                served = await self._namespaces.first()
+                self._metrics.leader.set(1)
+                await self._work(served, key, pods, shown)
 
-    async def _work(self, indices: Indices, key: AdminKey | None, pods: MetricsReader) -> None:
-        settings, shown = self._settings, ScalingMetrics(self._metrics.registry)
+    async def _work(
+        self, served: tuple[str, ...], key: AdminKey | None, pods: MetricsReader, shown: ScalingMetrics
+    ) -> None:
+        """Until other namespaces than these are to be served; without any, the whole cluster is."""
+        settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
         loads = LoadWatch(indices, pods.read, self._queue.add)
@@ -168,15 +177,15 @@ class Operator:
         watching = asyncio.create_task(
             kopf.operator(
                 registry=make_registry(self._queue.add, self._delivered, indices),
-                settings=make_settings(namespaced=bool(settings.namespaces)),
-                clusterwide=not settings.namespaces,
-                namespaces=list(settings.namespaces),
+                settings=make_settings(namespaced=bool(served)),
+                clusterwide=not served,
+                namespaces=list(served),
                 standalone=True,
                 ready_flag=started,
             )
         )
         working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
-        resyncing = asyncio.create_task(self._resync(indices, reconciler.doubt))
+        resyncing = asyncio.create_task(self._resync(served, indices, reconciler.doubt))
         scaling = asyncio.create_task(autoscaler.run())
         comparing = asyncio.create_task(rollouts.run())
         asking = asyncio.create_task(loads.run())
@@ -184,6 +193,7 @@ class Operator:
         telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
         tasks = [scaling, comparing, asking, measuring, working, telling, resyncing, watching]
+        tasks.insert(0, asyncio.create_task(self._namespaces.other_than(served)))
         if plans is not None:
             tasks.insert(0, asyncio.create_task(plans.run()))
         if settings.external_metrics_port is not None:
@@ -233,7 +243,7 @@ class Operator:
                 log.warning("admin_key_missing", error=str(error))
             await asyncio.sleep(CRD_PERIOD)
 
-    async def _resync(self, indices: Indices, doubt: Callable[[Key], None]) -> None:
+    async def _resync(self, served: tuple[str, ...], indices: Indices, doubt: Callable[[Key], None]) -> None:
         """Look at every MambaDeployment now and then, and whether watches hold what is there: the net below
         them. One list per kind, however many objects there are.
 
@@ -247,7 +257,7 @@ class Operator:
             asked = time.monotonic()
             indices.forget_unshown()
             try:
-                for namespace in self._settings.namespaces or (None,):
+                for namespace in served or (None,):
                     await self._resync_in(namespace, asked, indices, doubt)
             except ClusterError as error:
                 log.warning("resync_failed", error=str(error))

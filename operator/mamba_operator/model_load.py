@@ -36,6 +36,9 @@ RETRY = 600.0
 REPORT_LAG = 30.0
 """Seconds in which the pod of a finished Job may yet be seen; later it is gone, and its report with it."""
 
+NO_POD = 60.0
+"""Seconds after which a Job without a pod is not let make one. Its controller tells that in events alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
@@ -47,6 +50,8 @@ class ModelLoad:
     """What was downloaded; None: nothing yet."""
     failed: bool = False
     """The last attempts came to nothing, and a person may have to look."""
+    refused: bool = False
+    """The cluster does not let the Job make its pod."""
     apply: Manifest | None = None
     """The Job or the record to make."""
     keep: frozenset[Ref] = frozenset()
@@ -69,8 +74,11 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     job_ref = Ref(JOB.kind, children.loader(load))
     job = snapshot.children.get(job_ref)
     keep = frozenset({record_ref, job_ref})
+    pods = [] if job is None else sorted((pod for pod in snapshot.pods if _is_of(pod, job)), key=_made)
+    kept_up = next((pod for pod in pods if _phase(pod) == "Running" and _ended(pod)), None)
     if (known := _recorded(snapshot.children.get(record_ref), load)) is not None:
-        return ModelLoad(f"{model.uri} is downloaded", known, keep=keep)
+        # A Job whose pod another container keeps up never ends, nor does what it holds of the volume.
+        return ModelLoad(f"{model.uri} is downloaded", known, keep=keep - {job_ref} if kept_up else keep)
     made = sealed(loader_job(context, load))
     if job is None:
         if (other := _still_running(snapshot.pods)) is not None:
@@ -79,13 +87,12 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     again = ModelLoad(_begins(model.uri, children), keep=keep - {job_ref})
     if is_terminating(job):
         return again
-    pods = sorted((pod for pod in snapshot.pods if _is_of(pod, job)), key=_made)
-    if since := _condition(job, "Complete"):
-        done = next((pod for pod in pods if _phase(pod) == "Succeeded"), None)
-        if done is not None:
-            report = ModelReport.read(str(_ended(done).get("message") or ""))
-            record = sealed(model_report(context, load, report))
-            return ModelLoad(f"{model.uri} is downloaded", report, apply=record, keep=keep)
+    since = _condition(job, "Complete")
+    if (done := _done(pods, kept_up, complete=since is not None)) is not None:
+        report = ModelReport.read(str(_ended(done).get("message") or ""))
+        record = sealed(model_report(context, load, report))
+        return ModelLoad(f"{model.uri} is downloaded", report, apply=record, keep=keep)
+    if since:
         if (left := REPORT_LAG - _age(since, now)) > 0:
             return ModelLoad(f"waits for the report of {job_ref}", keep=keep, again_in=left)
         return again
@@ -99,13 +106,20 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
         at = timestamp(now + timedelta(seconds=left))
         said = f"{_failure(pods, job)}; tried again at {at}, and at once when {job_ref} is deleted"
         return ModelLoad(f"{job_ref} gave up: {said}", failed=True, keep=keep, again_in=left)
+    if kept_up is not None:
+        said = f"{_words(kept_up)}; another container keeps the pod up: tried again when {job_ref} is deleted"
+        return ModelLoad(said, failed=True, keep=keep)
     attempts = int((job.get("status") or {}).get("failed") or 0)
+    wait = None if pods or attempts else _until_refused(job, now)
+    if wait is not None and wait <= 0:
+        said = f"{job_ref} gets no pod: `kubectl describe job {job_ref.name}` says why, most often a quota"
+        return ModelLoad(said, refused=True, keep=keep)
     says = f"{_begins(model.uri, children)}, attempt {attempts + 1} of {ATTEMPTS}"
     if running := next((name_of(pod) for pod in pods if _phase(pod) in ("Pending", "Running")), None):
         says += f" by pod {running}{_how_far(snapshot.fetched.get(running))}"
     if attempts:
         says += f"; the last one: {_failure(pods, job)}"
-    return ModelLoad(says, failed=attempts > 1, keep=keep)
+    return ModelLoad(says, failed=attempts > 1, keep=keep, again_in=wait)
 
 
 def downloads_in_words(pods: Iterable[Manifest], fetched: Mapping[str, Fetched]) -> str:
@@ -119,6 +133,20 @@ def load_id(deployment: MambaDeployment, claim: Manifest) -> str:
     """Hash of what is downloaded, and where to."""
     restart = deployment.metadata.annotations.get(names.ANNOTATION_RESTART, "")
     return digest([deployment.spec.model.uri, metadata(claim).get("uid"), restart])
+
+
+def _done(pods: list[Manifest], kept_up: Manifest | None, *, complete: bool) -> Manifest | None:
+    """The pod whose loader has downloaded it all."""
+    if kept_up is not None and _ended(kept_up).get("exitCode") == 0:
+        return kept_up
+    return next((pod for pod in pods if _phase(pod) == "Succeeded"), None) if complete else None
+
+
+def _until_refused(job: Manifest, now: datetime) -> float | None:
+    """Seconds until a Job that has no pod counts as refused one; None while it is not to make any."""
+    started = moment(str((job.get("status") or {}).get("startTime")))
+    suspended = (job.get("spec") or {}).get("suspend")
+    return None if started is None or suspended else NO_POD - (now - started).total_seconds()
 
 
 def _begins(uri: str, children: names.Children) -> str:
@@ -171,13 +199,16 @@ def _failure(pods: list[Manifest], job: Manifest) -> str:
     if not failed:
         said = (_conditions(job).get("Failed") or {}).get("message") or "its pods are gone"
         return f"{said}; look at the events of the Job"
-    ended = _ended(failed[-1])
+    return _words(failed[-1])
+
+
+def _words(pod: Manifest) -> str:
+    ended = _ended(pod)
     if ended.get("reason") == "OOMKilled":
-        return f"pod {name_of(failed[-1])} was killed for memory; choose nodes with more in spec.scheduling"
-    words = last_words(ended or failed[-1].get("status") or {})
+        return f"pod {name_of(pod)} was killed for memory; choose nodes with more in spec.scheduling"
+    words = last_words(ended or pod.get("status") or {})
     return (
-        f"pod {name_of(failed[-1])}: {words}; check spec.model.uri, spec.model.tokenSecretRef and the way to "
-        "the Hub"
+        f"pod {name_of(pod)}: {words}; check spec.model.uri, spec.model.tokenSecretRef and the way to the Hub"
     )
 
 

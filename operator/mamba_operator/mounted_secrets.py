@@ -20,7 +20,7 @@ def secrets_to_make(engines: Engines, snapshot: Snapshot, new_token: Callable[[]
     context, found = engines.context, list[Manifest]()
     engine = snapshot.child("Deployment", context.children.engine)
     gateway = snapshot.child("Deployment", context.children.gateway)
-    if context.key_shown and (_waits_for_key(engines, snapshot) or not has_key(gateway)):
+    if context.key_shown and (pods_wait(snapshot) or not has_key(gateway)):
         found.append(engine_key_secret(context, new_token()))
     waiting = any(map(is_being_created, snapshot.pods))
     if not engines.later and (waiting or engine is None or _mounts_another(engine, context.admin_secret)):
@@ -28,13 +28,9 @@ def secrets_to_make(engines: Engines, snapshot: Snapshot, new_token: Callable[[]
     return [Apply(one, Change.MISSING, create_only=True) for one in found]
 
 
-def pods_wait(engines: Engines, snapshot: Snapshot) -> bool:
-    """Whether pods may wait for what they mount."""
-    return any(map(is_being_created, snapshot.pods)) or _waits_for_key(engines, snapshot)
-
-
-def _waits_for_key(engines: Engines, snapshot: Snapshot) -> bool:
-    return engines.context.key_shown and any(map(waits_for_mounts, snapshot.pods))
+def pods_wait(snapshot: Snapshot) -> bool:
+    """Whether pods, of whatever component, may wait for what they mount."""
+    return any(map(waits_for_mounts, snapshot.pods))
 
 
 def _mounts_another(engine: Manifest, secret: str) -> bool:

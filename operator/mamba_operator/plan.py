@@ -234,7 +234,7 @@ def _again_in(
 ) -> float | None:
     """Seconds until time alone changes the plan; None where it does not."""
     moments = (
-        WAITING_PERIOD if pods_wait(engines, snapshot) or not_served else None,
+        WAITING_PERIOD if pods_wait(snapshot) or not_served else None,
         trouble.seconds_left if trouble is not None else None,
         AGAIN if engines.tunes else None,
         engines.choice.again_in,

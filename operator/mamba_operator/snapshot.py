@@ -34,7 +34,7 @@ class Snapshot:
     children: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Objects with its labels that it controls by owner reference."""
     foreign: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Objects with its labels that it does not control: never touched."""
+    """Objects with its labels that it does not control: only an orphan of its own name is ever touched."""
     pods: tuple[Manifest, ...] = ()
     """Pods of engines and gateway."""
     not_served: Mapping[str, str] = field(default_factory=dict)

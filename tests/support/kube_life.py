@@ -93,6 +93,11 @@ class Life:
             profiles=self.profiles,
         )
 
+    def at(self, now: Callable[[], datetime]) -> None:
+        """The clock of this operator and of those after it."""
+        self._now = now
+        self.restart()
+
     async def _nothing(self) -> None:
         pass
 

@@ -66,6 +66,8 @@ class Reason(StrEnum):
     MODEL_NOT_LOADED = "ModelNotLoaded"
     ENGINE_CRASHING = "EngineCrashing"
     GATEWAY_CRASHING = "GatewayCrashing"
+    PODS_FAILED = "PodsFailed"
+    NODE_LOST = "NodeLost"
     OUT_OF_MEMORY = "OutOfMemory"
     CLAIM_NOT_BOUND = "ClaimNotBound"
     UNSCHEDULABLE = "Unschedulable"
@@ -182,6 +184,15 @@ REASONS: dict[Reason, str] = {
     ),
     Reason.ENGINE_CRASHING: "An engine ends again and again; the message has its last words.",
     Reason.GATEWAY_CRASHING: "A gateway ends again and again; the message has its last words.",
+    Reason.PODS_FAILED: (
+        "Nodes refuse or evict engines, or gateways, one after the other; the message is the kubelet's. Most "
+        "often a node lacks disk, memory or a GPU that works: mend the node, or ask for what the pods use in "
+        "their requests."
+    ),
+    Reason.NODE_LOST: (
+        "The node of a pod is not ready, or has not ended a pod that was to go. What such a pod holds, a GPU "
+        "or a volume, is free when the node is back or its Node object is deleted."
+    ),
     Reason.OUT_OF_MEMORY: (
         "A container was killed for memory; raise spec.resources.memory, or for a gateway the memory in "
         "spec.gateway.podTemplate."
@@ -232,6 +243,8 @@ OF_PODS = frozenset(
         Reason.MODEL_NOT_LOADED,
         Reason.ENGINE_CRASHING,
         Reason.GATEWAY_CRASHING,
+        Reason.PODS_FAILED,
+        Reason.NODE_LOST,
         Reason.VOLUMES_NOT_MOUNTED,
         Reason.CLAIM_NOT_BOUND,
         Reason.UNSCHEDULABLE,

@@ -1,7 +1,7 @@
 """What pods suffer from, in the words of conditions. Pure; called by `status`."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,12 @@ BEFORE_THE_FIRST = frozenset({"ContainerCreating", "PodInitializing"})
 NOT_CREATED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 CRASHES_BEFORE_TROUBLE = 1
 """Restarts that may be chance; a container in back-off is trouble at once."""
+FAILURES_BEFORE_TROUBLE = 2
+"""Pods of a component that failed lately and whose place none has taken; one alone is told by nobody."""
+LATELY = 3600.0
+"""Seconds. An engine that fills its node's disk while it downloads is evicted only every some ten minutes."""
+LONGEST_END = 60.0
+"""Seconds beyond its grace period in which a kubelet has ended a pod; a node that is gone never does."""
 LONGEST_MOUNT = 60.0
 """Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
 WRONG_INPUT = 2
@@ -25,8 +31,8 @@ MAX_WORDS = 500
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
     Reason.MODEL_NOT_LOADED,
-    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND,
-    Reason.UNSCHEDULABLE,
+    Reason.ENGINE_CRASHING, Reason.GATEWAY_CRASHING, Reason.PODS_FAILED, Reason.NODE_LOST,
+    Reason.VOLUMES_NOT_MOUNTED, Reason.CLAIM_NOT_BOUND, Reason.UNSCHEDULABLE,
 )  # fmt: skip
 
 
@@ -41,10 +47,12 @@ ADVICE: dict[Reason, str] = {
     Reason.MODEL_NOT_LOADED: "check that spec.model.uri has all files, and spec.engine.extraArgs",
     Reason.ENGINE_CRASHING: "`kubectl logs --previous` of the pod has the rest",
     Reason.GATEWAY_CRASHING: "`kubectl logs --previous` of the pod has the rest",
+    Reason.PODS_FAILED: "give its node what the message names, or ask for it in the pods' requests",
+    Reason.NODE_LOST: "bring the node back or delete it; `kubectl delete pod --force` frees one pod alone",
     Reason.VOLUMES_NOT_MOUNTED: "check that each exists and can be mounted on that node",
     Reason.CLAIM_NOT_BOUND: "make the claim, or a volume that its class and access mode can have",
     Reason.UNSCHEDULABLE: "add such a node, or ask for less in spec.resources or spec.scheduling",
-    Reason.PODS_REFUSED: "raise the quota, or meet the rule with spec.podTemplate",
+    Reason.PODS_REFUSED: "raise the quota, meet the rule with spec.podTemplate, or mend the webhook",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "look at its newest pods, and undo the change or mend what they lack",
 }
 """What to do, at the end of the message."""
@@ -60,14 +68,44 @@ class Trouble:
 
 def trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The worst trouble of all pods, by the name of the first pod that has it."""
-    found = [one for pod in sorted(pods, key=name_of) if _counts(pod) for one in _of(pod, now)]
+    ordered = sorted(pods, key=name_of)
+    found = [one for pod in ordered if _counts(pod) for one in _of(pod, now)]
+    found += [_lost(pod, "has not ended it") for pod in ordered if is_overdue(pod, now)]
+    for is_one in (is_engine, is_gateway):
+        found += _failures([pod for pod in ordered if is_one(pod)], now)
     return min(found, key=lambda one: SEVERITY.index(one.reason), default=None)
 
 
 def _counts(pod: Manifest) -> bool:
     """A pod that has ended, evicted for one, stays as a record; another has long taken its place."""
-    ended = (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
-    return not ended and not is_terminating(pod)
+    return _phase(pod) not in ("Failed", "Succeeded") and not is_terminating(pod)
+
+
+def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
+    """Of pods of one component: that nodes refuse or evict each that is made, one after the other. None that
+    lives tells of it, since a Deployment makes the next one at once."""
+    lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < LATELY]
+    living = [pod for pod in pods if _counts(pod)]
+    if len(lately) < FAILURES_BEFORE_TROUBLE or (living and all(map(answers, living))):
+        return
+    first = max(lately, key=lambda pod: _since(pod, now))
+    status = first.get("status") or {}
+    reason = f"{status['reason']}: " if status.get("reason") and status.get("message") else ""
+    said = f"pod {name_of(first)}: {reason}{last_words(status)}"
+    yield _trouble(Reason.PODS_FAILED, f"pods fail one after the other: {said}")
+
+
+def _since(pod: Manifest, now: datetime) -> float:
+    """Seconds since the last that was noted of a pod; its status has no time of its failure."""
+    status = pod.get("status") or {}
+    times = [metadata(pod).get("creationTimestamp"), status.get("startTime")]
+    times += [one.get("lastTransitionTime") for one in status.get("conditions") or ()]
+    found = [then for time in times if time and (then := moment(str(time))) is not None]
+    return (now - max(found)).total_seconds() if found else float("inf")
+
+
+def _phase(pod: Manifest) -> str | None:
+    return (pod.get("status") or {}).get("phase")
 
 
 def is_loading(pod: Manifest) -> bool:
@@ -78,7 +116,28 @@ def is_loading(pod: Manifest) -> bool:
         and not is_terminating(pod)
         and status.get("phase") == "Running"
         and not says_ready(status)
+        and not _is_on_lost_node(pod)
     )
+
+
+def _is_on_lost_node(pod: Manifest) -> bool:
+    """Whether the control plane took Ready from it. Unlike a kubelet it gives no reason, and leaves it that
+    all containers are ready, which they were when the node was last heard of."""
+    said = {one.get("type"): one for one in (pod.get("status") or {}).get("conditions") or ()}
+    ready, containers = said.get("Ready") or {}, said.get("ContainersReady") or {}
+    return (ready.get("status"), containers.get("status")) == ("False", "True") and not ready.get("reason")
+
+
+def is_overdue(pod: Manifest, now: datetime) -> bool:
+    """Whether its node should have ended it long ago."""
+    until = moment(str(metadata(pod).get("deletionTimestamp")))
+    late = until is not None and (now - until).total_seconds() > LONGEST_END
+    return late and _phase(pod) == "Running" and bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def _lost(pod: Manifest, what: str) -> Trouble:
+    node = (pod.get("spec") or {}).get("nodeName")
+    return _trouble(Reason.NODE_LOST, f"pod {name_of(pod)}: its node {node} {what}")
 
 
 def is_downloading(pod: Manifest) -> bool:
@@ -122,9 +181,10 @@ def _component(pod: Manifest) -> str | None:
     return (metadata(pod).get("labels") or {}).get(names.LABEL_COMPONENT)
 
 
-def is_draining(pod: Manifest) -> bool:
+def is_draining(pod: Manifest, now: datetime) -> bool:
     """Whether an engine finishes its requests before it ends."""
-    return is_engine(pod) and is_terminating(pod) and (pod.get("status") or {}).get("phase") == "Running"
+    running = is_engine(pod) and is_terminating(pod) and _phase(pod) == "Running"
+    return running and not is_overdue(pod, now)
 
 
 def answers(pod: Manifest) -> bool:
@@ -144,6 +204,12 @@ def says_ready(status: Manifest) -> bool:
 
 def _of(pod: Manifest, now: datetime) -> Iterator[Trouble]:
     status = pod.get("status") or {}
+    if _is_on_lost_node(pod):
+        yield _lost(pod, "is not ready")
+    if gates := [str(one.get("name")) for one in (pod.get("spec") or {}).get("schedulingGates") or ()]:
+        who = "whoever set them, a queue for instance, lets it go"
+        said = f"pod {name_of(pod)} is held back by the scheduling gates {', '.join(gates)}: {who}"
+        yield Trouble(Reason.UNSCHEDULABLE, said)
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             words = last_words(condition)
@@ -173,8 +239,7 @@ def _of_container(pod: Manifest, container: dict[str, Any]) -> Iterator[Trouble]
     if waiting.get("reason") in NOT_CREATED:
         yield _trouble(Reason.CONTAINER_NOT_CREATED, f"{where}: {last_words(waiting)}")
     elif ended and ended.get("reason") == "OOMKilled" and not container.get("ready"):
-        field = "spec.resources.memory" if is_engine(pod) else "the memory in spec.gateway.podTemplate"
-        yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {field}")
+        yield Trouble(Reason.OUT_OF_MEMORY, f"{where} was killed for memory: raise {_memory(pod, container)}")
     elif waiting.get("reason") == "CrashLoopBackOff" or (
         ended and not container.get("ready") and container.get("restartCount", 0) > CRASHES_BEFORE_TROUBLE
     ):
@@ -195,6 +260,8 @@ def advised(reason: Reason, message: str) -> str:
 
 
 def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> Reason:
+    if is_loader(pod):
+        return Reason.DOWNLOAD_FAILED
     if not is_engine(pod):
         return Reason.GATEWAY_CRASHING
     if container.get("name") == names.LOADER_CONTAINER:
@@ -202,6 +269,17 @@ def _crash(pod: Manifest, container: dict[str, Any], ended: dict[str, Any]) -> R
     ours = container.get("name") == names.ENGINE_CONTAINER
     return (
         Reason.MODEL_NOT_LOADED if ours and ended.get("exitCode") == WRONG_INPUT else Reason.ENGINE_CRASHING
+    )
+
+
+def _memory(pod: Manifest, container: dict[str, Any]) -> str:
+    """What to raise for a container that was killed for memory."""
+    if is_engine(pod) and container.get("name") == names.ENGINE_CONTAINER:
+        return "spec.resources.memory"
+    if is_gateway(pod) and container.get("name") == names.GATEWAY_CONTAINER:
+        return "the memory in spec.gateway.podTemplate"
+    return (
+        "its memory limit where the container comes from: a pod template, a LimitRange or what adds sidecars"
     )
 
 

@@ -13,7 +13,7 @@ import structlog
 from mamba_api import names
 from mamba_operator.objects.indices import Indices, index_id, indexed, owner_key
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
-from mamba_operator.objects.manifest import Key, Manifest
+from mamba_operator.objects.manifest import Key, Manifest, owner_name
 
 Wake = Callable[[Key], None]
 Delivered = Callable[[Kind, Manifest, bool], None]
@@ -92,6 +92,10 @@ def _handler(kind: Kind, wake: Wake, delivered: Delivered, indices: Indices) -> 
         if key is not None:
             indices.shown(key, plain)
             wake(key)
+        # Its label may name another by now; whose it is, its owner reference says.
+        owner, namespace = owner_name(plain), plain["metadata"].get("namespace")
+        if owner and namespace and (of := Key(str(namespace), owner)) != key:
+            wake(of)
 
     return on_event
 

@@ -71,7 +71,8 @@ def engine_deployment(context: Context) -> Manifest:
             "minReadySeconds": min(int(rollout.min_ready_time.seconds), deadline - 1),
             "progressDeadlineSeconds": deadline,
             "revisionHistoryLimit": 3,
-            **({"paused": True} if rollout.pause else {}),
+            # Said where it is false, too: a Deployment that somebody paused would take no change any more.
+            "paused": rollout.pause,
             "template": engine_revision(context).template,
         },
     }

@@ -41,6 +41,7 @@ def gateway_deployment(context: Context) -> Manifest:
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "progressDeadlineSeconds": 600,
             "revisionHistoryLimit": 3,
+            "paused": False,
             "template": _template(context),
         },
     }

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from mamba_api.v1alpha1 import Rollout
-from mamba_operator.objects.manifest import Manifest, is_terminating
+from mamba_operator.objects.manifest import Manifest, is_terminating, metadata
 from mamba_operator.objects.moment import moment
 from mamba_operator.objects.pod_trouble import is_engine
 from mamba_operator.render.revision import label_of, pod_revision
@@ -48,17 +48,24 @@ def replaced_in_place(
     if engine is None or rollout.pause or rollout.max_surge == 0 or label_of(engine) != label:
         return InPlace()
     engines = [pod for pod in pods if is_engine(pod)]
-    others = [pod for pod in engines if pod_revision(pod) != label]
-    if others and _without_surge(engine):
+    mixed = len(set(map(_template, engines))) > 1 or any(pod_revision(pod) != label for pod in engines)
+    if mixed and _without_surge(engine):
         return InPlace(now=True)
-    old, left = [pod for pod in others if not is_terminating(pod)], list[float]()
+    left: list[float] = []
     for pod in engines:
+        old = [one for one in engines if _template(one) != _template(pod) and not is_terminating(one)]
         since = _without_room(pod) if pod_revision(pod) == label else None
         if since is not None and any(_fits_in_place_of(pod, other) for other in old):
             left.append(rollout.in_place_after.seconds - (now - since).total_seconds())
     if not left:
         return InPlace()
     return InPlace(now=True) if min(left) <= 0 else InPlace(again_in=min(left))
+
+
+def _template(pod: Manifest) -> tuple[str | None, str | None]:
+    """What the pod was made of: its revision, and the Deployment's own name for it, all that changes with a
+    `kubectl rollout restart`."""
+    return pod_revision(pod), (metadata(pod).get("labels") or {}).get("pod-template-hash")
 
 
 def _without_surge(engine: Manifest) -> bool:

@@ -1,6 +1,7 @@
 """Setting conditions: time moves on flips alone, and reasons belong to their type."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +119,12 @@ def test_every_reason_is_explained_and_belongs_to_a_type_beside_ready() -> None:
     elsewhere = frozenset().union(*(REASONS_OF[t] for t in ConditionType if t is not ConditionType.READY))
     assert set(Reason) - elsewhere == {Reason.SERVING}
     assert all(text.endswith(".") for text in REASONS.values())
+
+
+def test_every_reason_is_met_by_a_test_on_a_real_api_server_and_has_a_runbook() -> None:
+    root = Path(__file__).parents[3]
+    met = "\n".join(path.read_text() for path in (root / "tests/kube").glob("*.py"))
+    runbook = (root / "docs/runbooks/conditions.md").read_text()
+
+    assert [reason for reason in Reason if f'"{reason}"' not in met] == []
+    assert [reason for reason in Reason if f"\n### {reason}\n" not in runbook] == []

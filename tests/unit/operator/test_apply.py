@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fake_cluster import FakeCluster
+from mamba_api import names
 from mamba_operator.apply import Outcome, apply, status_manifest
 from mamba_operator.changes import Change
 from mamba_operator.objects.errors import (
@@ -18,8 +19,8 @@ from mamba_operator.objects.errors import (
     Terminating,
     Unreachable,
 )
-from mamba_operator.objects.manifest import Manifest, Ref
-from operator_objects import applied, edited, fitting_owner, planned, snapshot, without
+from mamba_operator.objects.manifest import Manifest, Ref, ref
+from operator_objects import UID, applied, edited, fitting_owner, planned, snapshot, without
 
 OF = fitting_owner()
 
@@ -80,6 +81,30 @@ async def test_a_foreign_object_that_is_going_is_waited_for_and_one_that_stays_i
     outcome = await applying(FakeCluster(OF, going, foreign("ConfigMap", "nano-engine")), [])
 
     assert [type(one) for one in outcome.errors] == [NameTaken, Terminating]
+
+
+def left_behind(**metadata: Any) -> Manifest:
+    """The Service of an object that went without it."""
+    [service] = [one for one in applied(OF) if ref(one) == Ref("Service", "nano")]
+    meta = {**service["metadata"], "uid": "of before", "ownerReferences": [], **metadata}
+    return {**service, "metadata": meta}
+
+
+async def test_an_orphan_of_its_own_name_is_taken_back_and_nothing_that_only_looks_like_one() -> None:
+    cluster = FakeCluster(OF, left_behind())
+    assert (await applying(cluster, [])).errors == []
+    [owner] = cluster.find("Service", "nano")["metadata"]["ownerReferences"]
+    assert owner["uid"] == UID
+    assert cluster.find("Service", "nano")["metadata"]["uid"] == "of before"
+    theirs = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": True}]
+    others: list[dict[str, Any]] = [
+        {"ownerReferences": theirs}, {"annotations": {}},
+        {"labels": {**left_behind()["metadata"]["labels"], names.LABEL_MANAGED_BY: "Helm"}},
+        {"labels": {**left_behind()["metadata"]["labels"], names.LABEL_INSTANCE: "other"}},
+    ]  # fmt: skip
+    for other in others:
+        outcome = await applying(FakeCluster(OF, left_behind(**other)), [])
+        assert [type(one) for one in outcome.errors] == [NameTaken], other
 
 
 @pytest.mark.parametrize(

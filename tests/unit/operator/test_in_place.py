@@ -8,7 +8,7 @@ import pytest
 
 from mamba_api import names
 from mamba_api.v1alpha1 import MambaDeployment
-from mamba_operator.objects.manifest import Manifest, ref
+from mamba_operator.objects.manifest import Manifest, Ref, ref
 from mamba_operator.reconcile_plan import ReconcilePlan
 from mamba_operator.rollout.in_place import InPlace
 from operator_objects import NOW, applied, fitting_owner, planned, running
@@ -146,3 +146,22 @@ def test_without_an_old_engine_that_could_go_nothing_is_replaced() -> None:
 def test_the_default_waits_two_minutes() -> None:
     assert MambaDeployment.model_validate(fitting_owner()).spec.rollout.in_place_after.seconds == 120
     assert InPlace() == InPlace(now=False, again_in=None)
+
+
+def restarted(name: str, revision: str, template: str, **status: Any) -> Manifest:
+    """A pod as `kubectl rollout restart` of the Deployment parts them: the revision is the same for all."""
+    one = pod(name, revision, **status)
+    one["metadata"]["labels"]["pod-template-hash"] = template
+    return one
+
+
+def test_a_restart_of_the_deployment_by_hand_is_in_place_where_there_is_no_room_until_all_are_new() -> None:
+    out = RollOut()
+    old, new = restarted("old", out.new, "a", phase="Running"), restarted("new", out.new, "b", **waits(60))
+    plan = out.planned(old, new)
+    assert (plan.in_place, out.surge(plan)) == (True, (0, 1))
+    engine = next(one for one in out.children if ref(one) == Ref("Deployment", "nano-engine"))
+    engine["spec"]["strategy"]["rollingUpdate"]["maxSurge"] = 0
+    going = {**old, "metadata": {**old["metadata"], "deletionTimestamp": NOW.isoformat()}}
+    assert out.planned(going, new).in_place
+    assert not out.planned(restarted("new", out.new, "b", phase="Running")).in_place

@@ -1,7 +1,7 @@
 """The model cache: a Job fills it before engines start, and what it found is what the plan is made with."""
 
 import copy
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -316,3 +316,40 @@ def test_the_loader_keeps_the_restricted_pod_security_standard_and_holds_no_toke
 @pytest.mark.parametrize("name", ["n" * 52])
 def test_the_longest_name_leaves_room_for_the_loader(name: str) -> None:
     assert len(names.Children(name).loader("0123456789")) <= 63
+
+
+@pytest.mark.parametrize(
+    ("started", "suspended", "refused", "again_in"),
+    [
+        (NOW - timedelta(seconds=60), False, True, None),
+        (NOW - timedelta(seconds=20), False, False, 40.0),
+        (NOW - timedelta(hours=1), True, False, None),
+        (None, False, False, None),
+    ],
+)
+def test_a_job_that_has_had_no_pod_for_a_minute_is_refused_one_unless_it_is_suspended(
+    started: datetime | None, suspended: bool, refused: bool, again_in: float | None
+) -> None:
+    of = cached()
+    children = loading(of)
+    job = job_of(children)
+    job["spec"]["suspend"] = suspended
+    job["status"] = {"startTime": started.isoformat()} if started else {}
+
+    assert condition(status_of(of, children), "Degraded")[1] == ("PodsRefused" if refused else "AsExpected")
+    assert planned(of, children).again_in == again_in
+    seen = {"pods": (loader_pod(job, "Pending"),)}
+    assert condition(status_of(of, children, **seen), "Degraded")[1] == "AsExpected", "it has one"
+
+
+def test_a_job_that_a_sidecar_keeps_goes_once_its_report_is_recorded_and_no_other_is_made() -> None:
+    of = cached()
+    children = loading(of)
+    pod = loader_pod(job_of(children), "Succeeded", REPORT.text())
+    pod["status"]["phase"] = "Running"
+    after = grown(of, children, pods=(pod,))
+
+    plan = planned(of, after, pods=(pod,))
+
+    assert [one.ref for one in plan.deletes] == [ref(job_of(after))]
+    assert planned(of, without(after, "Job", ref(job_of(after)).name)).applies == ()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mamba_api import names
 from mamba_api.v1alpha1.conditions import Reason
 from mamba_operator.changes import Change
 from mamba_operator.objects.manifest import Manifest, Ref, ref
@@ -165,6 +166,16 @@ def test_while_an_engine_waits_for_what_it_mounts_the_token_is_made_again_unless
     [change] = plan.applies
     assert (ref(change.manifest).kind, change.create_only) == ("Secret", True)
     assert plan.again_in == WAITING_PERIOD
+
+
+@pytest.mark.parametrize("component", ["gateway", "loader"])
+def test_whatever_pod_waits_for_what_it_mounts_is_looked_at_again_soon(component: names.Component) -> None:
+    of = fitting_owner()
+    pod = creating_pod(labels=names.labels("nano", component))
+
+    plan = planned(of, applied(of), pods=(pod,))
+
+    assert (plan.applies, plan.again_in) == ((), WAITING_PERIOD)
 
 
 def test_engines_that_mount_a_token_of_another_name_get_theirs_before_they_are_replaced() -> None:

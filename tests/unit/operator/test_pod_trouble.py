@@ -100,6 +100,19 @@ FOUND: list[tuple[str, Manifest, Reason, str]] = [
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
         "message": "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."}]),
      Reason.CLAIM_NOT_BOUND, "has unbound immediate"),
+    ("a sidecar killed for memory", pod(
+        containerStatuses=[{"name": "proxy", "state": ended("OOMKilled", 137)}]),
+     Reason.OUT_OF_MEMORY, "raise its memory limit where the container comes from"),
+    ("a loader killed for memory", pod(
+        initContainerStatuses=[{"name": "loader", "state": ended("OOMKilled", 137)}]),
+     Reason.OUT_OF_MEMORY, "raise its memory limit where the container comes from"),
+    ("a sidecar of a loader that ends again and again", pod(
+        component="loader", initContainerStatuses=[{"name": "proxy", "state": waiting("CrashLoopBackOff")}]),
+     Reason.DOWNLOAD_FAILED, "container proxy ended again and again"),
+    ("a gate", {**pod(phase="Pending", conditions=[{
+        "type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}]),
+        "spec": {"schedulingGates": [{"name": "example.com/queue"}]}},
+     Reason.UNSCHEDULABLE, "held back by the scheduling gates example.com/queue: whoever set them"),
     ("no node", UNSCHEDULABLE, Reason.UNSCHEDULABLE, "pod nano-engine-z: 0/3 nodes"),
 ]  # fmt: skip
 
@@ -114,7 +127,7 @@ def test_trouble_is_named_with_its_pod_and_its_words(one: Manifest, reason: Reas
     assert found.reason is reason
     assert words in found.message
     assert reason in REASONS_OF[ConditionType.DEGRADED]
-    assert ADVICE.get(reason, "raise") in found.message
+    assert any(said in found.message for said in (ADVICE.get(reason, "raise"), "whoever set them"))
 
 
 PASSING: list[tuple[str, Manifest]] = [
@@ -193,7 +206,53 @@ def test_of_long_last_words_the_end_is_kept_because_the_error_stands_there() -> 
 def test_an_engine_loads_until_it_is_ready_and_drains_once_it_goes(
     one: Manifest, loading: bool, draining: bool
 ) -> None:
-    assert (is_loading(one), is_draining(one)) == (loading, draining)
+    assert (is_loading(one), is_draining(one, NOW)) == (loading, draining)
+
+
+LOST = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "lost"),
+    [
+        (LOST, True),
+        ([LOST[0]], False),
+        ([{**LOST[0], "reason": "ReadinessGatesNotReady"}, LOST[1]], False),
+        ([LOST[0], {"type": "ContainersReady", "status": "False"}], False),
+        ([READY, LOST[1]], False),
+    ],
+)
+def test_a_pod_that_the_control_plane_took_ready_from_is_on_a_lost_node_and_loads_nothing(
+    conditions: list[Manifest], lost: bool
+) -> None:
+    one = {**pod(conditions=conditions), "spec": {"nodeName": "n1"}}
+
+    found = trouble([one], NOW)
+
+    assert (found.reason if found else None) == (Reason.NODE_LOST if lost else None)
+    assert is_loading(one) == (not lost and conditions[0] is not READY)
+
+
+@pytest.mark.parametrize(
+    ("at", "node", "phase", "overdue"),
+    [
+        ("2026-01-02T11:58:59Z", "n1", "Running", True),
+        ("2026-01-02T11:59:00Z", "n1", "Running", False),
+        ("2026-01-02T11:00:00Z", None, "Running", False),
+        ("2026-01-02T11:00:00Z", "n1", "Failed", False),
+        ("no time", "n1", "Running", False),
+    ],
+)
+def test_an_engine_that_is_to_go_drains_until_its_node_should_have_ended_it(
+    at: str, node: str | None, phase: str, overdue: bool
+) -> None:
+    one = {**pod(phase=phase), "spec": {"nodeName": node}}
+    one["metadata"] |= {"deletionTimestamp": at}
+
+    found = trouble([one], NOW)
+
+    assert (found.reason if found else None) == (Reason.NODE_LOST if overdue else None)
+    assert is_draining(one, NOW) == (not overdue and phase == "Running")
 
 
 def deployment(generation: int = 1, wanted: int | None = 3, **status: Any) -> Manifest:
@@ -249,3 +308,36 @@ def test_what_to_do_follows_a_sentence_without_its_full_stop() -> None:
 
     assert found is not None
     assert f"{said[:-1]}; {ADVICE[Reason.UNSCHEDULABLE]}" in found.message
+
+
+def failed(name: str, at: str = "2026-01-02T11:50:00Z", *, component: str = "engine") -> Manifest:
+    one = pod(name, component=component, phase="Failed", reason="OutOfcpu", message="Node has no cpu")
+    one["status"]["startTime"] = at
+    return one
+
+
+BEFORE = "2026-01-02T10:59:59Z"
+
+
+@pytest.mark.parametrize(
+    ("pods", "told"),
+    [
+        ([failed("a"), failed("b")], "a"),
+        ([failed("a"), failed("b"), pod("c")], "a"),
+        ([failed("a"), failed("b"), pod("c", conditions=[READY]), pod("d", phase="Pending")], "a"),
+        ([failed("b", "2026-01-02T11:40:00Z"), failed("a")], "b"),
+        ([failed("a"), failed("b"), pod("c", conditions=[READY])], None),
+        ([failed("a")], None),
+        ([failed("a"), failed("b", BEFORE)], None),
+        ([failed("a"), failed("b", component="gateway")], None),
+        ([failed("a", component="loader"), failed("b", component="loader")], None),
+        ([pod("a", phase="Failed"), pod("b", phase="Failed")], None),
+    ],
+)
+def test_pods_fail_one_after_the_other_if_several_of_a_component_did_lately_and_none_took_their_place(
+    pods: list[Manifest], told: str | None
+) -> None:
+    found = trouble(pods, NOW)
+
+    assert (found.reason if found else None) == (Reason.PODS_FAILED if told else None)
+    assert found is None or f"pod {told}: OutOfcpu: Node has no cpu; " in found.message

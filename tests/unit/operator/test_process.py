@@ -87,7 +87,7 @@ async def test_the_first_look_waits_for_the_watches_and_not_for_ever() -> None:
     kept = cluster.find("MambaDeployment", "a")
     indices.take({index_id(MAMBA_DEPLOYMENT): {Key("models", "a"): [kept]}})
     slow, never = operator(cluster), operator(cluster)
-    looks = [slow._resync(indices, lambda _: None), never._resync(Indices(), lambda _: None)]
+    looks = [slow._resync((), indices, lambda _: None), never._resync((), Indices(), lambda _: None)]
     resyncing = [asyncio.create_task(one) for one in looks]
     await asyncio.sleep(WATCHES_FIRST / 2)
     assert due(slow) == due(never) == set()
@@ -107,7 +107,7 @@ async def test_the_first_look_waits_for_the_watches_and_not_for_ever() -> None:
 async def test_every_object_is_looked_at_now_and_then_and_an_outage_does_not_end_that() -> None:
     cluster = FakeCluster(owner("a"), owner("b"))
     subject = operator(cluster)
-    resyncing = asyncio.create_task(subject._resync(Indices(), lambda _: None))
+    resyncing = asyncio.create_task(subject._resync((), Indices(), lambda _: None))
     await asyncio.sleep(WATCHES_FIRST + 1)
     assert due(subject) == {Key("models", "a"), Key("models", "b")}
     subject._queue._due.clear()
@@ -129,7 +129,7 @@ async def test_a_child_that_a_watch_lost_is_let_go_of_at_the_next_look_at_everyt
     lost = next(one for one in applied(fitting_owner()) if one["kind"] == "Service")
     subject, indices = operator(FakeCluster()), Indices(asyncio.get_running_loop().time)
     indices.made({**lost, "metadata": {**lost["metadata"], "uid": "lost"}})
-    resyncing = asyncio.create_task(subject._resync(indices, lambda _: None))
+    resyncing = asyncio.create_task(subject._resync((), indices, lambda _: None))
 
     await asyncio.sleep(WATCHES_FIRST + 1)
     assert indices.unshown == 1
@@ -159,7 +159,7 @@ async def test_an_operator_of_some_namespaces_looks_at_no_others() -> None:
     third = owner("c")
     third["metadata"]["namespace"] = "third"
     subject = operator(FakeCluster(owner("a"), elsewhere, third), namespaces=("models", "third"))
-    resyncing = asyncio.create_task(subject._resync(Indices(), lambda _: None))
+    resyncing = asyncio.create_task(subject._resync(("models", "third"), Indices(), lambda _: None))
     await asyncio.sleep(WATCHES_FIRST + 1)
 
     assert due(subject) == {Key("models", "a"), Key("third", "c")}
@@ -174,7 +174,7 @@ async def test_objects_that_the_watches_hold_in_another_version_are_doubted() ->
     kept = cluster.find("MambaDeployment", "a")
     indices.take({index_id(MAMBA_DEPLOYMENT): {Key("models", "a"): [kept]}})
     indices.complete = True
-    resyncing = asyncio.create_task(subject._resync(indices, doubted.append))
+    resyncing = asyncio.create_task(subject._resync((), indices, doubted.append))
     await asyncio.sleep(1)
     assert doubted == [Key("models", "b")]
 

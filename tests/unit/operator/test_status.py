@@ -88,6 +88,10 @@ def pod(
     return {"kind": "Pod", "metadata": meta, "status": status}
 
 
+def evicted(name: str) -> Manifest:
+    return pod(name, phase="Failed", reason="Evicted", startTime="2026-01-02T11:59:00Z")
+
+
 def state(**container: Any) -> Manifest:
     return pod(containerStatuses=[{"name": "engine", **container}])
 
@@ -321,6 +325,15 @@ TABLE: list[tuple[str, Status, dict[str, tuple[str, str]]]] = [
     ("an engine refuses another strategy", told(answers=True), {
         "Progressing": ("True", "SwitchingStrategy"), "Degraded": ("True", "StrategyRefused"),
         "UpToDate": ("False", "SwitchingStrategy"), "Ready": ("True", "Serving")}),
+    ("the node of an engine is gone", status_of(OF, running(applied(OF), engines=0), pods=(
+        pod(conditions=[{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]),
+    )), {
+        "Degraded": ("True", "NodeLost"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("False", "NodeLost")}),
+    ("nodes evict engines one after the other", status_of(OF, running(applied(OF), engines=0), pods=(
+        pod(phase="Pending"), evicted("a"), evicted("b"))), {
+        "Degraded": ("True", "PodsFailed"), "Progressing": ("True", "ScalingUp"),
+        "Ready": ("False", "PodsFailed")}),
     ("a claim has no volume", status_of(OF, running(applied(OF), engines=0), pods=(
         pod(phase="Pending", conditions=[{**NO_NODE, "message": 'persistentvolumeclaim "a" not found'}]),)), {
         "Degraded": ("True", "ClaimNotBound"), "Ready": ("False", "ClaimNotBound")}),

@@ -1,5 +1,6 @@
 """Any event of a child wakes its owner, and kopf does nothing but watch."""
 
+import copy
 import json
 from typing import Any
 
@@ -136,3 +137,15 @@ def test_no_copy_of_an_object_is_made_to_find_out_what_changed() -> None:
     raw: Any = {"metadata": {"name": "a"}, "spec": {"large": ["x"] * 9}}
 
     assert len(storage.build(body=kopf.Body(raw))) == 0
+
+
+async def test_a_child_whose_label_names_another_wakes_its_owner_too() -> None:
+    woken: list[Key] = []
+    registry = make_registry(woken.append, lambda *_: None, Indices())
+    [handler] = [one for one in handlers(registry) if one.id == "wake-services"]
+    service = copy.deepcopy(next(one for one in applied(fitting_owner()) if one["kind"] == "Service"))
+    service["metadata"]["labels"][INSTANCE] = "another"
+
+    await handler.fn(type="MODIFIED", body=kopf.Body(service))
+
+    assert woken == [Key("models", "another"), Key("models", "nano")]

@@ -1,0 +1,60 @@
+"""`ServedNamespaces`: which of the namespaces that an operator was told it may serve at this moment.
+
+One that is gone takes the Role in it along, and a watch that is forbidden would keep all others from being
+handed over. Called by `main`, which starts its watches anew when the answer changes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from mamba_operator.objects.client import KubeClient
+from mamba_operator.objects.errors import ClusterError, Forbidden
+from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT
+
+log = structlog.get_logger(__name__)
+
+
+class ServedNamespaces:
+    """Of one operator that was told namespaces; without any it serves the cluster and asks nothing."""
+
+    def __init__(self, client: KubeClient, told: Sequence[str], period: float) -> None:
+        """`period`: seconds between two looks."""
+        self._client, self._told, self._period = client, tuple(told), period
+        self._left_out: frozenset[str] = frozenset()
+
+    async def first(self) -> tuple[str, ...]:
+        """Those that may be served; waits for one. Empty: the whole cluster."""
+        while self._told:
+            if served := await self._look():
+                return served
+            await asyncio.sleep(self._period)
+        return ()
+
+    async def other_than(self, served: tuple[str, ...]) -> None:
+        """Returns when others may be served, one at least. Of one namespace alone nothing is asked: when
+        that goes there is nobody left whom its watch could harm."""
+        while True:
+            await asyncio.sleep(self._period)
+            if len(self._told) > 1 and (now := await self._look()) and now != served:
+                return
+
+    async def _look(self) -> tuple[str, ...]:
+        left_out = set(self._left_out)
+        for namespace in self._told:
+            try:
+                await self._client.list(MAMBA_DEPLOYMENT, namespace, metadata_only=True)
+                left_out.discard(namespace)
+            except Forbidden as error:
+                left_out.add(namespace)
+                if namespace not in self._left_out:
+                    advice = "make the namespace and the role in it again, or tell the operator of it no more"
+                    log.error("namespace_left_out", namespace=namespace, error=str(error), advice=advice)
+            except ClusterError as error:
+                # That says nothing about the namespace.
+                log.warning("namespace_not_seen", namespace=namespace, error=str(error))
+        for namespace in sorted(self._left_out - left_out):
+            log.info("namespace_served_again", namespace=namespace)
+        self._left_out = frozenset(left_out)
+        return tuple(one for one in self._told if one not in left_out)

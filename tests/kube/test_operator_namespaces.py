@@ -1,0 +1,70 @@
+"""An operator of several namespaces with the chart's rules in each, of which one goes and comes again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mamba_api import names
+from operator_objects import nano_config
+from operator_process import running_operator
+from service_account import as_account
+from testcluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.kube
+CHART = Path(__file__).parents[2] / "charts/mambaserve"
+
+
+def rights(plane: ControlPlane, home: str, namespaces: list[str]) -> list[dict[str, Any]]:
+    """Account and roles of the chart for an operator of these namespaces."""
+    text = plane.helm(
+        "template", "rel", str(CHART), "-n", home, "--set", f"watchNamespaces={{{','.join(namespaces)}}}"
+    )
+    kinds = ("ServiceAccount", "Role", "RoleBinding")
+    return [one for one in yaml.safe_load_all(text) if one and one["kind"] in kinds]
+
+
+def deploy(plane: ControlPlane, namespace: str) -> None:
+    model = {"uri": "pvc://models/nano", "config": nano_config()}
+    spec = {"model": model, "memory": {"deviceMemory": "80Gi"}}
+    made = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "nano"}, "spec": spec}
+    plane.apply(made, namespace)
+
+
+def scaling_up(plane: ControlPlane, namespace: str) -> bool:
+    """Whether the operator has seen what followed from what it made, by its watches."""
+    status = (plane.get("mdep", "nano", namespace) or {}).get("status") or {}
+    reasons = {one["type"]: one["reason"] for one in status.get("conditions") or ()}
+    return reasons.get("Progressing") == "ScalingUp"
+
+
+def engines(plane: ControlPlane, namespace: str) -> int:
+    return int((plane.get("deployment", "nano-engine", namespace) or {})["spec"]["replicas"])
+
+
+def test_a_namespace_that_is_gone_takes_no_other_from_the_operator_and_is_served_when_it_is_back(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    other = plane.create_namespace()
+    plane.apply(rights(plane, namespace, [namespace]), namespace)
+    kubeconfig = as_account(plane, namespace, "rel-mambaserve", tmp_path / "kubeconfig")
+    arguments = ["--namespace", namespace, "--namespace", other]
+    settings = {"MAMBASERVE_LEASE_NAMESPACE": namespace}
+    with running_operator(kubeconfig, tmp_path / "operator.log", arguments, **settings) as operator:
+        deploy(plane, namespace)
+        plane.wait_for(lambda: scaling_up(plane, namespace), f"{namespace} to be served")
+        assert "namespace_left_out" in operator.text
+
+        theirs = [one for one in rights(plane, namespace, [other]) if one["metadata"]["namespace"] == other]
+        plane.apply(theirs)
+        deploy(plane, other)
+        plane.wait_for(lambda: scaling_up(plane, other), f"{other} to be served")
+
+        plane.kubectl("delete", "rolebinding", "rel-mambaserve", "-n", other)
+        plane.wait_for(lambda: operator.text.count("namespace_left_out") == 2, f"{other} to be left out")
+        plane.kubectl("scale", "mdep/nano", "--replicas=3", "-n", namespace)
+        plane.wait_for(lambda: engines(plane, namespace) == 3, f"{namespace} to be served still")
+        assert operator.process.poll() is None
+        assert operator.stop() == 0
+    plane.delete_namespace(other)
