@@ -132,14 +132,16 @@ class Operator:
 
     async def _lead(self) -> None:
         """What the holder of the lease does."""
-        await self._crd_served()
-        key = await self._admin_key()
-        shown = ScalingMetrics(self._metrics.registry)
-        async with MetricsReader() as pods:
-            while True:
-                served = await self._namespaces.first()
-                self._metrics.leader.set(1)
-                await self._work(served, key, pods, shown)
+        self._metrics.leader.set(1)
+        try:
+            await self._crd_served()
+            key = await self._admin_key()
+            shown = ScalingMetrics(self._metrics.registry)
+            async with MetricsReader() as pods:
+                while True:
+                    await self._work(await self._namespaces.first(), key, pods, shown)
+        finally:
+            self._metrics.leader.set(0)
 
     async def _work(
         self, served: tuple[str, ...], key: AdminKey | None, pods: MetricsReader, shown: ScalingMetrics
@@ -206,7 +208,6 @@ class Operator:
             for task in done:
                 task.result()
         finally:
-            self._metrics.leader.set(0)
             for one in tasks:
                 one.cancel()
                 await asyncio.wait({one}, timeout=settings.exit_timeout)

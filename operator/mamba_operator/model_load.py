@@ -75,7 +75,7 @@ def model_load(context: Context, snapshot: Snapshot, now: datetime) -> ModelLoad
     job = snapshot.children.get(job_ref)
     keep = frozenset({record_ref, job_ref})
     pods = [] if job is None else sorted((pod for pod in snapshot.pods if _is_of(pod, job)), key=_made)
-    kept_up = next((pod for pod in pods if _phase(pod) == "Running" and _ended(pod)), None)
+    kept_up = next((pod for pod in pods if _is_kept_up(pod)), None)
     if (known := _recorded(snapshot.children.get(record_ref), load)) is not None:
         # A Job whose pod another container keeps up never ends, nor does what it holds of the volume.
         return ModelLoad(f"{model.uri} is downloaded", known, keep=keep - {job_ref} if kept_up else keep)
@@ -133,6 +133,13 @@ def load_id(deployment: MambaDeployment, claim: Manifest) -> str:
     """Hash of what is downloaded, and where to."""
     restart = deployment.metadata.annotations.get(names.ANNOTATION_RESTART, "")
     return digest([deployment.spec.model.uri, metadata(claim).get("uid"), restart])
+
+
+def _is_kept_up(pod: Manifest) -> bool:
+    """Whether the loader has ended and another container runs on. Without one a kubelet has yet to say that
+    the pod ended, which it does some time after the container."""
+    states = [one.get("state") or {} for one in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return bool(_ended(pod)) and any(state.get("running") is not None for state in states)
 
 
 def _done(pods: list[Manifest], kept_up: Manifest | None, *, complete: bool) -> Manifest | None:

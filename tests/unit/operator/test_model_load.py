@@ -347,9 +347,23 @@ def test_a_job_that_a_sidecar_keeps_goes_once_its_report_is_recorded_and_no_othe
     children = loading(of)
     pod = loader_pod(job_of(children), "Succeeded", REPORT.text())
     pod["status"]["phase"] = "Running"
+    pod["status"]["containerStatuses"].append({"name": "istio-proxy", "state": {"running": {}}})
     after = grown(of, children, pods=(pod,))
 
     plan = planned(of, after, pods=(pod,))
 
     assert [one.ref for one in plan.deletes] == [ref(job_of(after))]
     assert planned(of, without(after, "Job", ref(job_of(after)).name)).applies == ()
+
+
+def test_a_job_whose_pod_has_yet_to_end_after_its_only_container_stays_with_its_log() -> None:
+    of = cached()
+    children = loading(of)
+    pod = loader_pod(job_of(children), "Succeeded", REPORT.text())
+    done = grown(of, with_status(children, "Complete"), pods=(pod,))
+    ending = {**pod, "status": {**pod["status"], "phase": "Running"}}
+
+    waiting = planned(of, children, pods=(ending,))
+
+    assert (waiting.applies, waiting.deletes) == ((), ())
+    assert planned(of, done, pods=(ending,)).deletes == ()
