@@ -138,15 +138,16 @@ class Operator:
             key = await self._admin_key()
             shown = ScalingMetrics(self._metrics.registry)
             async with MetricsReader() as pods:
-                while True:
-                    await self._work(await self._namespaces.first(), key, pods, shown)
+                while await self._work(await self._namespaces.first(), key, pods, shown):
+                    pass
         finally:
             self._metrics.leader.set(0)
 
     async def _work(
         self, served: tuple[str, ...], key: AdminKey | None, pods: MetricsReader, shown: ScalingMetrics
-    ) -> None:
-        """Until other namespaces than these are to be served; without any, the whole cluster is."""
+    ) -> bool:
+        """Serve these namespaces; without any, the whole cluster. True: others are to be served now; False:
+        kopf was asked to end before `stop` could be."""
         settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
@@ -195,7 +196,8 @@ class Operator:
         telling = asyncio.create_task(reconciler.events.run())
         # The workers first: whatever still arrives is for the next operator.
         tasks = [scaling, comparing, asking, measuring, working, telling, resyncing, watching]
-        tasks.insert(0, asyncio.create_task(self._namespaces.other_than(served)))
+        changing = asyncio.create_task(self._namespaces.other_than(served))
+        tasks.insert(0, changing)
         if plans is not None:
             tasks.insert(0, asyncio.create_task(plans.run()))
         if settings.external_metrics_port is not None:
@@ -207,6 +209,7 @@ class Operator:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            return done == {changing}
         finally:
             for one in tasks:
                 one.cancel()

@@ -235,7 +235,7 @@ def test_no_request_fails_while_pods_are_replaced_added_evicted_and_operators_di
     assert sum(one.streamed for one in course.requests) >= 400
 
 
-def test_the_operator_that_stands_by_takes_over_from_one_that_dies_and_acts(served: Deployed) -> None:
+def test_another_operator_takes_over_from_one_that_dies_and_acts(served: Deployed) -> None:
     course = Course(served)
 
     with course.traffic(streams=4, rate=10):

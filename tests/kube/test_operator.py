@@ -393,6 +393,18 @@ def test_sigterm_ends_it_at_once_and_cleanly(
     assert lease["spec"]["holderIdentity"] == ""
 
 
+@pytest.mark.parametrize("later", [0.0, 0.1, 0.2, 0.4, 0.8])
+def test_sigterm_ends_one_that_has_just_begun_to_act(
+    plane: ControlPlane, namespace: str, operator: OperatorProcess, later: float
+) -> None:
+    operator.wait_for("lease_taken")
+    time.sleep(later)  # kopf has the signals while its watches begin
+
+    assert operator.stop() == 0
+    lease = plane.get("lease", "mambaserve-operator", namespace) or {}
+    assert lease["spec"]["holderIdentity"] == ""
+
+
 def test_a_change_of_strategy_replaces_no_pod_and_is_waited_for_until_engines_took_it(
     plane: ControlPlane, namespace: str, operator: OperatorProcess
 ) -> None:

@@ -72,7 +72,7 @@ def disrupt(course: d.Course, rng: Random) -> None:
         d.drain_node(deployed, 10.0)
     for number in range(LEADER_KILLS):
         deployed.patch({"replicas": 2 - number % 2})
-        with course.phase("the operator that acts is killed, the one that stood by takes over"):
+        with course.phase("the operator that acts is killed, another takes over"):
             d.kill_leader(deployed)
         d.settle(deployed, "engine", 2 - number % 2)
     with course.phase(f"all operators killed {OPERATOR_KILLS} times while engines are replaced and scaled"):
