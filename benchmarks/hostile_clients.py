@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import re
 import resource
 import statistics
 import sys
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from benchmarks.cache.record import write
+from benchmarks.gateway_idle import resident_bytes
 from benchmarks.http_cpu_processes import ROOT, started
 
 sys.path.append(str(ROOT / "tests/support"))
@@ -51,12 +51,7 @@ def tree(pid: int) -> list[int]:
 
 def resident_mib(pid: int) -> float:
     """Memory of a process and all below it; what they share is counted for each."""
-    found = 0
-    for each in tree(pid):
-        with contextlib.suppress(FileNotFoundError):
-            match = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{each}/status").read_text(), re.MULTILINE)
-            found += int(match[1]) if match else 0
-    return found / 1024
+    return sum(map(resident_bytes, tree(pid))) / 2**20
 
 
 class Door:

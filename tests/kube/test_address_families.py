@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ipv6 import has_ipv6
 from kube_life import READY, Life
 from mamba_api.v1alpha1.schema import crd_yaml
 from mamba_edge.listener import bound
@@ -27,14 +28,6 @@ PLACES = {
 }
 POD = "fd00:10:244::7"
 BOTH = [{"ip": "10.244.0.7"}, {"ip": POD}]
-
-
-def has_ipv6() -> bool:
-    try:
-        bound("::1", 0).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module", params=PLACES.values(), ids=list(PLACES))

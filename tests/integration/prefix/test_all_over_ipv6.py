@@ -6,21 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from eventually import wait_until
-from mamba_edge.listener import CannotListen, listen
+from ipv6 import has_ipv6
 from otlp_receiver import grpc_receiver, http_receiver
 from redis_server import RedisServer
 from servers import Command, Server, call
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 HERE = "::1"
-
-
-def has_ipv6() -> bool:
-    try:
-        listen(HERE, 0).close()
-    except CannotListen:
-        return False
-    return True
 
 
 def metric(url: str, sample: str) -> float:

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from ipv6 import has_ipv6
 from mamba_edge.listener import CannotListen, authority, is_loopback, listen, url_of
 
 
@@ -22,18 +23,10 @@ def test_an_address_of_ipv6_is_told_in_brackets(host: str, said: str) -> None:
     assert authority(host, 8000) == said
 
 
-def has_ipv6_loopback() -> bool:
-    try:
-        listen("::1", 0).close()
-    except CannotListen:
-        return False
-    return True
-
-
 def test_every_address_is_of_both_families() -> None:
     with listen("::", 0) as listener:
         port = listener.getsockname()[1]
-        for host in ("127.0.0.1", *(["::1"] if has_ipv6_loopback() else [])):
+        for host in ("127.0.0.1", *(["::1"] if has_ipv6() else [])):
             socket.create_connection((host, port), timeout=5).close()
 
 
