@@ -1,11 +1,20 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Sampling on a GPU in four launches, without a sort and without a host sync: see README.md."""
+"""Sampling on a GPU in three launches, without a sort and without a host sync: see README.md."""
 
 import torch
 import triton
 import triton.language as tl
 
 from mamba_kernels.sample.parameters import Choice, Counts, SampleParameters
+from mamba_kernels.sample.triton_noise import noise_of
+from mamba_kernels.sample.triton_row import (
+    INFINITE,
+    check_row,
+    order_of,
+    scaled_logits,
+    usable,
+    weight_of_the_best,
+)
 from mamba_kernels.triton_support import (
     KernelCall,
     Launch,
@@ -17,67 +26,11 @@ from mamba_kernels.triton_support import (
 )
 
 TILE = 4096
-"""Logits of a program that penalises or draws."""
-SEARCH = 1024
-"""Logits that a search looks at together."""
-EVEN = tl.constexpr(3)
-"""Passes of a search whose orders are evenly spaced as distances."""
-FAR = tl.constexpr(32.0)
-"""From the best logit, over the temperature: less than 2e-14 of its probability."""
-INFINITE = tl.constexpr(0x7F800000)
-"""Bits of infinity: as integers, non-negative floats are ordered as their values."""
-
-
-@triton.jit
-def _mix(x):
-    """The finalizer of MurmurHash3 on uint32, as `noise._mix`."""
-    x ^= x >> 16
-    x *= 0x85EBCA6B
-    x ^= x >> 13
-    x *= 0xC2B2AE35
-    x ^= x >> 16
-    return x
-
-
-@triton.jit
-def _minus_log(u, complement):
-    """-log(u) of 0 < u < 1 without a hardware logarithm near 1, where it has no digit right."""
-    v = complement
-    series = v * (1.0 + v * (1.0 / 2 + v * (1.0 / 3 + v * (1.0 / 4 + v * (1.0 / 5)))))
-    return tl.where(v < 1.0 / 32, series, -tl.log(u))
-
-
-@triton.jit
-def _gumbel(token, first, second):
-    """Standard Gumbel noise of tokens for the mixed words of a row, as `noise.gumbel`."""
-    bits = _mix((_mix(token.to(tl.uint32) * 0x9E3779B9) ^ first) + second)
-    whole = (bits >> 9).to(tl.float32)
-    exponential = _minus_log((whole + 0.5) * (1.0 / 8388608), (8388607.5 - whole) * (1.0 / 8388608))
-    return -tl.log(exponential)
-
-
-@triton.jit
-def _scaled(value, best, temperature):
-    """Logits below the best one, over the temperature: at most 0. What is no number can never come."""
-    usable = (value == value) & (value < float("inf"))
-    return tl.where(usable, (value - best) / temperature, float("-inf"))
-
-
-@triton.jit
-def _order(scaled):
-    """Likelier first: the bits of the distance from the best."""
-    return tl.abs(scaled).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _noise(token, words, positions, row):
-    """Of tokens of a row, which its seed and its position decide."""
-    # One lane and no scalar: the products wrap.
-    lane = tl.arange(0, 1)
-    position = tl.load(positions + row + lane).to(tl.uint32, bitcast=True)
-    first = _mix(tl.load(words + 2 * row + lane).to(tl.uint32, bitcast=True) ^ (position * 0x9E3779B9))
-    second = _mix(tl.load(words + 2 * row + 1 + lane).to(tl.uint32, bitcast=True) + first)
-    return _gumbel(token, first, second)
+"""Logits of a program that draws or checks."""
+ROW_BLOCK = 1024
+"""Logits that the program of a row looks at together."""
+PIVOTS = tl.constexpr(12)
+"""Distances from the best up to which tokens are counted and weighed for rows with `top_k` and `top_p`."""
 
 
 @triton.jit
@@ -87,15 +40,41 @@ def _filtered(top_k, top_p, min_p, row, VOCABULARY: tl.constexpr):
     return ((k > 0) & (k < VOCABULARY)) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
 
 
+@triton.jit
+def _least(min_p, row):
+    """The least logit over the temperature, below the best one, that `min_p` lets come."""
+    share = tl.load(min_p + row)
+    return tl.where(share > 0, tl.log(tl.where(share > 0, share, 1.0)), float("-inf"))
+
+
+@triton.jit
+def _first_choice(
+    drawn, place, tile_best, row, heat,
+    VOCABULARY: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """The best logit of the row, and the token that is chosen if all tokens may come."""
+    t = tl.arange(0, PADDED)
+    mask = t < BLOCKS
+    greatest = tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf"))
+    # Where nothing can come nothing is drawn: any finite best keeps the arithmetic free of NaN.
+    top = tl.max(greatest, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    value = tl.load(drawn + row * BLOCKS + t, mask=mask, other=float("-inf"))
+    # What was counted from the greatest of its tile counts from that of the row.
+    value += scaled_logits(greatest, top, tl.where(heat > 0, heat, 1.0))
+    chosen = tl.load(place + row * BLOCKS + tl.argmax(value, 0))
+    return top, tl.minimum(chosen, VOCABULARY - 1)
+
+
 @triton.jit(do_not_specialize=["logits_row", "tables_row"])
-def prepare_kernel(
-    logits, counts_row, output, prompt, repetition, presence, frequency, temperature, top_k, top_p, min_p,
-    words, positions, best, sound, drawn, place, logits_row: tl.int64, tables_row: tl.int64,
+def draw_kernel(
+    logits, counts_row, output, prompt, repetition, presence, frequency, temperature, words, positions,
+    tile_best, sound, drawn, place, logits_row: tl.int64, tables_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, BLOCKS): penalties in place; the greatest of the tile, and whether all of it is finite.
 
-    Of a row whose tokens can all come, the best of the tile with its noise, too, from the greatest there.
+    And the best of the tile with its noise, counted from the greatest there, as if all tokens could come.
     """
     row, tile = tl.program_id(0), tl.program_id(1)
     token = tile * BLOCK + tl.arange(0, BLOCK)
@@ -114,150 +93,141 @@ def prepare_kernel(
         value -= tl.where(count > 0, tl.load(presence + row), 0.0)
         tl.store(to, value, mask=inside)
     top = tl.max(tl.where(bad, float("-inf"), value), 0)
-    tl.store(best + row * BLOCKS + tile, top)
+    tl.store(tile_best + row * BLOCKS + tile, top)
     tl.store(sound + row * BLOCKS + tile, 1 - tl.max(bad.to(tl.int32), 0))
     heat = tl.load(temperature + row)
-    if (heat <= 0) | (_filtered(top_k, top_p, min_p, row, VOCABULARY) == 0):
-        # Where nothing can come nothing is drawn: any finite number keeps the arithmetic free of NaN.
-        scaled = _scaled(value, tl.where(top == float("-inf"), 0.0, top), tl.where(heat > 0, heat, 1.0))
-        if heat > 0:
-            scaled += _noise(token, words, positions, row)
-        tl.store(drawn + row * BLOCKS + tile, tl.max(scaled, 0))
-        tl.store(place + row * BLOCKS + tile, tile * BLOCK + tl.argmax(scaled, 0))
+    scaled = scaled_logits(value, tl.where(top == float("-inf"), 0.0, top), tl.where(heat > 0, heat, 1.0))
+    if heat > 0:
+        scaled += noise_of(token, words, positions, row)
+    tl.store(drawn + row * BLOCKS + tile, tl.max(scaled, 0))
+    tl.store(place + row * BLOCKS + tile, tile * BLOCK + tl.argmax(scaled, 0))
 
 
 @triton.jit
-def _search(
-    row_logits, best, temperature, most, reach, target, COUNTING: tl.constexpr,
-    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """An order o <= `most` up to which the tokens number `target` at least, and without whose last one they
-    would not; or weigh that share of those up to `most`.
-
-    Each pass tries eight orders at once. Those of the first passes are evenly spaced as distances, within
-    `reach` at first, which finds most thresholds; then as bits, so eleven more tell any two apart. It ends as
-    soon as a single token is left between the bounds.
-    """
-    low = most * 0
-    high = most
-    wanted = target
-    below = 0.0
-    inside = 2.0
-    passes = 0
-    j = tl.arange(0, 8)
-    while (passes < EVEN + 11) & (inside > 1.0):
-        step = (high - low) // 8 + 1
-        tried = tl.minimum(low + (j + 1) * step - 1, high)
-        near, far = low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
-        if (passes < EVEN) & (near < reach):
-            # The last one is the upper bound: in the first pass it tells what all weigh.
-            width = tl.where(far > reach, (reach - near) / 7, (far - near) / 8)
-            apart = (near + width * (j + 1).to(tl.float32)).to(tl.int32, bitcast=True)
-            tried = tl.where(j == 7, high, tl.minimum(apart, high))
-        weights = tl.zeros([8, BLOCK], tl.float32)
-        numbers = tl.zeros([8, BLOCK], tl.float32)
-        for start in range(0, VOCABULARY, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            there = token < VOCABULARY
-            value = tl.load(row_logits + token, mask=there, other=float("-inf"))
-            scaled = _scaled(value, best, temperature)
-            reached = (_order(scaled)[None, :] <= tried[:, None]) & there[None, :]
-            numbers += reached.to(tl.float32)
-            if not COUNTING:
-                weights += tl.where(reached, tl.exp(scaled)[None, :], 0.0)
-        number = tl.sum(numbers, 1)
-        amount = number if COUNTING else tl.sum(weights, 1)
-        if not COUNTING:  # noqa: SIM102 - known when compiling, the other is not
-            if passes == 0:
-                wanted = target * tl.sum(tl.where(j == 7, amount, 0.0), 0)
-        short = tl.minimum(tl.sum((amount < wanted).to(tl.int32), 0), 7)
-        # Of the tokens up to the bound that is found, those up to the one before it are not between the two.
-        below = tl.maximum(below, tl.max(tl.where(j < short, number, 0.0), 0))
-        inside = tl.sum(tl.where(j == short, number, 0.0), 0) - below
-        low = tl.minimum(tl.maximum(low, tl.max(tl.where(j < short, tried + 1, 0), 0)), high)
-        high = tl.sum(tl.where(j == short, tried, 0), 0)
-        passes += 1
-    return high
+def _pivot_order(pivot: tl.constexpr):
+    """Of the distances 1 to 13.5, each three tenths farther than the one before."""
+    return order_of(tl.exp2(tl.full([], 0.375 * pivot, tl.float32)))
 
 
 @triton.jit(do_not_specialize=["logits_row"])
-def truncate_kernel(
-    logits, temperature, top_k, top_p, min_p, tile_best, best, last, logits_row: tl.int64,
+def check_kernel(
+    logits, temperature, top_k, top_p, min_p, words, positions, tile_best, drawn, place,
+    likelier, likelier_weight, next_drawn, next_place, within, within_weight, logits_row: tl.int64,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows): the best logit of the row, and the order of the last token that may come."""
-    row = tl.program_id(0)
-    t = tl.arange(0, PADDED)
-    top = tl.max(tl.load(tile_best + row * BLOCKS + t, mask=t < BLOCKS, other=float("-inf")), 0)
-    # Where nothing can come nothing is drawn: any finite best keeps the arithmetic free of NaN.
-    top = tl.where(top == float("-inf"), 0.0, top)
-    heat = tl.load(temperature + row)
-    most = tl.full([], INFINITE, tl.int32)
-    if heat > 0:
-        row_logits = logits + row.to(tl.int64) * (logits_row * UNIT)
-        share = tl.load(min_p + row)
-        if share > 0:
-            most = _order(tl.log(share))
-        k = tl.load(top_k + row)
-        if (k > 0) & (k < VOCABULARY):
-            whole = tl.full([], INFINITE, tl.int32)
-            kept = _search(row_logits, top, heat, whole, FAR, k.to(tl.float32), True, VOCABULARY, BLOCK)
-            most = tl.minimum(most, kept)
-        mass = tl.load(top_p + row)
-        if mass < 1:
-            # Tokens farther than this from the best weigh less together than what is cut off.
-            reach = tl.log(VOCABULARY / (1.0 - mass)) + 1.0
-            most = _search(row_logits, top, heat, most, reach, mass, False, VOCABULARY, BLOCK)
-    tl.store(best + row, top)
-    tl.store(last + row, most)
+    """Grid (rows, BLOCKS): of a row whose tokens cannot all come, how many of the tile's tokens are likelier
+    than the one that was drawn, what they weigh, and the best of them with its noise.
 
-
-@triton.jit(do_not_specialize=["logits_row"])
-def draw_kernel(
-    logits, temperature, top_k, top_p, min_p, words, positions, best, last, drawn, place,
-    logits_row: tl.int64,
-    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
-    """Grid (rows, BLOCKS): of a row whose tokens cannot all come, the best of a tile with its noise, counted
-    from the greatest of the row, and which token that is."""
+    Also how many `min_p` lets come, and their weight, up to several distances from the best: `top_p` is a
+    share of what `top_k` keeps. Weights are probabilities by that of the best token.
+    """
     row, tile = tl.program_id(0), tl.program_id(1)
     heat = tl.load(temperature + row)
     if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+        top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
         token = tile * BLOCK + tl.arange(0, BLOCK)
         inside = token < VOCABULARY
-        at = logits + row.to(tl.int64) * (logits_row * UNIT) + token
-        value = tl.load(at, mask=inside, other=float("-inf"))
-        scaled = _scaled(value, tl.load(best + row), heat)
-        kept = _order(scaled) <= tl.load(last + row)
-        scaled = tl.where(kept, scaled + _noise(token, words, positions, row), float("-inf"))
-        tl.store(drawn + row * BLOCKS + tile, tl.max(scaled, 0))
-        tl.store(place + row * BLOCKS + tile, tile * BLOCK + tl.argmax(scaled, 0))
+        row_logits = logits + row.to(tl.int64) * (logits_row * UNIT)
+        value = tl.load(row_logits + token, mask=inside, other=float("-inf"))
+        scaled = scaled_logits(value, top, heat)
+        weight = tl.exp(scaled)
+        allowed = inside & (scaled >= _least(min_p, row))
+        ahead = allowed & (usable(value) > usable(tl.load(row_logits + chosen)))
+        at = row * BLOCKS + tile
+        tl.store(likelier + at, tl.sum(ahead.to(tl.float32), 0))
+        tl.store(likelier_weight + at, tl.sum(tl.where(ahead, weight, 0.0), 0))
+        noisy = tl.where(ahead, scaled + noise_of(token, words, positions, row), float("-inf"))
+        tl.store(next_drawn + at, tl.max(noisy, 0))
+        tl.store(next_place + at, tile * BLOCK + tl.argmax(noisy, 0))
+        # The last distance is any.
+        last = (row * PIVOTS + PIVOTS - 1) * BLOCKS + tile
+        tl.store(within + last, tl.sum(allowed.to(tl.float32), 0))
+        tl.store(within_weight + last, tl.sum(tl.where(allowed, weight, 0.0), 0))
+        k = tl.load(top_k + row)
+        if (k > 0) & (k < VOCABULARY) & (tl.load(top_p + row) < 1):
+            for pivot in tl.static_range(PIVOTS - 1):
+                kept = allowed & (order_of(scaled) <= _pivot_order(pivot))
+                to = (row * PIVOTS + pivot) * BLOCKS + tile
+                tl.store(within + to, tl.sum(kept.to(tl.float32), 0))
+                tl.store(within_weight + to, tl.sum(tl.where(kept, weight, 0.0), 0))
 
 
-@triton.jit(do_not_specialize=["tables_row"])
+@triton.jit
+def _stays(number, weight, k, mass, whole):
+    """Whether a token may come than which `number` tokens of so much weight are likelier.
+
+    `whole`: what those weigh of which `top_p` is a share. The best token always may.
+    """
+    return (number == 0) | ((number < k) & ((mass >= 1) | (weight < mass * whole)))
+
+
+@triton.jit(do_not_specialize=["logits_row", "tables_row"])
 def choose_kernel(
-    drawn, place, tile_best, best, sound, temperature, top_k, top_p, min_p, counts_row, output, ids, finite,
-    tables_row: tl.int64,
-    VOCABULARY: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
+    logits, temperature, top_k, top_p, min_p, words, positions, tile_best, sound, drawn, place,
+    likelier, likelier_weight, next_drawn, next_place, within, within_weight, counts_row, output, ids, finite,
+    logits_row: tl.int64, tables_row: tl.int64,
+    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows): the best of the tiles; it is counted where its sequence has penalties."""
+    """Grid (rows): the token that was drawn if it may come, else the best of those that are likelier, and so
+    on; it is counted where its sequence has penalties."""
     row = tl.program_id(0)
+    heat = tl.load(temperature + row)
+    top, chosen = _first_choice(drawn, place, tile_best, row, heat, VOCABULARY, BLOCKS, PADDED)
     t = tl.arange(0, PADDED)
     mask = t < BLOCKS
-    greatest = tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf"))
-    top = tl.max(greatest, 0)
-    heat = tl.load(temperature + row)
-    value = tl.load(drawn + row * BLOCKS + t, mask=mask, other=float("-inf"))
-    # What was counted from the greatest of its tile counts from that of the row.
-    apart = _scaled(greatest, tl.load(best + row), tl.where(heat > 0, heat, 1.0))
-    counted = (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY)
-    tile = tl.argmax(tl.where(counted, value, value + apart), 0)
-    chosen = tl.minimum(tl.load(place + row * BLOCKS + tile), VOCABULARY - 1)
+    if (heat > 0) & _filtered(top_k, top_p, min_p, row, VOCABULARY):
+        row_logits = logits + row.to(tl.int64) * (logits_row * UNIT)
+        mass, least = tl.load(top_p + row), _least(min_p, row)
+        k = tl.load(top_k + row)
+        ranked = (k > 0) & (k < VOCABULARY)
+        k = tl.where(ranked, k, VOCABULARY).to(tl.float32)
+        at = row * BLOCKS + t
+        number = tl.sum(tl.load(likelier + at, mask=mask, other=0.0), 0)
+        weight = tl.sum(tl.load(likelier_weight + at, mask=mask, other=0.0), 0)
+        following = tl.argmax(tl.load(next_drawn + at, mask=mask, other=float("-inf")), 0)
+        following = tl.load(next_place + row * BLOCKS + following)
+        any_distance = (row * PIVOTS + PIVOTS - 1) * BLOCKS + t
+        most = tl.sum(tl.load(within_weight + any_distance, mask=mask, other=0.0), 0)
+        whole = most
+        low, high, below = tl.full([], 0, tl.int32), tl.full([], INFINITE, tl.int32), 0.0
+        if ranked & (mass < 1):
+            # The k best weigh at least what lies within a distance that holds no more than k, and so on.
+            whole = 0.0
+            for pivot in tl.static_range(PIVOTS):
+                order = _pivot_order(pivot) if pivot < PIVOTS - 1 else high
+                to = (row * PIVOTS + pivot) * BLOCKS + t
+                inside = tl.sum(tl.load(within + to, mask=mask, other=0.0), 0)
+                heavy = tl.sum(tl.load(within_weight + to, mask=mask, other=0.0), 0)
+                whole = tl.maximum(whole, tl.where(inside <= k, heavy, 0.0))
+                most = tl.minimum(most, tl.where(inside >= k, heavy, most))
+                low = tl.maximum(low, tl.where(inside < k, order + 1, 0))
+                below = tl.maximum(below, tl.where(inside < k, inside, 0.0))
+                high = tl.minimum(high, tl.where(inside >= k, order, INFINITE))
+        allowed = scaled_logits(tl.load(row_logits + chosen), top, heat) >= least
+        kept = allowed & _stays(number, weight, k, mass, whole)
+        while kept == 0:
+            if (whole < most) & allowed & _stays(number, weight, k, mass, most):
+                # It depends on what lies between the two bounds.
+                whole = weight_of_the_best(
+                    row_logits, top, heat, least, k, low, high, below, VOCABULARY, BLOCK
+                )
+                most = whole
+            else:
+                chosen = following
+                allowed = chosen >= 0
+                number = 0.0
+                # Where `min_p` alone forbids, the best of what it lets come is the choice.
+                if ranked | (mass < 1):
+                    number, weight, following = check_row(
+                        row_logits, top, heat, least, chosen, words, positions, row, VOCABULARY, BLOCK
+                    )
+            kept = allowed & _stays(number, weight, k, mass, whole)
     all_sound = tl.min(tl.load(sound + row * BLOCKS + t, mask=mask, other=1), 0)
+    greatest = tl.max(tl.load(tile_best + row * BLOCKS + t, mask=mask, other=float("-inf")), 0)
     tl.store(ids + row, chosen.to(tl.int64))
-    tl.store(finite + row, ((all_sound == 1) & (top > float("-inf"))).to(tl.int8))
+    tl.store(finite + row, ((all_sound == 1) & (greatest > float("-inf"))).to(tl.int8))
     table = tl.load(counts_row + row)
     if table >= 0:
         at = output + table.to(tl.int64) * (tables_row * UNIT) + chosen
@@ -305,19 +275,16 @@ def calls(
         "counts.prompt", counts.prompt, counts.output.shape, dtypes=(torch.bool,), device=device, dense_from=0
     )
     tile = launch_for("sample_tile", device, f"v{vocabulary}", Launch(4, blocks={"V": TILE}))
-    search = launch_for("sample_search", device, f"v{vocabulary}", Launch(8, blocks={"V": SEARCH}))
+    whole = launch_for("sample_row", device, f"v{vocabulary}", Launch(8, blocks={"V": ROW_BLOCK}))
     block = block_of(vocabulary, most=tile.blocks["V"])
     blocks = ceil_div(vocabulary, block)
     unit = stride_unit([logits.stride(0), counts.output.stride(0)])
     cut = {"VOCABULARY": vocabulary, "BLOCKS": blocks, "UNIT": unit}
     padded = {"PADDED": block_of(blocks)}
 
-    def empty(kind: torch.dtype, *shape: int) -> torch.Tensor:
-        return torch.empty(*shape, dtype=kind, device=device)
+    def empty(kind: torch.dtype, *more: int) -> torch.Tensor:
+        return torch.empty(rows, *more, blocks, dtype=kind, device=device)
 
-    tile_best, sound = empty(torch.float32, rows, blocks), empty(torch.int32, rows, blocks)
-    drawn, place = empty(torch.float32, rows, blocks), empty(torch.int32, rows, blocks)
-    best, last = empty(torch.float32, rows), empty(torch.int32, rows)
     given = {"logits": logits, "logits_row": logits.stride(0) // unit}
     tables = {
         "counts_row": p.counts_row,
@@ -325,30 +292,38 @@ def calls(
         "tables_row": counts.output.stride(0) // unit,
     }
     penalties = {"repetition": p.repetition, "presence": p.presence, "frequency": p.frequency}
-    found = {"best": best, "last": last}
-    filters = {"temperature": p.temperature, "top_k": p.top_k, "top_p": p.top_p, "min_p": p.min_p}
-    noise = {"words": p.words, "positions": positions, "drawn": drawn, "place": place}
+    heat = {"temperature": p.temperature}
+    filters = heat | {"top_k": p.top_k, "top_p": p.top_p, "min_p": p.min_p}
+    noise = {"words": p.words, "positions": positions}
+    sound = {"sound": empty(torch.int32)}
+    drawn = {
+        "tile_best": empty(torch.float32),
+        "drawn": empty(torch.float32),
+        "place": empty(torch.int32),
+    }
+    checked = {
+        "likelier": empty(torch.float32),
+        "likelier_weight": empty(torch.float32),
+        "next_drawn": empty(torch.float32),
+        "next_place": empty(torch.int32),
+        "within": empty(torch.float32, PIVOTS.value),
+        "within_weight": empty(torch.float32, PIVOTS.value),
+    }
+    result = {"ids": choice.ids, "finite": choice.finite.view(torch.uint8)}
     return [
         KernelCall(
-            prepare_kernel, (rows, blocks),
-            given | tables | penalties | filters | noise
-            | {"prompt": counts.prompt.view(torch.uint8), "best": tile_best, "sound": sound},
-            cut | {"BLOCK": block}, tile,
-        ),
-        KernelCall(
-            truncate_kernel, (rows,), given | found | filters | {"tile_best": tile_best},
-            cut | padded | {"BLOCK": block_of(vocabulary, most=search.blocks["V"])}, search,
-        ),
-        KernelCall(
             draw_kernel, (rows, blocks),
-            given | found | filters | noise,
+            given | tables | penalties | heat | noise | drawn | sound
+            | {"prompt": counts.prompt.view(torch.uint8)},
             cut | {"BLOCK": block}, tile,
+        ),
+        KernelCall(
+            check_kernel, (rows, blocks), given | filters | noise | drawn | checked,
+            cut | padded | {"BLOCK": block}, tile,
         ),
         KernelCall(
             choose_kernel, (rows,),
-            tables | filters
-            | {"drawn": drawn, "place": place, "tile_best": tile_best, "best": best, "sound": sound,
-               "ids": choice.ids, "finite": choice.finite.view(torch.uint8)},
-            cut | padded, Launch(1),
+            given | tables | filters | noise | drawn | sound | checked | result,
+            cut | padded | {"BLOCK": block_of(vocabulary, most=whole.blocks["V"])}, whole,
         ),
     ]  # fmt: skip

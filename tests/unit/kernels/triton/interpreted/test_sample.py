@@ -77,10 +77,39 @@ def test_every_parameter_does_what_the_reference_does(step: int) -> None:
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 100, 5000])
 def test_vocabularies_of_any_size(vocabulary: int) -> None:
-    """The largest takes two tiles and five blocks of a search."""
+    """The largest takes two tiles, and five blocks of a program that looks at the whole row."""
     rows = [{}, {"temperature": 1.0, "top_p": 0.7}, {"temperature": 1.0, "top_k": 50}]
     logits, chosen, none = drawn(3, vocabulary, 5), parameters(rows, [1, 2, 3]), counts(vocabulary)
     at = positions(3, 9)
+    same(sample(logits.clone(), chosen, none, at), reference(logits.clone(), chosen, none, at))
+
+
+FILTERS: list[dict[str, float]] = [
+    {"temperature": heat, **filters}
+    for heat in (0.7, 1.5)
+    for filters in (
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_p": 0.02},
+        {"top_p": 0.9},
+        {"min_p": 0.5},
+        {"top_k": 20, "top_p": 0.95},
+        {"top_k": 60, "top_p": 0.3},
+        {"top_k": 40, "top_p": 0.6, "min_p": 0.3},
+    )
+]
+
+
+@pytest.mark.parametrize(("spread", "digits"), [(0.02, 24), (1.0, 24), (6.0, 24), (1.0, 4)])
+def test_what_was_drawn_and_may_not_come_gives_way_to_the_best_of_what_may(
+    spread: float, digits: int
+) -> None:
+    """Nearly even logits reject nearly every draw, and hide the last of the best ones between two bounds; few
+    digits make many tokens equal."""
+    logits, at = drawn(len(FILTERS), 300, 6) / 4 * spread, positions(len(FILTERS), 50)
+    mantissa, exponent = torch.frexp(logits)
+    logits = torch.ldexp((mantissa * 2**digits).round() / 2**digits, exponent)
+    chosen, none = parameters(FILTERS, list(range(len(FILTERS)))), counts(300)
     same(sample(logits.clone(), chosen, none, at), reference(logits.clone(), chosen, none, at))
 
 

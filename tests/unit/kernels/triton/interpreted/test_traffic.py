@@ -142,25 +142,24 @@ def test_what_is_written_or_copied_moves_once() -> None:
     assert_least(traffic, 4 * memory[0].nbytes, asked=1.01)
 
 
-@pytest.mark.parametrize(("top_p", "asked"), [(1.0, 1.02), (0.9, 8.4)])
-def test_logits_come_from_memory_once(top_p: float, asked: float) -> None:
-    n, vocabulary = 3, 8192
-    rows = {
-        "temperature": 1.0,
-        "top_p": top_p,
-        "min_p": 0.0,
-        "repetition": 1.0,
-        "presence": 0.0,
-        "frequency": 0.0,
-    }
+@pytest.mark.parametrize(
+    ("filters", "asked"),
+    [({}, 1.02), ({"top_p": 0.9}, 2.3), ({"top_k": 20, "top_p": 0.95}, 2.9), ({"min_p": 0.05}, 2.02)],
+)
+def test_logits_come_from_memory_once(filters: dict[str, float], asked: float) -> None:
+    """And once more, from the cache where it has room, to see whether what was drawn may come; a row in ten or
+    so draws what may not, or something between two bounds."""
+    n, vocabulary = 8, 8192
+    defaults = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
+    without = dict.fromkeys(("repetition", "presence", "frequency"), 0.0)
+    rows = {name: torch.full((n,), value) for name, value in (defaults | without | filters).items()}
     chosen = SampleParameters(
-        **{name: torch.full((n,), value) for name, value in rows.items()},
-        top_k=torch.zeros(n, dtype=torch.int32),
+        **(rows | {"top_k": rows["top_k"].to(torch.int32)}),
         counts_row=torch.full((n,), -1, dtype=torch.int32),
         words=torch.tensor([seed_words(seed) for seed in range(n)], dtype=torch.int32),
     )
     none = Counts(torch.zeros(1, vocabulary, dtype=torch.int32), torch.zeros(1, vocabulary, dtype=torch.bool))
-    logits = torch.randn(n, vocabulary)
+    logits = 4 * torch.randn(n, vocabulary, generator=torch.Generator().manual_seed(1))
     with counted() as traffic:
         sample(logits, chosen, none, torch.zeros(n, dtype=torch.int32))
     assert_least(traffic, logits.nbytes, asked=asked)
