@@ -147,8 +147,8 @@ def test_what_is_written_or_copied_moves_once() -> None:
     [({}, 1.02), ({"top_p": 0.9}, 2.3), ({"top_k": 20, "top_p": 0.95}, 2.9), ({"min_p": 0.05}, 2.02)],
 )
 def test_logits_come_from_memory_once(filters: dict[str, float], asked: float) -> None:
-    """And once more, from the cache where it has room, to see whether what was drawn may come; a row in ten or
-    so draws what may not, or something between two bounds."""
+    """And once more, from the cache where it has room, to see whether what was drawn may come; one row in ten
+    or so draws what may not, or something between two bounds."""
     n, vocabulary = 8, 8192
     defaults = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
     without = dict.fromkeys(("repetition", "presence", "frequency"), 0.0)
