@@ -244,5 +244,7 @@ def test_the_operator_that_users_start_measures_traffic(
             engine.serve(50, 3000, 100, 0.25)
             return ((plane.get("mdep", "nano", namespace) or {}).get("status") or {}).get("workload")
 
-        found = plane.wait_for(shown, f"traffic in the status; {operator.text[-3000:]}", timeout=150)
+        found = plane.wait_for(
+            shown, f"traffic in the status; {operator.text[-3000:]}", timeout=150, every=1.0
+        )
     assert (found["promptTokens"], found["outputTokens"], found["sharedPrefixRatio"]) == (3000, 100, 0.25)

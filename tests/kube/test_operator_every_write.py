@@ -24,10 +24,11 @@ pytestmark = pytest.mark.kube
 SIDE_BY_SIDE = 8
 LONGEST = 3000 if BUDGET == "large" else 300
 """Seconds of a test."""
-Story = Callable[[Life], Awaitable[None]]
+Story = Callable[[Life], Awaitable[int]]
+"""Returns the number of its first writes that another story has, too, and which fail there."""
 
 
-async def made_and_changed(life: Life) -> None:
+async def made_and_changed(life: Life) -> int:
     """Two engines and two gateways, budgets, keys; then another image and strategy, and one of each."""
     await life.make(replicas=2, gateway={"replicas": 2, "auth": {"secretRef": {"name": "keys"}}})
     await life.rest()
@@ -38,9 +39,10 @@ async def made_and_changed(life: Life) -> None:
         stateCache={"strategy": "NoBuffer"},
     )
     await life.rest()
+    return 0
 
 
-async def downloaded(life: Life) -> None:
+async def downloaded(life: Life) -> int:
     """The model is fetched by a loader before engines are made."""
     await life.make(model={"uri": "hf://org/model", "cache": {"size": "40Gi"}})
     loaders = await life.until(lambda: life.pods("loader"))
@@ -50,11 +52,15 @@ async def downloaded(life: Life) -> None:
         loaders[0], phase="Succeeded", containerStatuses=[{**container, "state": {"terminated": ended}}]
     )
     await life.until(lambda: life.child(DEPLOYMENT, f"{life.key.name}-engine"))
+    return 0
 
 
-async def taken_back(life: Life) -> None:
+async def taken_back(life: Life) -> int:
     """A revision that makes no progress goes back to the one before it."""
     await life.make(rollout={"progressDeadline": "1s", "minReadyTime": "0s"})
+    await life.until(lambda: life.pods("engine"))
+    # But for two, since more or fewer of them are reports of how far it is.
+    made = life.struck.writes - 2
     await life.ready("engine")
     await life.ready("gateway")
     await life.until(lambda: life.child(CONFIG_MAP, f"{life.key.name}-last-ready"))
@@ -65,6 +71,7 @@ async def taken_back(life: Life) -> None:
         return bool((status.get("rollout") or {}).get("failedRevision"))
 
     await life.until(back)
+    return made
 
 
 STORIES: dict[str, Story] = {
@@ -104,7 +111,7 @@ async def test_whichever_write_fails_and_however_the_end_is_the_same(
 ) -> None:
     async with connected(await load_access(str(plane.kubeconfig))) as server:
         undisturbed = Life(server, Key(namespace, "calm"))
-        await story(undisturbed)
+        known = await story(undisturbed)
         expected = await undisturbed.shape()
         assert len(expected) > 11
         ends: dict[str, list[str]] = {}
@@ -116,10 +123,11 @@ async def test_whichever_write_fails_and_however_the_end_is_the_same(
                 ends[f"{blow} at {life.struck.struck}"] = await life.shape()
             await life.remove()
 
-        await many([struck(at, blow) for at in range(undisturbed.struck.writes) for blow in blows(at)])
+        writes = range(0 if BUDGET == "large" else known, undisturbed.struck.writes)
+        await many([struck(at, blow) for at in writes for blow in blows(at)])
         await undisturbed.remove()
 
-    assert len(ends) > 11
+    assert len(ends) > (5 if known else 11)
     for where, end in ends.items():
         assert (where, sorted({*end} - {*expected}), sorted({*expected} - {*end})) == (where, [], [])
     plane.wait_for(lambda: not left_over(plane, namespace), "all children to be collected")

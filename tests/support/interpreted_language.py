@@ -1,8 +1,11 @@
-"""Triton's interpreter without preparing `triton.language` anew for each function that a kernel calls.
+"""Triton's interpreter without what it does again and again to no effect.
 
 The interpreter puts its own functions into the modules of the language for a launch and takes them out again
 after it. It does so anew for every call of a device function inside the launch, to modules that are prepared
-already, which takes it longer than the arithmetic.
+already. For each operator it makes the types of operands and results, and a table of all types to look one
+up; brings equal shapes to a common one; and computes whether integers overflow, for an assertion that it
+leaves out, since its options say `debug=False`. Together that takes it several times as long as the
+arithmetic, which stays the interpreter's own: nothing here computes.
 """
 
 import functools
@@ -12,9 +15,16 @@ from types import ModuleType
 from typing import Any
 
 import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _prepare = interpreter._patch_lang
+_numpy_type = interpreter._get_np_dtype
+_make_block = core.block_type.__init__
+_make_tensor = core.tensor.__init__
+_broadcast = TritonSemantic.broadcast_impl_value
+_check_overflow = TritonSemantic.binary_op_sanitize_overflow_impl
 
 
 @functools.cache
@@ -31,6 +41,63 @@ def _prepare_once(function: Callable[..., Any]) -> Any:
     return _prepare(function)
 
 
+_numpy_types: dict[str, Any] = {}
+
+
+def _numpy_type_once(of: Any) -> Any:
+    name = of.scalar.name
+    if name not in _numpy_types:
+        _numpy_types[name] = _numpy_type(of)
+    return _numpy_types[name]
+
+
+_blocks: dict[Any, dict[str, Any]] = {}
+
+
+def _make_block_once(self: Any, element_ty: Any, shape: Any) -> None:
+    sizes = [each.value if type(each) is core.constexpr else each for each in getattr(shape, "values", shape)]
+    made = _blocks.get(key := (id(element_ty), *sizes))
+    if made is None:
+        _make_block(self, element_ty, shape)
+        # What is kept holds `element_ty`, so that no other type can come to have its number.
+        _blocks[key] = self.__dict__.copy()
+    else:
+        self.__dict__.update(made)
+
+
+_shapes: dict[Any, tuple[Any, Any]] = {}
+
+
+def _make_tensor_once(self: Any, handle: Any, of: Any) -> None:
+    shape = tuple(of.shape.values) if of.is_block() else ()
+    made = _shapes.get(shape)
+    if made is None:
+        _make_tensor(self, handle, of)
+        _shapes[shape] = self.shape, self.numel
+    else:
+        self.handle, self.type, self.dtype = handle, of, of.scalar
+        self.shape, self.numel = made
+
+
+def _broadcast_unlike(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    left, right = lhs.type, rhs.type
+    if left.is_block():
+        same = right.is_block() and left.shape.values == right.shape.values
+    else:
+        same = not right.is_block()
+    return (lhs, rhs) if same else _broadcast(self, lhs, rhs)
+
+
+def _check_overflow_if_told(self: Any, *operands: Any) -> None:
+    if self.builder.options.debug:
+        _check_overflow(self, *operands)
+
+
 def install() -> None:
     """For the whole process; a second time changes nothing."""
     interpreter._patch_lang = _prepare_once
+    interpreter._get_np_dtype = _numpy_type_once
+    core.block_type.__init__ = _make_block_once
+    core.tensor.__init__ = _make_tensor_once
+    TritonSemantic.broadcast_impl_value = _broadcast_unlike
+    TritonSemantic.binary_op_sanitize_overflow_impl = _check_overflow_if_told

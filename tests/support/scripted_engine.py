@@ -1,7 +1,7 @@
 """The API process without an engine process: the test reads what the engine is told and answers for it."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -93,6 +93,12 @@ class Engine:
         self.client._lose("the engine process was killed by signal 9")
 
 
+@cache
+def compiled(template: str) -> ChatTemplate:
+    """Once for all tests: it changes in nothing by being used, and takes longer than most of them."""
+    return ChatTemplate(template, TOKENIZER.special_tokens)
+
+
 class Api:
     """Both applications of a server over a scripted engine."""
 
@@ -103,7 +109,7 @@ class Api:
         metrics = RequestMetrics(self.registry, "tiny")
         settings = EngineSettings(model="tiny", max_waiting_requests=options.pop("waiting", 8), **options)
         self.serving = Serving(settings, "tiny", self.engine.client, metrics, Drain())
-        made = None if template is None else ChatTemplate(template, TOKENIZER.special_tokens)
+        made = None if template is None else compiled(template)
         self.serving.text = TextSide(TOKENIZER, made, GenerationDefaults())
         self._keys, self._token = keys, token
 

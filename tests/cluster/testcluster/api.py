@@ -3,6 +3,7 @@
 Tests that check what a user does go through kubectl; each start of that program costs a tenth of a second.
 """
 
+import contextlib
 import http.client
 import json
 import socket
@@ -19,7 +20,10 @@ Dial = Callable[[tuple[str, int], float], socket.socket]
 
 
 class ApiClient:
-    """Sends each request over a connection of its own, so that a restart of the server is no special case."""
+    """Keeps connections for what is read, which is asked again and again: a handshake costs more than that.
+
+    What is written goes over a connection of its own, so that a restart of the server is no special case.
+    """
 
     def __init__(
         self,
@@ -33,6 +37,8 @@ class ApiClient:
         self._dial = dial
         self._context = ssl.create_default_context(cafile=authority)
         self._context.load_cert_chain(client.certificate, client.key)
+        self._kept: list[http.client.HTTPConnection] = []
+        """Whose last answer was read to its end, and which nobody uses."""
 
     def request(
         self,
@@ -45,19 +51,41 @@ class ApiClient:
         timeout: float = 10.0,
     ) -> tuple[int, Any]:
         """(status, body): parsed if it is JSON, text otherwise. Raises OSError when the server is away."""
+        payload = None if body is None else json.dumps(body)
+        asked = method, path, payload, {"Content-Type": content_type, "Accept": accept}
+        while method == "GET" and self._kept:
+            # The server ends those it has waited long for, or that were from before its restart.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = self._kept.pop()
+                return self._ask(connection, asked, timeout)
+        try:
+            return self._ask(self._connection(timeout), asked, timeout)
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{method} {path}: {error!r}") from error
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self._host, self._port)
         connection.sock = self._context.wrap_socket(
             self._dial((self._host, self._port), timeout), server_hostname=self._host
         )
+        return connection
+
+    def _ask(
+        self,
+        connection: http.client.HTTPConnection,
+        request: tuple[str, str, str | None, dict[str, str]],
+        timeout: float,
+    ) -> tuple[int, Any]:
+        method, _, _, _ = request
+        kept = False
         try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, path, payload, {"Content-Type": content_type, "Accept": accept})
+            connection.sock.settimeout(timeout)
+            connection.request(*request)
             answer = connection.getresponse()
             text = answer.read().decode()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{method} {path}: {error!r}") from error
+            kept = method == "GET" and not answer.will_close
         finally:
-            connection.close()
+            self._kept.append(connection) if kept else connection.close()
         is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
         return answer.status, json.loads(text) if is_json else text
 
@@ -67,3 +95,8 @@ class ApiClient:
             return self.request("GET", path, timeout=2.0)[0] == http.HTTPStatus.OK
         except OSError:
             return False
+
+    def close(self) -> None:
+        """Lets go of the connections; another request makes new ones."""
+        while self._kept:
+            self._kept.pop().close()

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from testcluster.api import ApiClient
-from testcluster.errors import ClusterError
-from testcluster.kubectl import Kubectl, Manifest
+from testcluster.errors import ClusterError, Refused
+from testcluster.kubectl import Kubectl, Manifest, objects_of
 from testcluster.resources import Resources
 
 T = TypeVar("T")
+APPLY = "application/apply-patch+yaml"
+APPLYING = "fieldManager=test&force=true&fieldValidation=Strict"
+"""As kubectl asks: what the schema does not know is an error."""
+APPLY_SECONDS = 60.0
 SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
@@ -27,8 +31,21 @@ class Cluster:
         self._resources = Resources(api)
 
     def apply(self, manifest: Manifest, namespace: str | None = None) -> None:
-        """`kubectl apply` of YAML text, an object, or a list of objects."""
-        self.kubectl.apply(manifest, namespace)
+        """What `kubectl apply --server-side` does with YAML text, an object, or a list of objects.
+
+        Objects without a namespace of their own go to `namespace`. Raises Refused with the server's words.
+        """
+        for one in objects_of(manifest):
+            version, kind, meta = str(one["apiVersion"]), str(one["kind"]), one["metadata"]
+            group, _, _ = version.rpartition("/")
+            resource = self._resources.find(f"{kind}.{group}" if group else kind)
+            path = resource.path(meta.get("namespace") or namespace or "default", meta["name"])
+            status, answer = self.api.request(
+                "PATCH", f"{path}?{APPLYING}", one, content_type=APPLY, timeout=APPLY_SECONDS
+            )
+            if status not in (HTTPStatus.OK, HTTPStatus.CREATED):
+                said = answer.get("message", answer) if isinstance(answer, dict) else answer
+                raise Refused(f"{kind} {meta['name']}: {status} {said}")
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any] | None:
         """One object, or None when there is none of that name."""
@@ -113,12 +130,15 @@ class Cluster:
 
         self.wait_for(established, f"{crd} to be established")
 
-    def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 90.0) -> T:
-        """The first true value of `look`. Raises ClusterError naming `what` after `timeout` seconds."""
+    def wait_for(self, look: Callable[[], T], what: str, *, timeout: float = 90.0, every: float = 0.1) -> T:
+        """The first true value of `look`, which is asked `every` so many seconds.
+
+        Raises ClusterError naming `what` after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while True:
             if found := look():
                 return found
             if time.monotonic() > deadline:
                 raise ClusterError(f"waited {timeout:g} s for {what}; last seen: {found!r}")
-            time.sleep(0.1)
+            time.sleep(every)

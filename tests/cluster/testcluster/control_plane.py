@@ -172,6 +172,7 @@ class ControlPlane(Cluster):
         """Ends all processes at once: what they would still write is deleted anyway."""
         for component in (self.controller_manager, self.api_server, self.etcd):
             component.stop(grace=0)
+        self.api.close()
 
     def used_by(self, account: str) -> set[Right]:
         """What a ServiceAccount (`NAMESPACE:NAME`) has asked for since the start, allowed or not."""

@@ -4,6 +4,7 @@ ClusterError
 ├── ToolMissing     a program of the machine is not there: the message names the package
 ├── BuildFailed     the Go build failed: the message ends with its last lines
 ├── NotReady        a component died or did not answer in time: the message ends with its log's last lines
+├── Refused         the API server did not take an object: the message holds its words
 └── CommandFailed   kubectl, helm or a command inside the node failed: the message holds its output
 """
 
@@ -22,6 +23,10 @@ class BuildFailed(ClusterError):
 
 class NotReady(ClusterError):
     """A component died or did not answer in time."""
+
+
+class Refused(ClusterError):
+    """The API server did not take an object."""
 
 
 class CommandFailed(ClusterError):

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -10,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from testcluster.api import ApiClient
 from testcluster.cluster import Cluster
 from testcluster.control_plane import free_ports
-from testcluster.errors import ClusterError, CommandFailed
-from testcluster.kubectl import Kubectl, as_yaml
+from testcluster.errors import ClusterError, CommandFailed, Refused
+from testcluster.kubectl import Kubectl, Manifest
 from testcluster.pki import Authority, Certificate, Identity
 
 SCRIPT = """\
@@ -24,7 +24,6 @@ SCRIPT = """\
 case "$1" in
   fail) echo "Error from server (NotFound): no such thing" >&2; exit 4 ;;
   get) echo '{"args": "'"$*"'"}' ;;
-  apply) echo "$@"; cat ;;
   slow) exec sleep 5 ;;
   *) echo "$KUBECONFIG" ;;
 esac
@@ -45,11 +44,16 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Certi
     return authority, authority.issue(Identity("both", "/CN=both", ("IP:127.0.0.1",)))
 
 
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there"}}
+WIDGET = {"apiVersion": "test.io/v2", "kind": "Widget", "metadata": {"name": "w"}}
 PODS = {
     "resource": "pods", "singularResource": "pod", "shortNames": ["po"], "scope": "Namespaced",
     "responseKind": {"kind": "Pod"},
 }  # fmt: skip
-WIDGETS = {"resource": "widgets", "singularResource": "widget", "scope": "Cluster", "responseKind": {}}
+WIDGETS = {
+    "resource": "widgets", "singularResource": "widget", "scope": "Cluster",
+    "responseKind": {"kind": "Widget"},
+}  # fmt: skip
 CLUSTER = {
     "/api": {"items": [{"metadata": {}, "versions": [{"version": "v1", "resources": [PODS]}]}]},
     "/apis": {
@@ -65,6 +69,9 @@ CLUSTER = {
         "apiVersion": "test.io/v2", "kind": "WidgetList", "items": [{"metadata": {"name": "w"}}],
     },
 }  # fmt: skip
+
+
+APPLIED: list[tuple[str, Any]] = []
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -87,6 +94,12 @@ class Answers(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(HTTPStatus.CREATED, json.dumps({"sent": body, "type": self.headers["Content-Type"]}))
 
+    def do_PATCH(self) -> None:
+        APPLIED.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        taken = self.headers["Content-Type"] == "application/apply-patch+yaml" and "/bad?" not in self.path
+        status = HTTPStatus.CREATED if taken else HTTPStatus.FORBIDDEN
+        self.answer(status, json.dumps({"message": "broken"}))
+
     def answer(self, status: HTTPStatus, text: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json" if text.startswith("{") else "text/plain")
@@ -96,6 +109,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         """Says nothing."""
+
+
+SETUP = Answers.setup
 
 
 @pytest.fixture
@@ -110,7 +126,9 @@ def client(identity: tuple[Authority, Certificate]) -> Iterator[ApiClient]:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         address = f"https://127.0.0.1:{server.server_address[1]}"
-        yield ApiClient(address, authority.root.certificate, pair)
+        made = ApiClient(address, authority.root.certificate, pair)
+        yield made
+        made.close()
         server.shutdown()
         thread.join()
 
@@ -136,24 +154,36 @@ def test_json_asks_for_json(kubectl: Kubectl) -> None:
     assert kubectl.json("get", "pods")["args"] == "get pods -o json"
 
 
-def test_several_objects_arrive_as_documents(kubectl: Kubectl) -> None:
-    head, _, text = kubectl.apply([{"kind": "A"}, {"kind": "B"}], "somewhere").partition("\n")
+@pytest.mark.parametrize(
+    "manifest",
+    [[WIDGET, POD], f"{json.dumps(WIDGET)}\n---\n# nothing\n---\n{json.dumps(POD)}\n"],
+    ids=["objects", "text"],
+)
+def test_objects_are_applied_where_the_server_keeps_their_kind(
+    kubectl: Kubectl, client: ApiClient, tmp_path: Path, manifest: Manifest
+) -> None:
+    cluster = Cluster(tmp_path / "config", kubectl, client)
+    APPLIED.clear()
 
-    assert head == "apply -n somewhere -f -"
-    assert list(yaml.safe_load_all(text)) == [{"kind": "A"}, {"kind": "B"}]
+    cluster.apply(manifest, "ns")
+
+    assert [path.partition("?")[0] for path, _ in APPLIED] == [
+        "/apis/test.io/v2/widgets/w", "/api/v1/namespaces/ns/pods/there",
+    ]  # fmt: skip
+    assert [body for _, body in APPLIED] == [WIDGET, POD]
 
 
-def test_an_object_named_twice_is_written_out_twice() -> None:
-    labels = {"app": "web"}
+def test_a_namespace_of_its_own_counts_more_and_what_the_server_says_is_told(
+    kubectl: Kubectl, client: ApiClient, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path / "config", kubectl, client)
+    elsewhere = {**POD, "metadata": {"name": "bad", "namespace": "elsewhere"}}
+    APPLIED.clear()
 
-    text = as_yaml({"selector": labels, "labels": labels})
+    with pytest.raises(Refused, match=r"Pod bad: 403 broken"):
+        cluster.apply(elsewhere, "ns")
 
-    assert "&" not in text
-    assert yaml.safe_load(text) == {"selector": labels, "labels": labels}
-
-
-def test_text_is_passed_on_as_it_is() -> None:
-    assert as_yaml("kind: A\n---\nkind: B\n") == "kind: A\n---\nkind: B\n"
+    assert APPLIED[0][0].startswith("/api/v1/namespaces/elsewhere/pods/bad?")
 
 
 def test_a_missing_object_is_none_and_another_error_is_one(
@@ -173,12 +203,9 @@ def test_objects_of_several_kinds_are_listed_with_their_kind(
     kubectl: Kubectl, client: ApiClient, tmp_path: Path
 ) -> None:
     cluster = Cluster(tmp_path / "config", kubectl, client)
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there"}}
-    widget = {"apiVersion": "test.io/v2", "kind": "Widget", "metadata": {"name": "w"}}
-
-    assert cluster.list("pods", "ns", selector="app=web") == [pod]
-    assert cluster.list("widgets.test.io", "ns") == [widget]
-    assert cluster.list("widgets,widget") == [widget, widget]
+    assert cluster.list("pods", "ns", selector="app=web") == [POD]
+    assert cluster.list("widgets.test.io", "ns") == [WIDGET]
+    assert cluster.list("widgets,widget") == [WIDGET, WIDGET]
 
 
 def test_waiting_returns_the_first_true_value(kubectl: Kubectl, client: ApiClient, tmp_path: Path) -> None:
@@ -212,6 +239,21 @@ def test_only_a_server_that_says_ok_answers(client: ApiClient) -> None:
 def test_a_server_that_hangs_up_is_an_os_error(client: ApiClient) -> None:
     with pytest.raises(OSError, match="GET /cut"):
         client.request("GET", "/cut")
+
+
+def test_what_is_read_goes_over_one_connection_and_over_another_when_the_server_ended_it(
+    client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Answers, "protocol_version", "HTTP/1.1")
+    connections = []
+    monkeypatch.setattr(Answers, "setup", lambda self: (connections.append(self), SETUP(self)))
+
+    assert [client.request("GET", "/readyz")[0] for _ in range(3)] == [200] * 3
+    assert len(connections) == 1
+    connections[0].connection.shutdown(socket.SHUT_RDWR)
+    assert client.request("GET", "/readyz") == (200, "ok")
+    assert client.request("POST", "/", {})[0] == 201
+    assert len(connections) == 3
 
 
 def test_nobody_answers_where_nobody_listens(identity: tuple[Authority, Certificate]) -> None:

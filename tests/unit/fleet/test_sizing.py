@@ -16,7 +16,7 @@ from mamba_cli.fleet.engine_profile import EngineProfile
 from mamba_cli.fleet.gpu import KINDS, Gpu, chosen
 from mamba_cli.fleet.prompt_blocks import BLOCK
 from mamba_cli.fleet.roofline import profile_of
-from mamba_cli.fleet.sizing import Candidate, Question, Served, best_share, cheapest, size, smallest
+from mamba_cli.fleet.sizing import Answer, Candidate, Question, Served, best_share, cheapest, size, smallest
 from mamba_cli.fleet.slo import Slo
 from mamba_cli.fleet.workload import Asked, Workload, busiest
 from mamba_planner import Constraints, Device, plan
@@ -32,7 +32,7 @@ def model(name: str = "nemotron-nano-9b-v2") -> object:
     return model_config_from_hf(json.loads((CONFIGS / f"{name}.json").read_text()), name)
 
 
-def asked(requests: int = 160, every: float = 0.05) -> Asked:
+def asked(requests: int = 112, every: float = 0.05) -> Asked:
     arrivals = [
         replace(arrival, at=number * every)
         for number, arrival in enumerate(blocks(requests, documents=6, depth=(4, 16)))
@@ -46,6 +46,19 @@ def question(gpus: tuple[Gpu, ...], **changed: object) -> Question:
         most=24,
     )  # fmt: skip
     return replace(made, **changed)
+
+
+EXTRA = Constraints(strategy="ExtraBuffer")
+
+
+@pytest.fixture(scope="module")
+def of_two_kinds() -> Answer:
+    return size(question((KIND["A100"], KIND["H100"]), constraints=EXTRA))
+
+
+@pytest.fixture(scope="module")
+def of_every_strategy() -> Answer:
+    return size(question((KIND["H100"],)))
 
 
 @pytest.mark.parametrize("most", [1, 5, 64])
@@ -63,16 +76,13 @@ def test_the_smallest_number_is_found_from_wherever_the_search_starts(start: int
         assert max(looked) <= most
 
 
-def test_a_faster_kind_takes_fewer_and_a_tighter_promise_takes_more() -> None:
-    both = size(question((KIND["A100"], KIND["H100"]), constraints=Constraints(strategy="ExtraBuffer")))
-    slow, fast = both.candidates
+def test_a_faster_kind_takes_fewer_and_a_tighter_promise_takes_more(of_two_kinds: Answer) -> None:
+    slow, fast = of_two_kinds.candidates
     assert slow.served is not None
     assert fast.served is not None
     assert fast.served.engines < slow.served.engines
-    assert both.chosen is fast
-    tight = size(
-        question((KIND["H100"],), constraints=Constraints(strategy="ExtraBuffer"), slo=Slo(0.35, 0.1))
-    ).candidates[0]
+    assert of_two_kinds.chosen is fast
+    tight = size(question((KIND["H100"],), constraints=EXTRA, slo=Slo(0.35, 0.1))).candidates[0]
     assert tight.served is None or tight.served.engines > fast.served.engines
 
 
@@ -90,13 +100,12 @@ def test_the_smallest_fleet_attains_the_goal_and_one_engine_less_does_not() -> N
     assert found.engines_doubled > each.served.engines
 
 
-def test_the_same_question_has_the_same_answer() -> None:
-    asking = question((KIND["H100"],))
-    assert size(asking) == size(asking)
+def test_the_same_question_has_the_same_answer(of_every_strategy: Answer) -> None:
+    assert size(question((KIND["H100"],))) == of_every_strategy
 
 
-def test_every_strategy_is_a_candidate_unless_one_is_set() -> None:
-    names = {each.strategy for each in size(question((KIND["H100"],))).candidates}
+def test_every_strategy_is_a_candidate_unless_one_is_set(of_every_strategy: Answer) -> None:
+    names = {each.strategy for each in of_every_strategy.candidates}
     assert names == {"NoBuffer", "ExtraBuffer", "ExtraBufferLazy"}
     only = size(question((KIND["H100"],), constraints=Constraints(strategy="NoBuffer"))).candidates
     assert [each.strategy for each in only] == ["NoBuffer"]
@@ -152,13 +161,13 @@ def test_rounding_to_pages_costs_little_memory_however_small_a_state_is(tokens_p
     assert tokens_per_state * 7 / 8 <= held <= tokens_per_state
 
 
-def test_without_prefix_caching_nothing_is_resumed() -> None:
-    with_cache = size(question((KIND["H100"],), constraints=Constraints(strategy="ExtraBuffer")))
+def test_without_prefix_caching_nothing_is_resumed(of_two_kinds: Answer) -> None:
+    with_cache = of_two_kinds.candidates[1]
     without = size(
         question((KIND["H100"],), constraints=Constraints(strategy="ExtraBuffer", prefix_caching=False))
     )
-    assert with_cache.candidates[0].served is not None
-    assert with_cache.candidates[0].served.hit_rate > 0.3
+    assert with_cache.served is not None
+    assert with_cache.served.hit_rate > 0.3
     assert without.candidates[0].served is not None
     assert without.candidates[0].served.hit_rate == 0.0
 
@@ -206,13 +215,13 @@ def test_a_model_without_attention_is_simulated_too() -> None:
     assert found.chosen is not None
 
 
-def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained() -> None:
-    asking = question((KIND["H100"],), constraints=Constraints(strategy="ExtraBuffer"))
+def test_the_bound_of_an_idle_engine_is_never_below_what_is_attained(of_two_kinds: Answer) -> None:
+    asking = question((KIND["H100"],), constraints=EXTRA)
     planned = plan(asking.model, asking.constraints, Device("cuda", KIND["H100"].memory), asking.weights)
     profile = profile_of(asking.model, planned, asking.constraints, KIND["H100"])
-    for slo in (Slo(0.2, 0.1), Slo(0.5, 0.1), Slo(2.0, 0.1)):
+    tighter = {slo: size(replace(asking, slo=slo)).candidates[0] for slo in (Slo(0.2, 0.1), Slo(0.5, 0.1))}
+    for slo, ran in {**tighter, asking.slo: of_two_kinds.candidates[1]}.items():
         share = best_share(asking.asked, profile, planned.max_model_len, slo)
-        ran = size(replace(asking, slo=slo)).candidates[0]
         assert all(run.attainment <= share for run in ran.tried)
 
 
@@ -253,12 +262,11 @@ def test_kinds_are_named_as_they_are_known_and_priced_all_or_none() -> None:
             chosen(wrong)
 
 
-def test_the_plot_has_a_point_for_each_fleet_that_was_tried() -> None:
-    answer = size(question((KIND["A100"], KIND["H100"]), constraints=Constraints(strategy="ExtraBuffer")))
-    drawn = chart(answer, 1.0, "GPU-hours")
-    assert drawn == chart(answer, 1.0, "GPU-hours")
+def test_the_plot_has_a_point_for_each_fleet_that_was_tried(of_two_kinds: Answer) -> None:
+    drawn = chart(of_two_kinds, 1.0, "GPU-hours")
+    assert drawn == chart(of_two_kinds, 1.0, "GPU-hours")
     circles = [each for each in ElementTree.fromstring(drawn).iter() if each.tag.endswith("circle")]
-    assert len(circles) == sum(len(each.tried) for each in answer.candidates)
+    assert len(circles) == sum(len(each.tried) for each in of_two_kinds.candidates)
 
 
 def test_the_time_and_the_tokens_of_a_step_that_were_set_are_those_of_the_simulated_engine() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from mamba_kernels.gated_delta import gated_delta_prefill, gated_delta_update
 from mamba_kernels.no_sync import no_sync
@@ -15,6 +14,8 @@ H, G, V, K = 4, 2, 6, 5
 
 def theirs(rows: Delta, initial: torch.Tensor | None, function: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs [T, H, V] and the state [H, V, K], in float32 as they compute."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
     i = rows.inputs
     log_decay = i.A * torch.nn.functional.softplus(i.a + i.dt_bias)
     out, state = getattr(qwen, function)(

@@ -4,10 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GraniteMoeHybridConfig, NemotronHConfig, Qwen3NextConfig
-from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
-from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from mamba_kernels.moe import Activation, Routing, SharedExpert, moe, route
 from mamba_kernels.no_sync import no_sync
@@ -38,6 +34,9 @@ def mixed(x: torch.Tensor, routed: tuple[torch.Tensor, torch.Tensor], *more: Any
 
 
 def test_granite_takes_the_softmax_of_the_chosen_and_adds_a_shared_expert() -> None:
+    from transformers import GraniteMoeHybridConfig
+    from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
+
     config = GraniteMoeHybridConfig(
         hidden_size=D,
         intermediate_size=F,
@@ -67,6 +66,9 @@ def test_granite_takes_the_softmax_of_the_chosen_and_adds_a_shared_expert() -> N
 
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_qwen_gates_its_shared_expert(renormalise: bool) -> None:
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
     config = Qwen3NextConfig(
         hidden_size=D,
         moe_intermediate_size=F,
@@ -95,6 +97,9 @@ def test_qwen_gates_its_shared_expert(renormalise: bool) -> None:
 @pytest.mark.parametrize(("groups", "kept"), [(1, 1), (4, 2)])
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_nemotron_corrects_its_sigmoids_and_limits_groups(groups: int, kept: int, renormalise: bool) -> None:
+    from transformers import NemotronHConfig
+    from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
+
     config = NemotronHConfig(
         hidden_size=D,
         moe_intermediate_size=F,
