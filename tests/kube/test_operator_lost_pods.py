@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ async def test_a_node_that_is_gone_is_told_instead_of_an_engine_that_loads_or_dr
     await life.ready("gateway")
     await life.becomes("Ready", "Serving")
     with a_node(plane, node):
-        bind(plane, pod, node)
+        await life.bind(pod, node)
 
         # Nobody says that it is ready from here on, and its controller finds that out.
         assert f"its node {node} is not ready" in await life.becomes("Degraded", "NodeLost")
@@ -110,15 +109,6 @@ def a_node(plane: ControlPlane, name: str) -> Iterator[None]:
         yield
     finally:
         plane.kubectl("delete", "node", name)
-
-
-def bind(plane: ControlPlane, pod: Manifest, node: str) -> None:
-    """What the scheduler does."""
-    meta = metadata(pod)
-    path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding"
-    target = {"kind": "Node", "name": node}
-    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": meta["name"]}, "target": target}
-    assert plane.api.request("POST", path, body)[0] == HTTPStatus.CREATED
 
 
 async def test_pods_that_a_queue_holds_back_are_told_with_its_gates_until_it_lets_them_go(

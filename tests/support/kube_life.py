@@ -154,6 +154,12 @@ class Life:
         path = POD.path(self.key.namespace, metadata(pod)["name"], "status")
         await self._server.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
 
+    async def bind(self, pod: Manifest, node: str) -> None:
+        """What the scheduler does; there may be no such node."""
+        name, target = metadata(pod)["name"], {"kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        await self._server.request("POST", POD.path(self.key.namespace, name, "binding"), body=body)
+
     async def ready(self, component: names.Component) -> None:
         """The pods of the component answer."""
         for pod in await self.until(lambda: self.pods(component)):
