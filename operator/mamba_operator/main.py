@@ -10,9 +10,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-import kopf
 import structlog
 
 from mamba_api import names
@@ -28,7 +27,7 @@ from mamba_operator.builtin_config import ShippedConfig, nothing_shipped
 from mamba_operator.engine_admin import get_plan
 from mamba_operator.load_watch import LoadWatch
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, SettingsInvalid
+from mamba_operator.objects.errors import ClusterError, PassHangs, SettingsInvalid
 from mamba_operator.objects.indices import Indices, owner_key
 from mamba_operator.objects.kinds import MAMBA_DEPLOYMENT, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest, metadata
@@ -39,7 +38,7 @@ from mamba_operator.process.liveness import LoopLag, liveness_server
 from mamba_operator.process.metrics import OperatorMetrics
 from mamba_operator.process.served_namespaces import ServedNamespaces
 from mamba_operator.process.settings import OperatorSettings
-from mamba_operator.process.watching import make_registry, make_settings
+from mamba_operator.process.watching import make_registry, run_watches
 from mamba_operator.process.workqueue import WorkQueue
 from mamba_operator.reconcile import Reconciler
 from mamba_operator.render.default_images import DefaultImages
@@ -56,7 +55,6 @@ WATCHES_FIRST = 10.0
 """Longest time for which the first look at all objects waits for the watches to hold them."""
 GLANCE = 0.1
 JITTER = 0.2
-FIRST = asyncio.FIRST_COMPLETED
 
 
 class Operator:
@@ -80,6 +78,7 @@ class Operator:
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
         self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_PERIOD)
         self._leadership = Leadership(
             client,
@@ -128,6 +127,8 @@ class Operator:
                 for task in (stopping, leading):
                     task.cancel()
                 await asyncio.gather(stopping, leading, return_exceptions=True)
+                # They write nothing, so the lease has not waited for them; nor could it: see `run_watches`.
+                await self._end_watches()
                 log.info("operator_stopped", identity=settings.identity)
 
     async def _lead(self) -> None:
@@ -139,15 +140,14 @@ class Operator:
             shown = ScalingMetrics(self._metrics.registry)
             async with MetricsReader() as pods:
                 while await self._work(await self._namespaces.first(), key, pods, shown):
-                    pass
+                    await self._end_watches()
         finally:
             self._metrics.leader.set(0)
 
     async def _work(
         self, served: tuple[str, ...], key: AdminKey | None, pods: MetricsReader, shown: ScalingMetrics
     ) -> bool:
-        """Serve these namespaces; without any, the whole cluster. True: others are to be served now; False:
-        kopf was asked to end before `stop` could be."""
+        """Serve these namespaces; without any, the whole cluster. True: others are to be served now."""
         settings, indices = self._settings, Indices()
         autoscaler = Autoscaler(indices, pods.read, self._queue.add, shown, period=settings.scale_every)
         rollouts = RolloutWatch(indices, pods.read, self._queue.add)
@@ -176,44 +176,37 @@ class Operator:
             read=pods.read,
             busy=lambda: len(self._queue) > 0,
         )
-        started = asyncio.Event()
-        watching = asyncio.create_task(
-            kopf.operator(
-                registry=make_registry(self._queue.add, self._delivered, indices),
-                settings=make_settings(namespaced=bool(served)),
-                clusterwide=not served,
-                namespaces=list(served),
-                standalone=True,
-                ready_flag=started,
-            )
-        )
-        working = asyncio.create_task(self._queue.run(reconciler, settings.workers))
-        resyncing = asyncio.create_task(self._resync(served, indices, reconciler.doubt))
-        scaling = asyncio.create_task(autoscaler.run())
-        comparing = asyncio.create_task(rollouts.run())
-        asking = asyncio.create_task(loads.run())
-        measuring = asyncio.create_task(traffic.run())
-        telling = asyncio.create_task(reconciler.events.run())
-        # The workers first: whatever still arrives is for the next operator.
-        tasks = [scaling, comparing, asking, measuring, working, telling, resyncing, watching]
-        changing = asyncio.create_task(self._namespaces.other_than(served))
-        tasks.insert(0, changing)
+        registry = make_registry(self._queue.add, self._delivered, indices)
+        self._watching = watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
+        acting = [
+            self._queue.run(reconciler, settings.workers),
+            self._resync(served, indices, reconciler.doubt),
+            autoscaler.run(),
+            rollouts.run(),
+            loads.run(),
+            traffic.run(),
+            reconciler.events.run(),
+        ]
         if plans is not None:
-            tasks.insert(0, asyncio.create_task(plans.run()))
+            acting.append(plans.run())
         if settings.external_metrics_port is not None:
-            tasks.insert(0, asyncio.create_task(self._external_metrics(shown)))
+            acting.append(self._external_metrics(shown))
+        changing = asyncio.create_task(self._namespaces.other_than(served))
+        tasks = [changing, *map(asyncio.create_task, acting)]
         try:
-            # kopf takes the signals when it starts; it would then wait for our workers, and we for it.
-            await asyncio.wait({watching, asyncio.ensure_future(started.wait())}, return_when=FIRST)
-            self.take_signals()
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({watching, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             return done == {changing}
         finally:
-            for one in tasks:
-                one.cancel()
-                await asyncio.wait({one}, timeout=settings.exit_timeout)
+            await _end(tasks, settings.exit_timeout)
+
+    async def _end_watches(self) -> None:
+        """What they still deliver is for the next operator; they end slowly while there is much of it."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching}, timeout=self._settings.exit_timeout)
+            self._watching = None
 
     async def _external_metrics(self, shown: ScalingMetrics) -> None:
         # Not before it is asked for: the certificates' library is no small one.
@@ -323,6 +316,19 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]], timeout: float) -> None:
+    """Cancel what acts and wait until it has ended.
+
+    Raises:
+        PassHangs: something still acts after `timeout` seconds.
+    """
+    for task in tasks:
+        task.cancel()
+    _, hanging = await asyncio.wait(tasks, timeout=timeout)
+    if hanging:
+        raise PassHangs(f"what was under way has not ended within {timeout:g} s")
 
 
 def own_namespace(settings: OperatorSettings) -> str:

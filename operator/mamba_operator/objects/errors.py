@@ -13,6 +13,7 @@ OperatorError
 ├── Terminating             a child is on its way out and comes back when it is gone; retried soon
 ├── InvalidPatch            a pod template that cannot be merged; condition InvalidSpec
 ├── SettingsInvalid         wrong settings; exit code 2
+├── PassHangs               what acts does not end; the lease is kept until it runs out
 └── LeadershipLost          another operator took the lease; the process ends with exit code 1
 
 `condition_reason` is the word that the condition and the event carry.
@@ -96,6 +97,10 @@ class InvalidPatch(OperatorError):
 
 class SettingsInvalid(OperatorError):
     """Wrong settings."""
+
+
+class PassHangs(OperatorError):
+    """Something that may write was asked to end and has not."""
 
 
 class LeadershipLost(OperatorError):

@@ -1,7 +1,8 @@
 """Holds the Lease that lets one operator act at a time; losing it ends the process (see docs/adr/0030).
 
 `hold` waits for the lease, then runs the work; when renewals have failed for so long that another operator
-may take over, the work is cancelled. On a clean exit the lease is given back, so the next one starts at once.
+may take over, the work is cancelled. When it has ended the lease is given back, so the next one starts at
+once.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 import structlog
 
 from mamba_operator.objects.client import KubeClient
-from mamba_operator.objects.errors import ClusterError, Conflict, LeadershipLost, NotFound
+from mamba_operator.objects.errors import ClusterError, Conflict, LeadershipLost, NotFound, PassHangs
 from mamba_operator.objects.kinds import LEASE
 from mamba_operator.objects.manifest import Manifest
 from mamba_operator.process.lease import Move, Record, Watched, decide, watch
@@ -24,6 +25,8 @@ SAFETY = 0.7
 """We stop after this share of the lease's duration without a renewal: well before others may start."""
 RELEASE_SECONDS = 3.0
 """Longest wait for giving the lease back: it runs out by itself."""
+GLANCE = 1.0
+"""Seconds between two looks of who waits at the lease: a holder that ends gives it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,11 @@ class Leadership:
             self.holds = False
             for task in (working, renewing):
                 task.cancel()
-            await asyncio.gather(working, renewing, return_exceptions=True)
-            with contextlib.suppress(ClusterError, TimeoutError):
-                async with asyncio.timeout(RELEASE_SECONDS):
-                    await self._release()
+            ended, _ = await asyncio.gather(working, renewing, return_exceptions=True)
+            if isinstance(ended, PassHangs):
+                log.error("lease_kept", error=str(ended))
+            else:
+                await self._give_back()
 
     async def _acquire(self) -> None:
         told = ""
@@ -88,7 +92,7 @@ class Leadership:
                     log.info("lease_awaited", lease=self._lease.name, holder=holder)
             except ClusterError as error:
                 log.warning("lease_unavailable", error=str(error))
-            await asyncio.sleep(self._lease.renew_every)
+            await asyncio.sleep(min(GLANCE, self._lease.renew_every))
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -129,6 +133,13 @@ class Leadership:
             return False
         return True
 
+    async def _give_back(self) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._release()
+        except (ClusterError, TimeoutError) as error:
+            log.warning("lease_not_given_back", error=str(error) or "no answer")
+
     async def _release(self) -> None:
         current = await self._client.get(LEASE, self._lease.namespace, self._lease.name)
         if current is None or (current.get("spec") or {}).get("holderIdentity") != self._lease.identity:
@@ -136,6 +147,7 @@ class Leadership:
         spec = {**current["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         with contextlib.suppress(Conflict, NotFound):
             await self._client.replace({**current, "kind": LEASE.kind, "spec": spec})
+            log.info("lease_given_back", lease=self._lease.name, identity=self._lease.identity)
 
     def _manifest(self, current: Manifest | None, move: Move, record: Record | None) -> Manifest:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -4,7 +4,8 @@ kopf watches, reconnects, multiplexes and indexes; it writes nothing: no finaliz
 progress. Called by `main`; whatever an event says beyond "look at this one" is dropped.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import kopf
@@ -33,6 +34,26 @@ class NoDifferences(kopf.AnnotationsDiffBaseStorage):
     def build(self, **_: Any) -> kopf.BodyEssence:
         """Nothing of the object."""
         return cast("kopf.BodyEssence", {})
+
+
+async def run_watches(
+    registry: kopf.OperatorRegistry, namespaces: Sequence[str], take_signals: Callable[[], None]
+) -> None:
+    """Watch these namespaces, without any the cluster, until cancelled. As it ends, kopf cancels all tasks
+    that are younger than it, ours too.
+
+    `take_signals`: called at once after kopf has taken them, which would end its watches and nothing else.
+    """
+    older = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=make_settings(namespaced=bool(namespaces)),
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+        standalone=True,
+    )
+    take_signals()
+    await kopf.run_tasks(tasks, ignored=older)
 
 
 def make_registry(wake: Wake, delivered: Delivered, indices: Indices) -> kopf.OperatorRegistry:
@@ -72,7 +93,8 @@ def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = ours
     settings.queueing.idle_timeout = 1.0
     settings.queueing.exit_timeout = 1.0
-    settings.process.ultimate_exiting_timeout = 20.0
+    # kopf would kill the process so many seconds after its watches ended, and they are begun anew.
+    settings.process.ultimate_exiting_timeout = None
     return settings
 
 

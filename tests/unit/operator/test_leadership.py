@@ -13,6 +13,7 @@ from mamba_operator.objects.errors import (
     Forbidden,
     LeadershipLost,
     NotFound,
+    PassHangs,
     Refused,
     Unreachable,
 )
@@ -242,6 +243,47 @@ async def test_work_that_ends_slowly_is_waited_for_before_the_lease_is_given_bac
 
     assert log == ["ended while me holds"]
     assert lease(cluster)["holderIdentity"] == ""
+
+
+@in_virtual_time
+async def test_work_that_does_not_end_keeps_the_lease_until_it_runs_out() -> None:
+    cluster = FakeCluster()
+
+    async def hang() -> None:
+        try:
+            await forever()
+        finally:
+            raise PassHangs("still writing")
+
+    task = asyncio.create_task(leadership(cluster).hold(hang))
+    await asyncio.sleep(5)
+    await end(task)
+
+    assert lease(cluster)["holderIdentity"] == "me"
+    begun: list[float] = []
+
+    async def begin() -> None:
+        begun.append(asyncio.get_running_loop().time())
+
+    await leadership(cluster, "next").hold(begin)
+    assert begun[0] >= 4 + DURATION
+
+
+@in_virtual_time
+async def test_who_stands_by_acts_within_a_second_of_a_lease_that_is_given_back() -> None:
+    cluster, begun = FakeCluster(), list[float]()
+
+    async def begin() -> None:
+        begun.append(asyncio.get_running_loop().time())
+
+    acting = asyncio.create_task(leadership(cluster).hold(forever))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(leadership(cluster, "next").hold(begin))
+    await asyncio.sleep(PERIOD * 2 + 0.5)
+    await end(acting)
+    await waiting
+
+    assert begun[0] <= PERIOD * 2 + 0.6 + 1
 
 
 @pytest.mark.parametrize(

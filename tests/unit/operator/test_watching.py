@@ -1,7 +1,10 @@
 """Any event of a child wakes its owner, and kopf does nothing but watch."""
 
+import asyncio
 import copy
 import json
+import signal
+from pathlib import Path
 from typing import Any
 
 import kopf
@@ -10,8 +13,9 @@ import pytest
 from mamba_operator.objects.indices import Indices, indexed, owner_key
 from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.process.watching import make_registry, make_settings
+from mamba_operator.process.watching import make_registry, make_settings, run_watches
 from operator_objects import applied, fitting_owner
+from virtual_time import in_virtual_time
 
 INSTANCE = "app.kubernetes.io/instance"
 
@@ -149,3 +153,22 @@ async def test_a_child_whose_label_names_another_wakes_its_owner_too() -> None:
     await handler.fn(type="MODIFIED", body=kopf.Body(service))
 
     assert woken == [Key("models", "another"), Key("models", "nano")]
+
+
+def test_watches_that_end_leave_the_process_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(signal, "pthread_kill", lambda _, number: killed.append(number))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+    @in_virtual_time
+    async def run() -> None:
+        taken = asyncio.Event()
+        registry = make_registry(lambda _: None, lambda *_: None, Indices())
+        watching = asyncio.create_task(run_watches(registry, ["models"], taken.set))
+        await taken.wait()
+        watching.cancel()
+        await asyncio.wait({watching})
+        await asyncio.sleep(100)
+
+    run()
+    assert killed == []
