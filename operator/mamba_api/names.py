@@ -21,6 +21,8 @@ CRD_NAME = f"{PLURAL}.{GROUP}"
 FIELD_MANAGER = "mambaserve-operator"
 FINALIZER = f"{GROUP}/drain"
 LEASE_NAME = "mambaserve-operator"
+CLAIM_NAME = "mambaserve-served-by"
+"""Of the Lease in a namespace that says which release of the operator serves it."""
 ADMIN_KEY_NAME = "mambaserve-operator-admin-key"
 """Secret beside the operator with the key that the tokens of the engines' admin ports are made from."""
 MAX_NAME_LENGTH = 52

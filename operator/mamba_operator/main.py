@@ -36,6 +36,7 @@ from mamba_operator.process.freshness import Freshness
 from mamba_operator.process.leadership import Leadership, LeaseName
 from mamba_operator.process.liveness import LoopLag, liveness_server
 from mamba_operator.process.metrics import OperatorMetrics
+from mamba_operator.process.namespace_claims import NamespaceClaims
 from mamba_operator.process.served_namespaces import ServedNamespaces
 from mamba_operator.process.settings import OperatorSettings
 from mamba_operator.process.watching import make_registry, run_watches
@@ -78,7 +79,8 @@ class Operator:
         self._freshness = Freshness(settings.stale_after)
         self._lag = LoopLag()
         self._stopping = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
+        self._later: list[asyncio.Task[None]] = []
+        """What ends after the lease was given back."""
         self._namespaces = ServedNamespaces(client, settings.namespaces, NAMESPACES_PERIOD)
         self._leadership = Leadership(
             client,
@@ -127,8 +129,8 @@ class Operator:
                 for task in (stopping, leading):
                     task.cancel()
                 await asyncio.gather(stopping, leading, return_exceptions=True)
-                # They write nothing, so the lease has not waited for them; nor could it: see `run_watches`.
-                await self._end_watches()
+                # Not before the lease is given back, because kopf as it ends cancels all younger tasks.
+                await self._end_later()
                 log.info("operator_stopped", identity=settings.identity)
 
     async def _lead(self) -> None:
@@ -140,7 +142,7 @@ class Operator:
             shown = ScalingMetrics(self._metrics.registry)
             async with MetricsReader() as pods:
                 while await self._work(await self._namespaces.first(), key, pods, shown):
-                    await self._end_watches()
+                    await self._end_later()
         finally:
             self._metrics.leader.set(0)
 
@@ -177,15 +179,19 @@ class Operator:
             busy=lambda: len(self._queue) > 0,
         )
         registry = make_registry(self._queue.add, self._delivered, indices)
-        self._watching = watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
+        watching = asyncio.create_task(run_watches(registry, served, self.take_signals))
+        telling = asyncio.create_task(reconciler.events.run())
+        self._later = [telling, watching]
+        release = f"{own_namespace(settings)}/{settings.lease}"
+        claims = NamespaceClaims(self._client, release, reconciler, reconciler.left)
         acting = [
-            self._queue.run(reconciler, settings.workers),
+            self._queue.run(claims, settings.workers),
+            claims.run(),
             self._resync(served, indices, reconciler.doubt),
             autoscaler.run(),
             rollouts.run(),
             loads.run(),
             traffic.run(),
-            reconciler.events.run(),
         ]
         if plans is not None:
             acting.append(plans.run())
@@ -194,19 +200,20 @@ class Operator:
         changing = asyncio.create_task(self._namespaces.other_than(served))
         tasks = [changing, *map(asyncio.create_task, acting)]
         try:
-            done, _ = await asyncio.wait({watching, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({telling, watching, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             return done == {changing}
         finally:
             await _end(tasks, settings.exit_timeout)
 
-    async def _end_watches(self) -> None:
-        """What they still deliver is for the next operator; they end slowly while there is much of it."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching}, timeout=self._settings.exit_timeout)
-            self._watching = None
+    async def _end_later(self) -> None:
+        """End what changes nothing: the events that wait are written, and what watches still deliver is for
+        the next operator. Both take time while there is much of it."""
+        for task in self._later:
+            task.cancel()
+            await asyncio.wait({task}, timeout=self._settings.exit_timeout)
+        self._later = []
 
     async def _external_metrics(self, shown: ScalingMetrics) -> None:
         # Not before it is asked for: the certificates' library is no small one.

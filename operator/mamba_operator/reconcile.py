@@ -18,7 +18,7 @@ from mamba_api import names
 from mamba_api.v1alpha1 import Status
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.admin_key import AdminKey
-from mamba_operator.announce import announce
+from mamba_operator.announce import Announcement, announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.autoscale.metrics_reader import Read
@@ -126,6 +126,11 @@ class Reconciler:
     def doubt(self, key: Key) -> None:
         """The watches seem not to hold what the cluster has: the next pass reads it all."""
         self._doubted.add(key)
+
+    def left(self, key: Key, said: str) -> None:
+        """Says at the object that another release of the operator sees to it, whose its status is."""
+        for owner in self._indices.of(MAMBA_DEPLOYMENT, key):
+            self.events.say(said_of(owner, Announcement("Warning", "LeftToAnother", said), self._now()))
 
     async def __call__(self, key: Key) -> float | None:
         """One pass. Returns seconds until the next look; None when the object is gone.

@@ -110,6 +110,8 @@ def test_the_operator_is_started_as_the_reference_says(helm: Command) -> None:
         f"--engine-image={names.IMAGE}", f"--gateway-image={names.CONTROL_PLANE_IMAGE}",
         '--scrapers=[{"namespaces":{},"pods":{"app.kubernetes.io/name":"prometheus"}}]', "--x",
     ]  # fmt: skip
+    # Two releases in one namespace, for namespaces of their own, each act.
+    assert {"name": "MAMBASERVE_LEASE", "value": "rel-mambaserve-operator"} in container["env"]
     paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()

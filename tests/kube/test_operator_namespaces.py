@@ -1,4 +1,5 @@
-"""An operator of several namespaces with the chart's rules in each, of which one goes and comes again."""
+"""An operator of several namespaces with the chart's rules in each, of which one goes and comes again; two
+releases that were told the same one."""
 
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,36 @@ def test_a_namespace_that_is_gone_takes_no_other_from_the_operator_and_is_served
         assert operator.process.poll() is None
         assert operator.stop() == 0
     plane.delete_namespace(other)
+
+
+def test_of_two_releases_that_were_told_the_same_namespace_the_second_leaves_it_alone_and_says_so(
+    plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    elsewhere = plane.create_namespace()
+    mine = ["--namespace", namespace]
+    with running_operator(plane.kubeconfig, tmp_path / "first.log", mine):
+        deploy(plane, namespace)
+        plane.wait_for(lambda: scaling_up(plane, namespace), f"{namespace} to be served")
+        before = generation(plane, namespace)
+        with running_operator(
+            plane.kubeconfig, tmp_path / "second.log", mine, MAMBASERVE_LEASE_NAMESPACE=elsewhere
+        ) as second:
+            plane.wait_for(lambda: left(plane, namespace), "the second one to say so")
+            plane.kubectl("annotate", "mdep/nano", "-n", namespace, "touched=1")
+            plane.wait_for(lambda: second.counted("watch_events") > 0, "its watches")
+
+            assert f"{namespace}/mambaserve-operator" in left(plane, namespace)
+            assert "namespace_of_another" in second.text
+            assert second.counted("child_changes") == 0
+            assert generation(plane, namespace) == before
+    plane.delete_namespace(elsewhere)
+
+
+def generation(plane: ControlPlane, namespace: str) -> int:
+    return int((plane.get("deployment", "nano-engine", namespace) or {})["metadata"]["generation"])
+
+
+def left(plane: ControlPlane, namespace: str) -> str:
+    """What an operator says that leaves the object alone."""
+    found = plane.list("events", namespace)
+    return next((one["message"] for one in found if one["reason"] == "LeftToAnother"), "")

@@ -146,6 +146,10 @@ app.kubernetes.io/component: redis
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]
+# Which release serves the namespace, where several were told to.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update]
 # Events; `get` is for counting up one that was posted before.
 - apiGroups: [""]
   resources: [events]

@@ -27,6 +27,7 @@ LONGEST_MOUNT = 60.0
 """Seconds that a pod may wait for its volumes and its network; what is created with it comes within a few."""
 WRONG_INPUT = 2
 """Exit code of `mambaserve` when what it was given cannot be used: arguments, settings, the model's files."""
+TEMPLATE_LABEL = "pod-template-hash"
 MAX_WORDS = 500
 SEVERITY = (
     Reason.OUT_OF_MEMORY, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_NOT_CREATED, Reason.DOWNLOAD_FAILED,
@@ -85,14 +86,22 @@ def _failures(pods: Sequence[Manifest], now: datetime) -> Iterator[Trouble]:
     """Of pods of one component: that nodes refuse or evict each that is made, one after the other. None that
     lives tells of it, since a Deployment makes the next one at once."""
     lately = [pod for pod in pods if _phase(pod) == "Failed" and _since(pod, now) < LATELY]
-    living = [pod for pod in pods if _counts(pod)]
-    if len(lately) < FAILURES_BEFORE_TROUBLE or (living and all(map(answers, living))):
+    if living := [pod for pod in pods if _counts(pod)]:
+        # What failed before the template was mended says nothing of the pods that are made of it now.
+        waiting = {_template(pod) for pod in living if not answers(pod)}
+        lately = [pod for pod in lately if _template(pod) in waiting]
+    if len(lately) < FAILURES_BEFORE_TROUBLE:
         return
     first = max(lately, key=lambda pod: _since(pod, now))
     status = first.get("status") or {}
     reason = f"{status['reason']}: " if status.get("reason") and status.get("message") else ""
     said = f"pod {name_of(first)}: {reason}{last_words(status)}"
     yield _trouble(Reason.PODS_FAILED, f"pods fail one after the other: {said}")
+
+
+def _template(pod: Manifest) -> str | None:
+    """Which template a Deployment made the pod of."""
+    return (metadata(pod).get("labels") or {}).get(TEMPLATE_LABEL)
 
 
 def _since(pod: Manifest, now: datetime) -> float:

@@ -53,6 +53,11 @@ class Leadership:
         self.informed = False
         """Whether the lease was ever seen: who stands by and could take over is as ready as who acts."""
 
+    @property
+    def holder(self) -> str | None:
+        """Who held the lease at the last look, before anything was written."""
+        return self._watched.record.holder if self._watched else None
+
     async def hold(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, then run `work` as long as we hold it.
 
@@ -84,10 +89,9 @@ class Leadership:
         told = ""
         while True:
             try:
-                if await self._step():
+                if await self.step():
                     return
-                holder = self._watched.record.holder if self._watched else None
-                if holder and holder != told:
+                if (holder := self.holder) and holder != told:
                     told = holder
                     log.info("lease_awaited", lease=self._lease.name, holder=holder)
             except ClusterError as error:
@@ -102,9 +106,9 @@ class Leadership:
             try:
                 async with asyncio.timeout_at(renewed + self._lease.duration * SAFETY):
                     asked = loop.time()
-                    if await self._step():
+                    if await self.step():
                         renewed = asked
-                    elif self._watched is None or self._watched.record.holder != self._lease.identity:
+                    elif self.holder != self._lease.identity:
                         raise LeadershipLost("another operator holds the lease")
             except TimeoutError:
                 raise LeadershipLost("the lease could not be renewed in time") from None
@@ -113,7 +117,7 @@ class Leadership:
                 if loop.time() - renewed > self._lease.duration * SAFETY:
                     raise LeadershipLost("the lease could not be renewed in time") from error
 
-    async def _step(self) -> bool:
+    async def step(self) -> bool:
         """One look and one write at most; whether we hold the lease afterwards."""
         self._current = await self._client.get(LEASE, self._lease.namespace, self._lease.name)
         self.informed = True

@@ -316,6 +316,11 @@ def failed(name: str, at: str = "2026-01-02T11:50:00Z", *, component: str = "eng
     return one
 
 
+def made_of(template: str, one: Manifest) -> Manifest:
+    one["metadata"].setdefault("labels", {})["pod-template-hash"] = template
+    return one
+
+
 BEFORE = "2026-01-02T10:59:59Z"
 
 
@@ -332,6 +337,9 @@ BEFORE = "2026-01-02T10:59:59Z"
         ([failed("a"), failed("b", component="gateway")], None),
         ([failed("a", component="loader"), failed("b", component="loader")], None),
         ([pod("a", phase="Failed"), pod("b", phase="Failed")], None),
+        ([made_of("1", failed("a")), made_of("1", failed("b")), made_of("2", pod("c"))], None),
+        ([made_of("2", failed("a")), made_of("2", failed("b")), made_of("2", pod("c"))], "a"),
+        ([made_of("1", failed("a")), made_of("2", failed("b"))], "a"),
     ],
 )
 def test_pods_fail_one_after_the_other_if_several_of_a_component_did_lately_and_none_took_their_place(

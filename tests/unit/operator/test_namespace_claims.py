@@ -1,0 +1,130 @@
+"""Which of several releases serves a namespace: the first, until it is gone. In virtual time."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from fake_cluster import FakeCluster
+from mamba_api import names
+from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
+from mamba_operator.objects.manifest import Key
+from mamba_operator.process.namespace_claims import DURATION, RENEW_EVERY, NamespaceClaims
+from virtual_time import in_virtual_time
+
+KEY = Key("models", "nano")
+
+
+class Release:
+    """The operators of a release, which look at the object again when they wanted to."""
+
+    def __init__(self, cluster: FakeCluster, name: str) -> None:
+        self.passes: list[float] = []
+        self.said: list[str] = []
+        self.claims = NamespaceClaims(cluster, name, self._work, lambda _, said: self.said.append(said))
+        self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self.claims.run())]
+
+    async def _work(self, _: Key) -> float | None:
+        self.passes.append(asyncio.get_running_loop().time())
+        return 5.0
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                await asyncio.sleep(await self.claims(KEY) or 0)
+            except ClusterError:
+                await asyncio.sleep(1)
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def holder(cluster: FakeCluster) -> str:
+    found = cluster.find("Lease", names.CLAIM_NAME)
+    assert found is not None
+    return str(found["spec"]["holderIdentity"])
+
+
+@in_virtual_time
+async def test_one_release_serves_and_the_other_says_so_once() -> None:
+    cluster = FakeCluster()
+    first = Release(cluster, "a/mambaserve-operator")
+    await asyncio.sleep(1)
+    second = Release(cluster, "b/mambaserve-operator")
+
+    await asyncio.sleep(1000)
+
+    assert len(first.passes) >= 190
+    assert second.passes == []
+    [said] = second.said
+    assert "a/mambaserve-operator" in said
+    assert first.said == []
+    await first.end()
+    await second.end()
+
+
+@in_virtual_time
+async def test_a_release_that_is_gone_is_followed_by_the_other_and_never_beside_it() -> None:
+    cluster = FakeCluster()
+    first = Release(cluster, "a")
+    await asyncio.sleep(1)
+    second = Release(cluster, "b")
+    await asyncio.sleep(100)
+
+    await first.end()
+    await asyncio.sleep(200)
+
+    assert holder(cluster) == "b"
+    assert first.passes[-1] + DURATION - RENEW_EVERY <= second.passes[0]
+    assert second.passes[0] <= 101 + DURATION + 2 * RENEW_EVERY
+    await second.end()
+
+
+@in_virtual_time
+async def test_another_operator_of_the_same_release_goes_on_at_once() -> None:
+    cluster = FakeCluster()
+    before = Release(cluster, "a")
+    await asyncio.sleep(1)
+    await before.end()
+
+    after = Release(cluster, "a")
+    await asyncio.sleep(0.1)
+
+    assert after.passes == [1.0]
+    await after.end()
+
+
+@in_virtual_time
+async def test_who_cannot_renew_stops_before_another_may_begin() -> None:
+    cluster = FakeCluster()
+    first = Release(cluster, "a")
+    await asyncio.sleep(100)
+    cluster.fault = lambda *_: Unreachable("away")
+    await asyncio.sleep(500)
+
+    assert first.passes[-1] < 100 + DURATION
+    cluster.fault = lambda *_: None
+    await asyncio.sleep(10)
+    assert first.passes[-1] > 590
+    await first.end()
+
+
+@pytest.mark.parametrize("error", [Forbidden("no rule", status=403), Unreachable("away")], ids=repr)
+def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        cluster = FakeCluster()
+        cluster.fault = lambda *_: error
+        release = Release(cluster, "a")
+        await asyncio.sleep(100)
+
+        with pytest.raises(type(error)):
+            await release.claims(KEY)
+
+        assert release.passes == []
+        await release.end()
+
+    run()
