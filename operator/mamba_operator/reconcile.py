@@ -16,9 +16,10 @@ from pydantic import ValidationError
 
 from mamba_api import names
 from mamba_api.v1alpha1 import Status
+from mamba_api.v1alpha1.conditions import Reason
 from mamba_api.v1alpha1.profiles import Profiles
 from mamba_operator.admin_key import AdminKey
-from mamba_operator.announce import Announcement, announce
+from mamba_operator.announce import MAX_WORDS, Announcement, announce
 from mamba_operator.apply import Done, Outcome, apply, status_manifest
 from mamba_operator.autoscale.decided import Decided
 from mamba_operator.autoscale.metrics_reader import Read
@@ -36,6 +37,7 @@ from mamba_operator.objects.errors import (
     Forbidden,
     NotFound,
     OperatorError,
+    Refused,
     Terminating,
 )
 from mamba_operator.objects.indices import Indices
@@ -122,6 +124,8 @@ class Reconciler:
         """Whose children this operator has listed, or made."""
         self._written: dict[Key, str] = {}
         """Version of each object that the last status was written upon."""
+        self._refused: dict[Key, str] = {}
+        """Version of each object upon which the API server let no status be written."""
 
     def doubt(self, key: Key) -> None:
         """The watches seem not to hold what the cluster has: the next pass reads it all."""
@@ -181,7 +185,7 @@ class Reconciler:
             await self._report_blindness(key, error)
             raise
         if snapshot.owner is None:
-            for kept in (self._settled, self._as_wanted, self._told, self._written):
+            for kept in (self._settled, self._as_wanted, self._told, self._written, self._refused):
                 kept.pop(key, None)
             self._met.discard(key)
             return None
@@ -298,10 +302,23 @@ class Reconciler:
             except NotFound:
                 # Deleted since we looked: there is nobody left to tell.
                 return
+            except Refused as error:
+                self._say_refused(owner, error)
+                raise
             meta = owner["metadata"]
             self._written[Key(meta["namespace"], meta["name"])] = meta["resourceVersion"]
         for announcement in announce(old, new, done):
             self.events.say(said_of(owner, announcement, self._now()))
+
+    def _say_refused(self, owner: Manifest, error: Refused) -> None:
+        """Nothing can be written to an object that an earlier CRD took and this one does not: an event can.
+        Once for each version of the object, however often it is tried."""
+        meta = owner["metadata"]
+        key, version = Key(meta["namespace"], meta["name"]), meta["resourceVersion"]
+        if self._refused.get(key) != version:
+            self._refused[key] = version
+            said = f"The API server refused the status, as it would most edits: {error}"[:MAX_WORDS]
+            self.events.say(said_of(owner, Announcement("Warning", Reason.INVALID_SPEC, said), self._now()))
 
 
 def _exact(owner: Manifest) -> Status | None:

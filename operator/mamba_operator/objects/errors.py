@@ -25,7 +25,7 @@ from typing import ClassVar
 from mamba_api.v1alpha1.conditions import Reason
 
 _TYPED_PATCH = re.compile(
-    r"failed to create typed patch object \(.*?\): (?:errors:\s*)?(\.\S+?): (.*)", re.DOTALL
+    r"failed to create typed (?:patch|live) object \(.*?\): (?:errors:\s*)?(\.\S+?): (.*)", re.DOTALL
 )
 
 

@@ -340,3 +340,18 @@ async def test_what_was_made_before_the_server_went_away_is_announced_and_its_wi
         one for key, one in cluster.objects.items() if key[0] == "Event" and one["reason"] == "Created"
     ]
     assert created["message"].startswith("Created Secret nano-admin-11111111, ServiceAccount nano")
+
+
+async def test_an_object_whose_status_the_api_server_refuses_is_told_in_an_event_and_once() -> None:
+    cluster = FakeCluster(fitting_owner())
+    again = reconciler(cluster)
+    says = 'MambaDeployment "nano" is invalid: spec: spec.replicas is above scaling.maxReplicas'
+    cluster.fault = lambda verb, *_: Refused(says, status=422) if verb == "apply/status" else None
+
+    for _ in range(3):
+        with pytest.raises(Refused):
+            await again(KEY)
+        await again.events.flush()
+
+    [event] = [one for key, one in cluster.objects.items() if key[0] == "Event" and says in one["message"]]
+    assert (event["reason"], event["type"], event["count"]) == ("InvalidSpec", "Warning", 1)
