@@ -207,6 +207,17 @@ def _conditions() -> list[str]:
                 "",
             ]
             continue
+        if type_ in (ConditionType.RECONCILING, ConditionType.STALLED):
+            whose = (
+                "it is under way" if type_ is ConditionType.RECONCILING else "somebody has to do something"
+            )
+            lines += [
+                f"### {type_}",
+                "",
+                f"True while UpToDate is False and {whose}; repeats its reason.",
+                "",
+            ]
+            continue
         lines += [f"### {type_}", "", "| reason | meaning |", "| --- | --- |"]
         lines += [
             f"| [`{reason}`](../runbooks/conditions.md#{reason.lower()}) | {REASONS[reason]} |"

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from mamba_api import names
-from mamba_api.v1alpha1.conditions import HARMLESS, OF_PODS, ConditionStatus, ConditionType, Reason
+from mamba_api.v1alpha1.conditions import (
+    AS_ASKED,
+    HARMLESS,
+    OF_PODS,
+    STALLS,
+    ConditionStatus,
+    ConditionType,
+    Reason,
+)
 from mamba_api.v1alpha1.profiles import profile_in_words
 from mamba_operator.changes import Change
 from mamba_operator.model_load import downloads_in_words
@@ -94,6 +102,9 @@ def findings_of(view: View, generation: int) -> dict[ConditionType, Finding]:
         ConditionType.DEGRADED: _degraded(view),
     }
     findings[ConditionType.UP_TO_DATE] = _up_to_date(findings, view, generation)
+    of_all = findings[ConditionType.UP_TO_DATE]
+    findings[ConditionType.RECONCILING] = _repeated(of_all, of_all.reason not in STALLS | AS_ASKED)
+    findings[ConditionType.STALLED] = _repeated(of_all, of_all.reason in STALLS)
     findings[ConditionType.READY] = _ready(findings, view)
     return findings
 
@@ -280,6 +291,12 @@ def _up_to_date(findings: dict[ConditionType, Finding], view: View, generation: 
     ):
         return Finding("False", Reason.ROLLING_OUT, "objects were just written")
     return Finding("True", Reason.UP_TO_DATE, f"every pod runs generation {generation}")
+
+
+def _repeated(up_to_date: Finding, so: bool) -> Finding:
+    """For tools that know these two types alone: why the spec is not what runs, if for such a reason."""
+    status: ConditionStatus = "True" if up_to_date.status == "False" and so else "False"
+    return Finding(status, up_to_date.reason, up_to_date.message)
 
 
 def _ready(findings: dict[ConditionType, Finding], view: View) -> Finding:

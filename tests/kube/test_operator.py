@@ -97,7 +97,7 @@ def test_the_status_tells_the_plan_the_conditions_and_where_to_call(
     assert status["plan"]["strategy"] in ("NoBuffer", "ExtraBuffer", "ExtraBufferLazy")
     assert status["plan"]["slots"] > 100
     assert [one["type"] for one in status["conditions"]] == [
-        "Planned", "Available", "Progressing", "Degraded", "UpToDate", "Ready",
+        "Planned", "Available", "Progressing", "Degraded", "UpToDate", "Reconciling", "Stalled", "Ready",
     ]  # fmt: skip
     found = conditions(plane, namespace)
     assert found["Planned"] == ("True", "PlanComputed")

@@ -148,10 +148,11 @@ class Deployed:
         return next((one for one in conditions if one["type"] == kind), {})
 
     def engine_pods(self) -> list[dict[str, Any]]:
-        """Engine pods that nobody has asked to go."""
+        """Engine pods that nobody has asked to go and that are no mere record of one that failed."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=engine"
         pods = self.node.list("pods", self.namespace, selector)
-        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        living = [pod for pod in pods if pod["status"].get("phase") != "Failed"]
+        return [pod for pod in living if "deletionTimestamp" not in pod["metadata"]]
 
     def in_engine(self, code: str) -> str:
         """The output of Python code in the engine's container."""

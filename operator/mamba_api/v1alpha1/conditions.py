@@ -1,4 +1,4 @@
-"""Conditions of a MambaDeployment: the six types, every reason with its meaning, and the one way to set one.
+"""Conditions of a MambaDeployment: the types, every reason with its meaning, and the one way to set one.
 
 The operator's pure `status` module calls `set_condition`; events use the same reason words. No clock: the
 caller passes the time.
@@ -24,6 +24,8 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     UP_TO_DATE = "UpToDate"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
     READY = "Ready"
 
 
@@ -255,6 +257,20 @@ OF_PODS = frozenset(
 """Reasons of Degraded that keep Ready from being true only while pods are missing: a pod that a roll-out adds
 and that does not come up takes nothing from those that serve."""
 
+STALLS = frozenset(
+    {
+        Reason.INVALID_SPEC,
+        Reason.PLAN_DOES_NOT_FIT,
+        Reason.MODEL_NOT_SERVED,
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.ROLLED_BACK,
+        Reason.DOWNLOAD_FAILED,
+    }
+)
+"""Reasons of UpToDate after which the spec will not run until somebody does something."""
+AS_ASKED = frozenset({Reason.PLAN_MODE, Reason.ROLLOUT_PAUSED})
+"""Reasons of UpToDate that are the spec's own wish."""
+
 REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
     ConditionType.PLANNED: frozenset(
         {
@@ -319,9 +335,12 @@ REASONS_OF: dict[ConditionType, frozenset[Reason]] = {
         }
     ),
     ConditionType.UP_TO_DATE: frozenset(Reason) - {Reason.SERVING},
+    ConditionType.RECONCILING: frozenset(Reason) - {Reason.SERVING},
+    ConditionType.STALLED: frozenset(Reason) - {Reason.SERVING},
     ConditionType.READY: frozenset(Reason),
 }
-"""Reasons each type may carry. UpToDate and Ready repeat the reason of what keeps them from being true."""
+"""Reasons each type may carry. UpToDate and Ready repeat the reason of what keeps them from being true,
+Reconciling and Stalled that of UpToDate."""
 
 
 def set_condition(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mamba_api.v1alpha1 import Spec
-from mamba_api.v1alpha1.conditions import HARMLESS, REASONS_OF, ConditionType, Reason
+from mamba_api.v1alpha1.conditions import AS_ASKED, HARMLESS, REASONS_OF, STALLS, ConditionType, Reason
 from mamba_api.v1alpha1.documents import load_documents
 from mamba_planner.live_settings import LIVE
 
@@ -80,12 +80,18 @@ def test_the_reference_has_every_field_and_every_reason(docs: ModuleType) -> Non
 def test_the_page_of_conditions_has_every_reason_below_its_condition() -> None:
     page = (ROOT / "docs/reference/conditions.md").read_text()
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    repeating = {
+        ConditionType.READY, ConditionType.UP_TO_DATE, ConditionType.RECONCILING, ConditionType.STALLED,
+    }  # fmt: skip
     for type_, reasons in REASONS_OF.items():
-        if type_ in (ConditionType.READY, ConditionType.UP_TO_DATE):
-            continue  # they repeat those of others
+        if type_ in repeating:
+            continue
         cells = re.findall(r"^\|[^|]*\|([^|]*)\|", sections[type_], re.MULTILINE)
         assert reasons - set(re.findall(r"\w+", " ".join(cells))) == set(), type_
     assert [reason for reason in HARMLESS if reason not in sections["Ready"]] == []
+    told = re.search(r"^## Reconciling and Stalled\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    assert told is not None
+    assert [reason for reason in STALLS | AS_ASKED if reason not in told[1]] == []
 
 
 def test_the_page_of_local_mode_names_all_that_running_engines_take_over() -> None:

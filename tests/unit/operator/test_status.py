@@ -34,7 +34,7 @@ from operator_objects import (
     told_by_engine,
 )
 
-SUMS = (ConditionType.UP_TO_DATE, ConditionType.READY)
+SUMS = (ConditionType.UP_TO_DATE, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.READY)
 """They repeat what others say."""
 
 
@@ -377,6 +377,49 @@ def test_ready_never_hides_a_fault(status: Status) -> None:
         assert found["Available"][0] == "True"
         assert found["Degraded"][0] == "False" or found["Degraded"][1] in HARMLESS | OF_PODS
         assert found["Planned"][0] != "False"
+
+
+def kstatus(status: Status, generation: int) -> str:
+    """What Flux and others who go by the public rules of kstatus read, which know three types and the
+    generation alone."""
+    found = words(status)
+    if status.observed_generation != generation or found["Reconciling"][0] == "True":
+        return "InProgress"
+    if found["Stalled"][0] == "True":
+        return "Failed"
+    return "Current" if found["Ready"][0] == "True" else "InProgress"
+
+
+@pytest.mark.parametrize(
+    ("situation", "read"),
+    [
+        ("all is well", "Current"),
+        ("scaled to zero", "Current"),
+        ("gateways miss the Redis of the index", "Current"),
+        ("a roll-out that waits for a person", "Current"),
+        ("nothing exists yet", "InProgress"),
+        ("an engine loads", "InProgress"),
+        # Ready is true meanwhile, and says nothing of the spec.
+        ("half of the pods are new", "InProgress"),
+        ("an engine drains", "InProgress"),
+        # It may pass by itself: a node is added, an image is pushed.
+        ("no node takes the pod", "InProgress"),
+        ("an image cannot be pulled", "InProgress"),
+        ("the API server refused two children", "InProgress"),
+        ("it does not fit", "Failed"),
+        ("it does not fit any more and the old engines serve", "Failed"),
+        ("the spec is broken", "Failed"),
+        ("a roll-out is stuck and the old pods serve", "Failed"),
+        ("a revision that failed was taken back", "Failed"),
+        ("the model cannot be downloaded", "Failed"),
+    ],
+)
+def test_tools_that_go_by_kstatus_read_whether_the_spec_is_what_runs(situation: str, read: str) -> None:
+    [status] = [one for name, one, _ in TABLE if name == situation]
+    generation = status.observed_generation or 0
+
+    assert kstatus(status, generation) == read
+    assert kstatus(status, generation + 1) == "InProgress", "nobody has looked at that one yet"
 
 
 @pytest.mark.parametrize("type_", [one for one in ConditionType if one not in SUMS])

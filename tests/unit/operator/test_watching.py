@@ -4,16 +4,16 @@ import asyncio
 import copy
 import json
 import signal
-from pathlib import Path
 from typing import Any
 
 import kopf
 import pytest
+from kopf._core.reactor.running import ultimate_termination
 
 from mamba_operator.objects.indices import Indices, indexed, owner_key
 from mamba_operator.objects.kinds import BY_NAME, MAMBA_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
 from mamba_operator.objects.manifest import Key, Manifest
-from mamba_operator.process.watching import make_registry, make_settings, run_watches
+from mamba_operator.process.watching import make_registry, make_settings
 from operator_objects import applied, fitting_owner
 from virtual_time import in_virtual_time
 
@@ -155,20 +155,18 @@ async def test_a_child_whose_label_names_another_wakes_its_owner_too() -> None:
     assert woken == [Key("models", "another"), Key("models", "nano")]
 
 
-def test_watches_that_end_leave_the_process_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_watches_that_end_leave_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(signal, "pthread_kill", lambda _, number: killed.append(number))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
     @in_virtual_time
     async def run() -> None:
-        taken = asyncio.Event()
-        registry = make_registry(lambda _: None, lambda *_: None, Indices())
-        watching = asyncio.create_task(run_watches(registry, ["models"], taken.set))
-        await taken.wait()
-        watching.cancel()
-        await asyncio.wait({watching})
-        await asyncio.sleep(100)
+        settings = make_settings(namespaced=True)
+        # What kopf does beside its watches, and ends with them.
+        task = asyncio.create_task(ultimate_termination(settings=settings, stop_flag=None))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(1000)
 
     run()
     assert killed == []
