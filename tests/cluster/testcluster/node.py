@@ -159,6 +159,7 @@ class Node(ControlPlane):
 
     def stop(self) -> None:
         """Ends all components at once; `leftovers.remove` removes the rest."""
+        self.api.close()
         for component in reversed(self.components):
             component.stop(grace=0)
 
