@@ -8,7 +8,7 @@ once.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -117,8 +117,13 @@ class Leadership:
                 if loop.time() - renewed > self._lease.duration * SAFETY:
                     raise LeadershipLost("the lease could not be renewed in time") from error
 
-    async def step(self) -> bool:
-        """One look and one write at most; whether we hold the lease afterwards."""
+    async def step(self, duration: float | None = None) -> bool:
+        """One look and one write at most; whether we hold the lease afterwards.
+
+        `duration`: seconds that are asked for from now on; None = as before.
+        """
+        if duration is not None:
+            self._lease = replace(self._lease, duration=duration)
         self._current = await self._client.get(LEASE, self._lease.namespace, self._lease.name)
         self.informed = True
         now = asyncio.get_running_loop().time()

@@ -16,9 +16,12 @@ from mamba_operator.objects.manifest import Key
 from mamba_operator.process.leadership import SAFETY, Leadership, LeaseName
 
 log = structlog.get_logger(__name__)
-DURATION = 60.0
-"""Seconds that a release which is gone keeps a namespace."""
 RENEW_EVERY = 15.0
+"""Seconds between two renewals of a claim, where there are few."""
+EACH = 8.0
+"""Seconds for each namespace, where there are many: two requests in that time, however many there are."""
+LASTS = 4.0
+"""Times the period of its renewals that a claim lasts."""
 Work = Callable[[Key], Awaitable[float | None]]
 Told = Callable[[Key, str], None]
 """Takes an object that is left to another, and the sentence about it."""
@@ -28,31 +31,36 @@ class Claim:
     """One namespace."""
 
     def __init__(self, client: KubeClient, namespace: str, holder: str) -> None:
-        lease = LeaseName(namespace, names.CLAIM_NAME, holder, DURATION, RENEW_EVERY)
+        lease = LeaseName(namespace, names.CLAIM_NAME, holder, LASTS * RENEW_EVERY, RENEW_EVERY)
         self._namespace, self._lease = namespace, Leadership(client, lease)
         self._looking = asyncio.Lock()
-        self._asked = self._renewed = float("-inf")
+        self._asked = self._until = float("-inf")
         self.other: str | None = None
         """Who holds it, where that is not us."""
 
     @property
     def holds(self) -> bool:
         """Whether we may act."""
-        return asyncio.get_running_loop().time() - self._renewed < DURATION * SAFETY
+        return asyncio.get_running_loop().time() < self._until
 
-    async def look(self) -> bool:
+    @property
+    def until(self) -> float:
+        """Up to when we may act, in seconds of the loop's clock."""
+        return self._until
+
+    async def look(self, period: float) -> bool:
         """Whether we may act; asks the cluster where that is not known. Raises ClusterError."""
         async with self._looking:
-            old = asyncio.get_running_loop().time() - self._asked >= RENEW_EVERY
+            old = asyncio.get_running_loop().time() - self._asked >= period
             if not self.holds and (old or self.other is None):
-                await self.renew()
+                await self.renew(period)
             return self.holds
 
-    async def renew(self) -> None:
-        """One look and one write at most. Raises ClusterError."""
-        asked = asyncio.get_running_loop().time()
-        mine = await self._lease.step()
-        self._asked, self._renewed = asked, asked if mine else float("-inf")
+    async def renew(self, period: float) -> None:
+        """One look and one write at most; the next one comes in `period` seconds. Raises ClusterError."""
+        asked, duration = asyncio.get_running_loop().time(), LASTS * period
+        mine = await self._lease.step(duration)
+        self._asked, self._until = asked, asked + duration * SAFETY if mine else float("-inf")
         before, self.other = self.other, None if mine else self._lease.holder
         if self.other is not None and self.other != before:
             advice = "uninstall one of them, or give each release watchNamespaces of its own"
@@ -80,7 +88,7 @@ class NamespaceClaims:
         """
         claim = self._claims.setdefault(key.namespace, Claim(self._client, key.namespace, self._holder))
         try:
-            mine = claim.holds or await claim.look()
+            mine = claim.holds or await claim.look(self._period)
         except ClusterError as error:
             log.warning("namespace_not_claimed", namespace=key.namespace, error=str(error))
             raise
@@ -92,19 +100,29 @@ class NamespaceClaims:
             self._told(
                 key, f"Left by the operator {self._holder} to {claim.other}, which serves the namespace"
             )
-        return RENEW_EVERY
+        return self._period
 
     async def run(self) -> None:
-        """Renew what is held until cancelled."""
+        """Renew what is held until cancelled, one namespace after the other."""
         while True:
-            await asyncio.sleep(RENEW_EVERY)
+            await asyncio.sleep(self._period / max(len(self._claims), 1))
+            held = []
             for namespace, claim in list(self._claims.items()):
-                if not claim.holds:
+                if claim.holds:
+                    held.append((claim.until, namespace))
+                elif claim.other is None:
                     # Of a namespace that went there is nothing to hold; a pass asks for it anew.
-                    if claim.other is None:
-                        del self._claims[namespace]
-                    continue
-                try:
-                    await claim.renew()
-                except ClusterError as error:
-                    log.warning("namespace_not_claimed", namespace=namespace, error=str(error))
+                    del self._claims[namespace]
+            if held:
+                await self._renew(min(held)[1])
+
+    async def _renew(self, namespace: str) -> None:
+        try:
+            await self._claims[namespace].renew(self._period)
+        except ClusterError as error:
+            log.warning("namespace_not_claimed", namespace=namespace, error=str(error))
+
+    @property
+    def _period(self) -> float:
+        """Seconds in which each namespace is looked at once."""
+        return max(RENEW_EVERY, EACH * len(self._claims))

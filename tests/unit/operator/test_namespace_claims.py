@@ -9,10 +9,11 @@ from fake_cluster import FakeCluster
 from mamba_api import names
 from mamba_operator.objects.errors import ClusterError, Forbidden, Unreachable
 from mamba_operator.objects.manifest import Key
-from mamba_operator.process.namespace_claims import DURATION, RENEW_EVERY, NamespaceClaims
+from mamba_operator.process.namespace_claims import LASTS, RENEW_EVERY, NamespaceClaims
 from virtual_time import in_virtual_time
 
 KEY = Key("models", "nano")
+DURATION = LASTS * RENEW_EVERY
 
 
 class Release:
@@ -128,3 +129,31 @@ def test_whose_namespace_cannot_be_asked_is_served_by_nobody(error: ClusterError
         await release.end()
 
     run()
+
+
+@in_virtual_time
+async def test_a_thousand_namespaces_cost_a_request_in_four_seconds_and_are_kept() -> None:
+    cluster = FakeCluster()
+    claims = NamespaceClaims(cluster, "a", _nothing, lambda *_: None)
+    renewing = asyncio.create_task(claims.run())
+    keys = [Key(f"models-{n}", "nano") for n in range(1000)]
+
+    async def pass_over_all() -> None:
+        for key in keys:
+            assert await claims(key) == 5.0
+
+    await pass_over_all()
+    await asyncio.sleep(300)
+    await pass_over_all()
+    before = len(cluster.calls)
+    for _ in range(100):
+        await asyncio.sleep(300)
+        await pass_over_all()
+
+    assert (len(cluster.calls) - before) / 30_000 <= 0.26
+    renewing.cancel()
+    await asyncio.gather(renewing, return_exceptions=True)
+
+
+async def _nothing(_: Key) -> float | None:
+    return 5.0
